@@ -1,0 +1,59 @@
+"""In: the configuration. Out: EXPERIMENT, its runs checked and named, and the few helpers that the rules share."""
+
+import os
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from ddp.config import Experiment, with_types
+from ddp.errors import Refusal
+from ddp.provenance import code_sha256
+
+# The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+try:
+    EXPERIMENT = Experiment.from_config(with_types(config))
+except Refusal as refusal:
+    sys.exit(str(refusal))
+
+
+# How this site gets its data and where it stages them. Kept out of every rule's params, because they change no result.
+SCRATCH = EXPERIMENT.config["scratch"]
+FETCH_OPTIONS = [
+    f"--{key}={value}"
+    for key, value in EXPERIMENT.config["dataset"].items()
+    if key != "name" and value is not None
+]
+
+
+def run_of(wildcards):
+    """The run of a folder name."""
+    return EXPERIMENT.runs[wildcards.run]
+
+
+def data_of(wildcards):
+    """The manifest of a run's data set."""
+    return f"results/data/{run_of(wildcards).dataset}/manifest.json"
+
+
+def geometry_of(wildcards):
+    """A run's geometry as options of `launch`."""
+    run = run_of(wildcards)
+    return f"--nodes {run.nodes} --nproc-per-node {run.nproc_per_node} --device {run.device}"
+
+
+def cpus_of(wildcards):
+    """The CPUs of a run's processes on this machine; all there are for `auto`."""
+    run = run_of(wildcards)
+    if run.cpus_per_proc == "auto":
+        return workflow.resource_settings.cores or 1
+    return run.world_size * run.cpus_per_proc
+
+
+wildcard_constraints:
+    experiment=EXPERIMENT.name,
+    run=EXPERIMENT.name_pattern,
+    dataset="cifar10|cifar100|digits",

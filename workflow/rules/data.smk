@@ -1,0 +1,19 @@
+"""In: the configuration. Out: results/data/<dataset>/, the arrays and the manifest that vouches for them."""
+
+
+rule fetch:
+    output:
+        manifest="results/data/{dataset}/manifest.json",
+        arrays=expand(
+            "results/data/{{dataset}}/{array}.npy",
+            array=["train_images", "train_labels", "test_images", "test_labels"],
+        ),
+    log:
+        "results/data/{dataset}/fetch.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        folder=subpath(output.manifest, parent=True),
+    shell:
+        "python {SCRIPTS:q}/fetch.py --dataset {wildcards.dataset} {FETCH_OPTIONS:q}"
+        " --output {params.folder:q} 2>&1 | tee {log:q}"

@@ -1,0 +1,23 @@
+"""In: a run's weights and checkpoints, and the test images. Out: evaluation.json, every test image counted once."""
+
+
+rule evaluate:
+    input:
+        manifest=data_of,
+        model="results/{experiment}/{run}/model.safetensors",
+        checkpoints="results/{experiment}/{run}/checkpoints",
+    output:
+        "results/{experiment}/{run}/evaluation.json",
+    log:
+        "results/{experiment}/{run}/evaluate.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        data=subpath(input.manifest, parent=True),
+        device=lambda wildcards: run_of(wildcards).device,
+        code=code_sha256("evaluate.py"),
+    threads: 4
+    shell:
+        "OMP_NUM_THREADS={threads} python {SCRIPTS:q}/evaluate.py --data {params.data:q}"
+        " --model {input.model:q} --checkpoints {input.checkpoints:q}"
+        " --device {params.device} --output {output:q} 2>&1 | tee {log:q}"

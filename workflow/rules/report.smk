@@ -1,0 +1,69 @@
+"""In: the files of all runs. Out, for the experiment: summary.csv, curves.csv, the figures, and the page of the table."""
+
+
+rule aggregate:
+    input:
+        expand(
+            "results/{{experiment}}/{run}/{file}",
+            run=EXPERIMENT.runs,
+            file=["evaluation.json", "history.csv", "run.json"],
+        ),
+    output:
+        summary=report(
+            "results/{experiment}/summary.csv",
+            category="{experiment}",
+            labels={"what": "summary", "form": "table"},
+            caption="../report/summary.rst",
+        ),
+        curves=report(
+            "results/{experiment}/curves.csv",
+            category="{experiment}",
+            labels={"what": "curves", "form": "table"},
+            caption="../report/curves.rst",
+        ),
+    log:
+        "results/{experiment}/aggregate.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        config=EXPERIMENT.science,
+        results=subpath(output.summary, parent=True),
+        code=code_sha256("aggregate.py"),
+    shell:
+        "python {SCRIPTS:q}/aggregate.py --config {params.config:q} --results {params.results:q}"
+        " --summary {output.summary:q} --curves {output.curves:q} 2>&1 | tee {log:q}"
+
+
+rule plot:
+    input:
+        summary="results/{experiment}/summary.csv",
+        curves="results/{experiment}/curves.csv",
+    output:
+        report(
+            "results/{experiment}/accuracy.svg",
+            category="{experiment}",
+            labels={"what": "accuracy", "form": "figure"},
+            caption="../report/accuracy.rst",
+        ),
+        report(
+            "results/{experiment}/loss.svg",
+            category="{experiment}",
+            labels={"what": "loss", "form": "figure"},
+            caption="../report/loss.rst",
+        ),
+        page=report(
+            "results/{experiment}/summary.html",
+            category="{experiment}",
+            labels={"what": "summary", "form": "page"},
+            caption="../report/summary.rst",
+        ),
+    log:
+        "results/{experiment}/plot.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        results=subpath(output.page, parent=True),
+        code=code_sha256("plot.py"),
+    shell:
+        "python {SCRIPTS:q}/plot.py --summary {input.summary:q} --curves {input.curves:q}"
+        " --output {params.results:q} 2>&1 | tee {log:q}"

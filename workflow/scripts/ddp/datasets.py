@@ -1,0 +1,59 @@
+"""The data sets: what each one holds, what its bytes must hash to, and where it can be had."""
+
+from dataclasses import dataclass
+
+# The form every data set is brought into: uint8 images (n, 32, 32, 3) and uint8 labels (n,), one .npy file each.
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+IMAGE_SHAPE = (32, 32, 3)
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One data set.
+
+    Attributes:
+        classes: number of classes; labels are 0 .. classes - 1.
+        train_images, test_images: number of images of each split.
+        sha256: SHA-256 of each array's content (its bytes in C order, without the .npy header), by array name.
+    """
+
+    classes: int
+    train_images: int
+    test_images: int
+    sha256: dict[str, str]
+
+
+DATASETS = {
+    "cifar10": Dataset(
+        classes=10,
+        train_images=50_000,
+        test_images=10_000,
+        sha256={
+            "train_images": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+            "train_labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+            "test_images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+            "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+        },
+    ),
+    # Its content's SHA-256 is not known to us: its only sources are archives whose MD5 torchvision checks.
+    "cifar100": Dataset(classes=100, train_images=50_000, test_images=10_000, sha256={}),
+    "digits": Dataset(
+        classes=10,
+        train_images=1_442,
+        test_images=355,
+        sha256={
+            "train_images": "a8499e9da3904512daaa55f2379d455c6d34aed878d40e9b0b38f8ff83cc128c",
+            "train_labels": "a2e9b5aad772889452f916b3583eb978fb46384ff7116fda4a634c7c4caa4586",
+            "test_images": "1bf4de6ba44304c151c8e3c700222f74c3f2384e7dcc1978d2162b1871994b1e",
+            "test_labels": "ae868ceb6e5b065cfdba65e639e01c0dbb262d32bea34ba86eab9eb6eddd8d59",
+        },
+    ),
+}
+
+SOURCES: dict[str, tuple[str, ...]] = {
+    "cifar10": ("archive", "url", "npm"),
+    "cifar100": ("archive", "url"),
+    "digits": (),
+}
