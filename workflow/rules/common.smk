@@ -1,18 +1,22 @@
 """In: the configuration. Out: EXPERIMENT, its runs checked and named, and the few helpers that the rules share."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+# As seen from the working directory, so that moving the checkout changes no rule's parameters and reruns nothing.
+SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
+sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from ddp.config import Experiment, with_types
 from ddp.errors import Refusal
 from ddp.provenance import code_sha256
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
+)
 
 try:
     EXPERIMENT = Experiment.from_config(with_types(config))
@@ -20,13 +24,14 @@ except Refusal as refusal:
     sys.exit(str(refusal))
 
 
-# How this site gets its data and where it stages them. Kept out of every rule's params, because they change no result.
-SCRATCH = EXPERIMENT.config["scratch"]
-FETCH_OPTIONS = [
+# How this site gets its data, and where it stages them. The rules take these as resources, which are what a site has: as
+# parameters, a change would retrain what it cannot change.
+SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
+ORIGIN = shlex.join(
     f"--{key}={value}"
     for key, value in EXPERIMENT.config["dataset"].items()
     if key != "name" and value is not None
-]
+)
 
 
 def run_of(wildcards):

@@ -12,8 +12,11 @@ rule fetch:
         "results/data/{dataset}/fetch.log",
     conda:
         "../envs/ddp.yaml"
+    resources:
+        origin=ORIGIN,
     params:
+        fetch=f"{SCRIPTS}/fetch.py",
         folder=subpath(output.manifest, parent=True),
     shell:
-        "python {SCRIPTS:q}/fetch.py --dataset {wildcards.dataset} {FETCH_OPTIONS:q}"
+        "python {params.fetch:q} --dataset {wildcards.dataset} {resources.origin}"
         " --output {params.folder:q} 2>&1 | tee {log:q}"

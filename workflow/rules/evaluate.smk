@@ -12,12 +12,13 @@ rule evaluate:
         "results/{experiment}/{run}/evaluate.log",
     conda:
         "../envs/ddp.yaml"
+    threads: 4
     params:
+        evaluate=f"{SCRIPTS}/evaluate.py",
         data=subpath(input.manifest, parent=True),
         device=lambda wildcards: run_of(wildcards).device,
         code=code_sha256("evaluate.py"),
-    threads: 4
     shell:
-        "OMP_NUM_THREADS={threads} python {SCRIPTS:q}/evaluate.py --data {params.data:q}"
+        "OMP_NUM_THREADS={threads} python {params.evaluate:q} --data {params.data:q}"
         " --model {input.model:q} --checkpoints {input.checkpoints:q}"
         " --device {params.device} --output {output:q} 2>&1 | tee {log:q}"

@@ -26,11 +26,12 @@ rule aggregate:
     conda:
         "../envs/ddp.yaml"
     params:
+        aggregate=f"{SCRIPTS}/aggregate.py",
         config=EXPERIMENT.science,
         results=subpath(output.summary, parent=True),
         code=code_sha256("aggregate.py"),
     shell:
-        "python {SCRIPTS:q}/aggregate.py --config {params.config:q} --results {params.results:q}"
+        "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
         " --summary {output.summary:q} --curves {output.curves:q} 2>&1 | tee {log:q}"
 
 
@@ -62,8 +63,9 @@ rule plot:
     conda:
         "../envs/ddp.yaml"
     params:
+        plot=f"{SCRIPTS}/plot.py",
         results=subpath(output.page, parent=True),
         code=code_sha256("plot.py"),
     shell:
-        "python {SCRIPTS:q}/plot.py --summary {input.summary:q} --curves {input.curves:q}"
+        "python {params.plot:q} --summary {input.summary:q} --curves {input.curves:q}"
         " --output {params.results:q} 2>&1 | tee {log:q}"

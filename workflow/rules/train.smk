@@ -11,17 +11,21 @@ rule stage:
         report="results/{experiment}/{run}/staging.json",
     log:
         "results/{experiment}/{run}/stage.log",
-    conda:
-        "../envs/ddp.yaml"
-    params:
-        nodes=lambda wildcards: run_of(wildcards).nodes,
-        data=subpath(input.manifest, parent=True),
     group:
         "training"
+    conda:
+        "../envs/ddp.yaml"
+    resources:
+        scratch=SCRATCH,
+    params:
+        launch=f"{SCRIPTS}/launch.py",
+        stage=f"{SCRIPTS}/stage.py",
+        nodes=lambda wildcards: run_of(wildcards).nodes,
+        data=subpath(input.manifest, parent=True),
     shell:
-        "python {SCRIPTS:q}/launch.py --launcher none --nodes {params.nodes}"
+        "python {params.launch:q} --launcher none --nodes {params.nodes}"
         " --log {log:q} --collect {output.report:q} --"
-        " {SCRIPTS:q}/stage.py --data {params.data:q} --scratch {SCRATCH:q}"
+        " {params.stage:q} --data {params.data:q} --scratch {resources.scratch}"
 
 
 rule train:
@@ -35,18 +39,22 @@ rule train:
         checkpoints=directory("results/{experiment}/{run}/checkpoints"),
     log:
         "results/{experiment}/{run}/train.log",
+    group:
+        "training"
     conda:
         "../envs/ddp.yaml"
+    threads: cpus_of
+    resources:
+        scratch=SCRATCH,
     params:
+        launch=f"{SCRIPTS}/launch.py",
+        train=f"{SCRIPTS}/train.py",
         run=lambda wildcards: run_of(wildcards).to_json(),
         geometry=geometry_of,
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),
         code=code_sha256("train.py"),
-    threads: cpus_of
-    group:
-        "training"
     shell:
-        "python {SCRIPTS:q}/launch.py {params.geometry} --cpus {threads} --log {log:q} --"
-        " {SCRIPTS:q}/train.py --run {params.run:q} --data {params.data:q}"
-        " --scratch {SCRATCH:q} --output {params.results:q}"
+        "python {params.launch:q} {params.geometry} --cpus {threads} --log {log:q} --"
+        " {params.train:q} --run {params.run:q} --data {params.data:q}"
+        " --scratch {resources.scratch} --output {params.results:q}"

@@ -48,9 +48,14 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     def evaluated(path: Path) -> dict[str, Any]:
         classifier = models.load(path).to(process.device)
         if classifier.description["classes"] != manifest["classes"]:
-            raise Refusal(f"{path} tells {classifier.description['classes']} classes apart, {manifest['dataset']} has {manifest['classes']}")
+            raise Refusal(
+                f"{path} tells {classifier.description['classes']} classes apart, {manifest['dataset']} has {manifest['classes']}"
+            )
         parts = gather(predictions(classifier, images, labels, args.batch_size, process), process)
-        return metrics.summarise(labels.cpu().numpy(), *in_order(parts, len(labels)), manifest["classes"]) if parts else {}
+        if not process.first:
+            return {}
+        predicted, confidence, loss = in_order(parts, len(labels))
+        return metrics.summarise(labels.cpu().numpy(), predicted, confidence, loss, manifest["classes"])
 
     # The last epoch's checkpoint holds the very weights of the model: the same file is evaluated once.
     done = {file_sha256(args.model): evaluated(args.model)}

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def arrays_from(source: str, args: argparse.Namespace, work: Path) -> sources.Ar
 def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> None:
     """Write the arrays, each whole or not at all, and then the manifest that vouches for them."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    files = {}
+    files: dict[str, dict[str, Any]] = {}
     for name in ARRAYS:
         path = folder / f"{name}.npy"
         with atomic.replacing(path) as temporary, temporary.open("wb") as file:

@@ -7,11 +7,13 @@ lowest to the highest.
 import argparse
 import html
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ddp import atomic
@@ -19,7 +21,7 @@ from ddp.errors import Refusal, told_in_one_line
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -29,8 +31,12 @@ STYLE = {
     # With these the same table gives the same bytes.
     "svg.hashsalt": "ddp",
 }
-SPLITS = {"train": (":", ""), "val": ("-", ""), "test": ("", "o")}
-SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
+# How each column of curves.csv is drawn, and what it is called in the legend.
+SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "train": ("training", {"linestyle": ":"}),
+    "val": ("validation", {"linestyle": "-"}),
+    "test": ("test", {"linestyle": "none", "marker": "o"}),
+}
 PANEL_COLUMNS = 3
 
 PAGE = """<!doctype html>
@@ -71,40 +77,39 @@ def read(path: Path) -> pd.DataFrame:
         raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
 
 
-def draw(curves: pd.DataFrame, settings: list[str], metric: str, title: str) -> plt.Figure:
+def draw(curves: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:
     """A figure of one metric by epoch: a panel per combination of the settings that colour does not show."""
     hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
     others = [axis for axis in settings if axis != hue]
     panels = list(curves.groupby(others)) if others else [((), curves)]
     columns = min(len(panels), PANEL_COLUMNS)
     rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(1.8 + 4.6 * columns, 0.6 + 3.6 * rows), squeeze=False, sharex=True, sharey=True, layout="constrained"
-    )
+    size = (3.4 + 4.2 * columns, 0.9 + 3.4 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained")
     for axes, (values, panel) in zip(grid.flat, panels, strict=False):
         draw_panel(axes, panel, hue, metric)
         axes.set_title("  ".join(f"{axis} {value}" for axis, value in zip(others, values, strict=True)), fontsize=11)
     for unused in grid.flat[len(panels) :]:
         unused.set_visible(False)
-    figure.suptitle(f"{title}: {metric} by epoch" + (", mean and range over seeds" if seeds(curves, settings) > 1 else ""))
-    handles = [line for axes in grid.flat for line in axes.get_lines() if not line.get_label().startswith("_")]
-    figure.legend(handles=list({line.get_label(): line for line in handles}.values()), loc="outside right upper")
+    spread = ", mean and range over seeds" if seeds(curves, settings) > 1 else ""
+    figure.suptitle(f"{title}: {metric} by epoch{spread}", x=0.02, ha="left", fontweight="bold")
+    labelled = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
     return figure
 
 
 def draw_panel(axes: Axes, panel: pd.DataFrame, hue: str | None, metric: str) -> None:
-    groups = list(panel.groupby(hue)) if hue else [(None, panel)]
+    groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
     for number, (value, group) in enumerate(groups):
         colour = PALETTE[number] if len(groups) <= len(PALETTE) else plt.get_cmap("viridis")(number / (len(groups) - 1))
-        axes.plot([], [], color=colour, linewidth=3, label=f"{hue} {value}" if hue else "this run")
-        for split, (line, marker) in SPLITS.items():
+        axes.plot([], [], color=colour, linewidth=3, label=f"{hue} {value}" if hue else "all runs")
+        for split, (_, style) in SPLITS.items():
             by_epoch = group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
-            axes.plot(by_epoch.index, by_epoch["mean"], line, marker=marker, color=colour, label="_")
-            if line:
-                axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.15, linewidth=0)
-    for split, (line, marker) in SPLITS.items():
+            axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style)
+            axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.12, linewidth=0)
+    for split, (name, style) in SPLITS.items():
         if panel[f"{split}_{metric}"].notna().any():
-            axes.plot([], [], line, marker=marker, color="grey", label=SPLIT_NAMES[split])
+            axes.plot([], [], color="grey", label=name, **style)
     axes.set_xlabel("epoch")
     axes.set_ylabel("accuracy" if metric == "accuracy" else "cross-entropy (nats)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -107,7 +107,9 @@ def train(run: Run, process: Process, data: Path, scratch: list[str], output: Pa
         row = (epoch, epoch * len(sizes), lr, loss, accuracy, val_loss, val_accuracy, len(labels) / trained, time.perf_counter() - start)
         history.append(dict(zip(HISTORY, row, strict=True)))
         if not math.isfinite(loss):
-            raise Refusal(f"epoch {epoch}: the training loss is {loss}; use a lower learning_rate than {run.learning_rate} or a longer warmup")
+            raise Refusal(
+                f"epoch {epoch}: the training loss is {loss}; use a lower learning_rate than {run.learning_rate} or a longer warmup"
+            )
         if process.first:
             show.write(line(history[-1], run.epochs), file=sys.stdout)
             sys.stdout.flush()
@@ -156,8 +158,7 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer, lr: float, images
 @torch.no_grad()
 def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
     """Give all ranks the mean of their running statistics, so that what is saved has seen all the images."""
-    norms = [m for m in classifier.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None]
-    statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+    statistics = [buffer for name, buffer in classifier.named_buffers() if name.endswith(("running_mean", "running_var"))]
     if world_size > 1 and statistics:
         flat = all_reduce(torch.cat(statistics)) / world_size
         for buffer, mean in zip(statistics, flat.split([len(s) for s in statistics]), strict=True):

@@ -221,9 +221,11 @@ def refuse_not_finite(key: str, value: Any) -> None:
 def refusal_line(error: jsonschema.ValidationError) -> str:
     """One line for a schema violation: the key, what was found, what would be right."""
     key = ".".join(str(part) for part in error.absolute_path if isinstance(part, str))
-    value, limit = error.instance, error.validator_value
+    value: Any = error.instance
+    limit: Any = error.validator_value
+    schema: Any = error.schema
     if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
+        known = list(schema["properties"])
         unknown = next(str(name) for name in value if name not in known)
         near = difflib.get_close_matches(unknown, known, n=1) or difflib.get_close_matches(unknown, known, n=1, cutoff=0.4)
         path = f"{key}.{unknown}" if key else unknown
@@ -245,7 +247,11 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "enum":
         return f"config: {key}: {shown} is not one of {', '.join(limit)}"
     if error.validator == "pattern":
-        what = "letters, digits, - and _, the first a letter or digit" if key == "experiment" else "an address that begins with http://, https:// or file://"
+        what = (
+            "letters, digits, - and _, the first a letter or digit"
+            if key == "experiment"
+            else "an address that begins with http://, https:// or file://"
+        )
         return f"config: {key}: {shown} is not {what}"
     if error.validator == "type":
         return f"config: {key or 'the file'}: {shown} is not {type_words(limit)}"

@@ -69,7 +69,9 @@ def damaged_files(folder: Path, manifest: dict[str, Any]) -> list[str]:
     return [
         name
         for name, known in manifest["files"].items()
-        if not (folder / name).is_file() or (folder / name).stat().st_size != known["bytes"] or file_sha256(folder / name) != known["sha256"]
+        if not (folder / name).is_file()
+        or (folder / name).stat().st_size != known["bytes"]
+        or file_sha256(folder / name) != known["sha256"]
     ]
 
 

@@ -40,5 +40,7 @@ def summarise(labels: np.ndarray, predicted: np.ndarray, confidence: np.ndarray,
 def calibration_error(correct: np.ndarray, confidence: np.ndarray) -> float:
     """Mean gap between accuracy and confidence over bins (left, right] of confidence, weighted by their images."""
     bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
-    gaps = np.bincount(bins, weights=correct, minlength=CALIBRATION_BINS) - np.bincount(bins, weights=confidence, minlength=CALIBRATION_BINS)
+    gaps = np.bincount(bins, weights=correct, minlength=CALIBRATION_BINS) - np.bincount(
+        bins, weights=confidence, minlength=CALIBRATION_BINS
+    )
     return float(np.abs(gaps).sum() / len(correct))

@@ -24,6 +24,9 @@ class Classifier(nn.Module):
         description: what `build` needs to make the same network again.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, network: nn.Module, description: dict[str, Any]) -> None:
         super().__init__()
         self.network = network

