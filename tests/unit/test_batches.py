@@ -1,0 +1,90 @@
+"""The same pixels on any number of processes, and every image once."""
+
+import numpy as np
+import pytest
+import torch
+
+from ddp import batches
+from ddp.data_folder import load_split
+
+
+def global_batch(padded, plan, batch, world_size):
+    """The pixels of a global batch as its ranks see them, one after the other."""
+    return torch.cat([batches.crop(padded, batches.share(batch, rank, world_size), plan) for rank in range(world_size)])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_one_process_and_many_see_identical_global_batches(digits, world_size) -> None:
+    images, _ = load_split(digits, "train")
+    padded = batches.pad(torch.from_numpy(np.array(images)), 2)
+    for epoch in (1, 2):
+        plan = batches.epoch_plan(len(images), seed=5, epoch=epoch, flip=True, shift=2)
+        for batch in plan.order.split(batches.deal(len(images), 84)):
+            alone, shared = global_batch(padded, plan, batch, 1), global_batch(padded, plan, batch, world_size)
+            assert alone.dtype == torch.uint8
+            assert torch.equal(alone, shared)
+
+
+@pytest.mark.parametrize(("n", "size"), [(45_000, 500), (45_000, 512), (1_298, 64), (10, 3), (10, 10), (7, 4)])
+def test_an_epoch_is_dealt_into_the_fewest_equal_batches(n, size) -> None:
+    sizes = batches.deal(n, size)
+    assert sum(sizes) == n
+    assert len(sizes) == -(-n // size)
+    assert max(sizes) <= size
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
+    first, again, later, other = (batches.epoch_plan(1000, seed, epoch, True, 2).order for seed, epoch in ((0, 1), (0, 1), (0, 2), (1, 1)))
+    assert torch.equal(first.sort().values, torch.arange(1000))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    assert not torch.equal(first, other)
+
+
+def test_an_image_s_augmentation_does_not_depend_on_its_batch() -> None:
+    images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    padded = batches.pad(images, 4)
+    plan = batches.epoch_plan(50, 3, 1, True, 4)
+    everything = batches.crop(padded, torch.arange(50), plan)
+    assert torch.equal(batches.crop(padded, torch.tensor([49, 7]), plan), everything[[49, 7]])
+
+
+def test_crop_is_the_slice_and_the_mirror_image_that_the_plan_says() -> None:
+    images = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    padded = batches.pad(images, 2)
+    plan = batches.epoch_plan(40, 0, 1, True, 2)
+    cropped = batches.crop(padded, torch.arange(40), plan)
+    for i in range(40):
+        window = padded[i, plan.down[i] : plan.down[i] + 32, plan.right[i] : plan.right[i] + 32]
+        assert torch.equal(cropped[i], window.flip(1) if plan.flipped[i] else window)
+    assert 0 < plan.flipped.sum() < 40
+    assert set(plan.down.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_padding_is_numpy_s_reflection() -> None:
+    images = torch.randint(0, 256, (3, 32, 32, 3), dtype=torch.uint8)
+    for shift in (0, 2, 16):
+        border = ((0, 0), (shift, shift), (shift, shift), (0, 0))
+        assert np.array_equal(batches.pad(images, shift).numpy(), np.pad(images.numpy(), border, mode="reflect"))
+
+
+def test_flips_alternate_and_can_be_switched_off() -> None:
+    first, second = (batches.epoch_plan(100, 0, epoch, True, 0).flipped for epoch in (1, 2))
+    assert torch.equal(first, ~second)
+    assert not batches.epoch_plan(100, 0, 1, False, 0).flipped.any()
+
+
+def test_without_augmentation_the_pixels_are_the_images() -> None:
+    images = torch.randint(0, 256, (9, 32, 32, 3), dtype=torch.uint8)
+    plan = batches.epoch_plan(9, 0, 1, False, 0)
+    assert torch.equal(batches.crop(batches.pad(images, 0), plan.order, plan), images[plan.order])
+
+
+def test_the_validation_split_has_a_seed_of_its_own_and_loses_nothing() -> None:
+    training, held_out = batches.validation_split(1000, 100, 0)
+    assert (len(training), len(held_out)) == (900, 100)
+    assert sorted([*training, *held_out]) == list(range(1000))
+    assert np.array_equal(held_out, batches.validation_split(1000, 100, 0)[1])
+    assert not np.array_equal(held_out, batches.validation_split(1000, 100, 1)[1])
+    assert len(batches.validation_split(10, 0, 0)[1]) == 0

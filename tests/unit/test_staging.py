@@ -1,0 +1,148 @@
+"""One verified copy per node, however it is asked for and whatever is in the way."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SCRIPTS, program
+
+from ddp import staging
+from ddp.data_folder import damaged_files, read_manifest
+from ddp.errors import Refusal
+
+
+@pytest.fixture
+def data(digits: Path, tmp_path: Path) -> Path:
+    """A data folder of this test's own, to be damaged."""
+    return Path(shutil.copytree(digits, tmp_path / "data"))
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def test_copied_once_then_reused(data, scratch) -> None:
+    first, second = staging.stage(data, [str(scratch)]), staging.stage(data, [str(scratch)])
+    assert (first.status, second.status) == ("fresh", "reused")
+    assert first.path == second.path
+    assert first.bytes == sum(path.stat().st_size for path in Path(first.path).glob("*.npy"))
+    assert not damaged_files(Path(first.path), read_manifest(data))
+
+
+def test_a_damaged_copy_is_made_again(data, scratch) -> None:
+    copy = Path(staging.stage(data, [str(scratch)]).path) / "test_images.npy"
+    for damage in (lambda: copy.write_bytes(copy.read_bytes()[:-1] + b"!"), lambda: copy.write_bytes(b""), copy.unlink):
+        damage()
+        assert staging.stage(data, [str(scratch)]).status == "fresh"
+        assert staging.stage(data, [str(scratch)]).status == "reused"
+
+
+def test_the_first_usable_scratch_is_taken(data, scratch, monkeypatch) -> None:
+    monkeypatch.setenv("NODE_SCRATCH", str(scratch))
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    staged = staging.stage(data, ["$NOT_SET_HERE/x", "/does/not/exist", "$NODE_SCRATCH", "/tmp"])
+    assert staged.status == "fresh"
+    assert Path(staged.path).is_relative_to(scratch)
+
+
+def test_no_scratch_means_the_shared_copy_with_the_reason(data) -> None:
+    staged = staging.stage(data, ["/does/not/exist", "/proc"])
+    assert (staged.status, staged.path) == ("fallback", str(data))
+    assert staged.reason.startswith("/does/not/exist: no such folder; /proc/ddp-data-")
+    assert staging.stage(data, []).reason == "no scratch folder is set on this node"
+
+
+def test_a_scratch_folder_that_others_can_write_to_is_not_trusted(data, scratch) -> None:
+    mine = scratch / f"ddp-data-{os.getuid()}"
+    mine.mkdir()
+    mine.chmod(0o777)
+    assert "others may write to it" in staging.stage(data, [str(scratch)]).reason
+    mine.rmdir()
+    mine.symlink_to(data)
+    assert "others may write to it" in staging.stage(data, [str(scratch)]).reason
+
+
+def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
+    # A real file system of 2 MB in a mount namespace of its own, where 5.5 MB are to be staged.
+    full = tmp_path / "full"
+    full.mkdir()
+    inside = (
+        f"mount -t tmpfs -o size=2m tmpfs {full} && {sys.executable} {SCRIPTS}/stage.py --data {data} --scratch {full} && ls -A {full}/*"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"fallback {data}, 5.5 MB" in done.stdout
+    assert "warning: the shared copy is read, because" in done.stdout
+    assert "2 MB free, the data need 6 MB" in done.stdout
+    assert "npy" not in done.stdout.split("need 6 MB")[1]
+
+
+def test_a_damaged_shared_copy_is_refused_wherever_it_is_read(data, scratch) -> None:
+    (data / "train_labels.npy").write_bytes(b"not what was fetched")
+    for folders in ([str(scratch)], []):
+        with pytest.raises(Refusal, match="train_labels.npy missing or changed since fetched; fetch again: snakemake"):
+            staging.stage(data, folders)
+    (data / "train_labels.npy").unlink()
+    with pytest.raises(Refusal, match="train_labels.npy missing or changed since fetched; fetch again: snakemake"):
+        staging.stage(data, [str(scratch)])
+    assert not list(scratch.glob("*/*/*.npy"))
+
+
+def test_no_manifest_no_data(data, scratch) -> None:
+    (data / "manifest.json").write_text("{}")
+    with pytest.raises(Refusal, match="is no manifest; fetch the data again"):
+        staging.stage(data, [str(scratch)])
+    (data / "manifest.json").unlink()
+    with pytest.raises(
+        Refusal, match=r"manifest.json is not there; fetch the data first: snakemake --profile profiles/local \S+manifest.json"
+    ):
+        staging.stage(data, [str(scratch)])
+
+
+def test_of_many_processes_at_once_one_copies(data, scratch) -> None:
+    command = [sys.executable, str(SCRIPTS / "stage.py"), "--data", str(data), "--scratch", str(scratch)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert sum(": fresh " in line for line in said) == 1
+    assert sum(": reused " in line for line in said) == 7
+
+
+def test_killed_in_mid_copy_and_run_again(data, scratch) -> None:
+    # Large enough to be caught in the act.
+    big = data / "train_images.npy"
+    for _ in range(5):
+        shutil.rmtree(scratch)
+        scratch.mkdir()
+        process = subprocess.Popen([sys.executable, str(SCRIPTS / "stage.py"), "--data", str(data), "--scratch", str(scratch)])
+        while process.poll() is None and not list(scratch.glob("*/.*/*")):
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == -signal.SIGKILL:
+            break
+    else:
+        pytest.fail(f"staging {big.stat().st_size} bytes was never caught in the act")
+    staged = staging.stage(data, [str(scratch)])
+    assert not damaged_files(Path(staged.path), read_manifest(data))
+    assert not [path for path in Path(staged.path).parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_launched_stage_reports_every_node(data, scratch, tmp_path) -> None:
+    report = tmp_path / "staging.json"
+    done = program("launch", "--launcher", "none", "--nodes", 3, "--collect", report, "--",
+                   SCRIPTS / "stage.py", "--data", data, "--scratch", scratch)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    nodes = json.loads(report.read_text())["nodes"]
+    assert [node["node_rank"] for node in nodes] == [0, 1, 2]
+    assert sorted(node["status"] for node in nodes) == ["fresh", "reused", "reused"]
+    assert all(node.keys() >= {"host", "path", "bytes", "seconds", "status", "reason"} for node in nodes)

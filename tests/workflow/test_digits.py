@@ -1,0 +1,231 @@
+"""The whole graph on the digits: what it makes, what it makes again, and that it makes the same again."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Checkout
+
+CONFIG = """
+experiment: tiny
+dataset: {name: digits}
+widths: [8, 16, 16]
+epochs: 2
+global_batch_size: 64
+learning_rate: [0.5, 0.4]
+flip: false
+nodes: [1, 2]
+"""
+RUNS = ["learning_rate~0.5_nodes~1", "learning_rate~0.5_nodes~2", "learning_rate~0.4_nodes~1", "learning_rate~0.4_nodes~2"]
+TEST_IMAGES = 355
+
+
+class Experiment(Checkout):
+    """A checkout with the experiment above."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.config = self.path / "tiny.yaml"
+        self.config.write_text(CONFIG)
+        self.results = self.path / "results" / "tiny"
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return super().snakemake("--configfile", "tiny.yaml", *arguments)
+
+    def program(self, name: str, *arguments: object, processes: int = 1) -> None:
+        torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--"] if processes > 1 else []
+        command = [sys.executable, *torchrun, f"workflow/scripts/{name}.py", *map(str, arguments)]
+        subprocess.run(command, cwd=self.path, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    experiment = Experiment(tmp_path_factory.mktemp("digits"))
+    experiment.run()
+    return experiment
+
+
+@pytest.fixture
+def config(done: Experiment) -> Iterator[Path]:
+    """The configuration, to be edited; put back afterwards."""
+    yield done.config
+    done.config.write_text(CONFIG)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_every_run_has_everything(done) -> None:
+    assert sorted(path.name for path in done.results.iterdir() if path.is_dir()) == sorted(RUNS)
+    for run in RUNS:
+        folder = done.results / run
+        assert {path.name for path in folder.glob("*.*")} >= {
+            "model.safetensors", "history.csv", "run.json", "evaluation.json", "staging.json", "train.log", "evaluate.log",
+        }  # fmt: skip
+        assert sorted(path.name for path in folder.glob("checkpoints/*.safetensors")) == ["epoch=001.safetensors", "epoch=002.safetensors"]
+        assert sha256(folder / "checkpoints" / "epoch=002.safetensors") == sha256(folder / "model.safetensors")
+
+
+def test_the_digits_are_learned(done) -> None:
+    for run in RUNS:
+        evaluation = read(done.results / run / "evaluation.json")
+        assert evaluation["n"] == TEST_IMAGES
+        assert evaluation["accuracy"] > 0.85
+        assert sum(map(sum, evaluation["confusion_matrix"])) == TEST_IMAGES
+        assert [checkpoint["epoch"] for checkpoint in evaluation["checkpoints"]] == [1, 2]
+        assert evaluation["checkpoints"][1]["accuracy"] == evaluation["accuracy"]
+
+
+def test_history_has_a_row_per_epoch(done) -> None:
+    rows = list(csv.DictReader((done.results / RUNS[1] / "history.csv").open()))
+    assert list(rows[0]) == [
+        "epoch", "step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
+    ]  # fmt: skip
+    # 1,298 images in batches of at most 64.
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "21"), ("2", "42")]
+    # The metrics are sums over images, divided once: a share of 1,298 and of 144 images.
+    for row in rows:
+        for accuracy, images in ((row["train_accuracy"], 1298), (row["val_accuracy"], 144)):
+            assert abs(float(accuracy) * images - round(float(accuracy) * images)) < 1e-6
+
+
+def test_run_json_says_how_it_came_about(done) -> None:
+    about = read(done.results / RUNS[3] / "run.json")
+    assert about["config"]["learning_rate"] == 0.4
+    assert len(about["config"]) == 21
+    assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [(0, "cpu", 1), (1, "cpu", 1)]
+    assert about["data_sha256"] == read(done.path / "results/data/digits/manifest.json")["sha256"]
+    assert about["metrics"]["epoch"] == 2
+    assert about["versions"]["torch"]
+    assert about["started"] < about["ended"]
+
+
+def test_staging_says_where_each_node_reads(done) -> None:
+    for run, nodes in zip(RUNS, (1, 2, 1, 2), strict=True):
+        staged = read(done.results / run / "staging.json")["nodes"]
+        assert [node["node_rank"] for node in staged] == list(range(nodes))
+        for node in staged:
+            assert node["status"] in ("fresh", "reused")
+            assert Path(node["path"]).is_relative_to(done.scratch)
+            assert node["bytes"] > 5_000_000
+
+
+def test_the_tables_agree_with_the_runs(done) -> None:
+    rows = list(csv.DictReader((done.results / "summary.csv").open()))
+    assert [row["run"] for row in rows] == RUNS
+    for row in rows:
+        evaluation, about = read(done.results / row["run"] / "evaluation.json"), read(done.results / row["run"] / "run.json")
+        assert (int(row["n"]), float(row["accuracy"]), float(row["loss"])) == (TEST_IMAGES, evaluation["accuracy"], evaluation["loss"])
+        assert row["code_sha256"] == about["code_sha256"]
+        assert (row["learning_rate"], row["nodes"]) == (str(about["config"]["learning_rate"]), str(about["config"]["nodes"]))
+    curves = list(csv.DictReader((done.results / "curves.csv").open()))
+    assert [(row["run"], row["epoch"]) for row in curves] == [(run, epoch) for run in RUNS for epoch in "12"]
+    for name in ("loss.svg", "accuracy.svg"):
+        assert "nodes 2" in (done.results / name).read_text() or "<svg" in (done.results / name).read_text()
+
+
+def test_nothing_is_to_be_done_twice(done) -> None:
+    assert done.jobs() == {}
+
+
+def test_where_the_data_come_from_and_are_staged_reruns_nothing(done) -> None:
+    assert done.jobs("--config", 'scratch=["/var/tmp"]', 'dataset={"archive": "/some/where"}') == {}
+
+
+def test_a_missing_evaluation_is_evaluated_and_not_trained(done) -> None:
+    path = done.results / RUNS[0] / "evaluation.json"
+    before = path.read_bytes()
+    path.unlink()
+    assert done.jobs() == {"evaluate": 1, "aggregate": 1, "plot": 1, "all": 1}
+    done.run()
+    assert path.read_bytes() == before
+    assert done.jobs() == {}
+
+
+def test_one_file_is_built_alone(done) -> None:
+    path = done.results / RUNS[3] / "evaluation.json"
+    kept = path.read_bytes()
+    path.unlink()
+    assert done.jobs(f"results/tiny/{RUNS[3]}/evaluation.json") == {"evaluate": 1}
+    path.write_bytes(kept)
+
+
+def test_a_changed_value_of_an_axis_retrains_the_runs_it_touches(done, config) -> None:
+    config.write_text(CONFIG.replace("0.4", "0.3"))
+    assert done.jobs() == {"stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "plot": 1, "all": 1}
+
+
+def test_a_changed_value_of_all_retrains_all(done, config) -> None:
+    config.write_text(CONFIG + "label_smoothing: 0.1\n")
+    assert done.jobs() == {"train": 4, "evaluate": 4, "aggregate": 1, "plot": 1, "all": 1}
+
+
+def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
+    path = done.path / "workflow/scripts/ddp/batches.py"
+    text = path.read_text()
+    try:
+        path.write_text(text + "# a comment\n")
+        assert done.jobs() == {}
+        path.write_text(text.replace("(coin + epoch) % 2", "(coin + epoch + 1) % 2"))
+        assert done.jobs() == {"train": 4, "evaluate": 4, "aggregate": 1, "plot": 1, "all": 1}
+    finally:
+        path.write_text(text)
+
+
+def test_training_stages_for_itself_and_gives_the_same_bits(done) -> None:
+    """The scratch is emptied between stage and train, and each geometry is trained a second time."""
+    before = {run: sha256(done.results / run / "model.safetensors") for run in RUNS[:2]}
+    assert before[RUNS[0]] != before[RUNS[1]]
+    shutil.rmtree(done.scratch)
+    done.scratch.mkdir()
+    models = [f"results/tiny/{run}/model.safetensors" for run in RUNS[:2]]
+    done.run("--forcerun", "train", "--until", "train", "--", *models)
+    assert {run: sha256(done.results / run / "model.safetensors") for run in RUNS[:2]} == before
+    statuses = [rank["data"]["status"] for run in RUNS[:2] for rank in read(done.results / run / "run.json")["ranks"]]
+    assert statuses.count("fresh") == 1
+    assert set(statuses) == {"fresh", "reused"}
+    done.run()
+
+
+def test_accuracy_depends_neither_on_processes_nor_on_batch_size(done, tmp_path) -> None:
+    folder = done.results / RUNS[0]
+    known = read(folder / "evaluation.json")
+    for processes, batch_size in ((1, 500), (2, 500), (3, 100), (3, 7), (1, 1)):
+        output = tmp_path / f"{processes}-{batch_size}.json"
+        done.program("evaluate", "--data", "results/data/digits", "--model", folder / "model.safetensors", "--device", "cpu",
+                     "--batch-size", batch_size, "--output", output, processes=processes)  # fmt: skip
+        found = read(output)
+        assert found["n"] == TEST_IMAGES
+        assert found["accuracy"] == known["accuracy"]
+        assert found["confusion_matrix"] == known["confusion_matrix"]
+        assert found["loss"] == pytest.approx(known["loss"], abs=1e-6)
+
+
+def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
+    shutil.copytree(done.results, tmp_path / "tiny", ignore=lambda folder, names: [name for name in names if "~" in name])
+    done.program("plot", "--summary", done.results / "summary.csv", "--curves", done.results / "curves.csv", "--output", tmp_path / "tiny")
+    for name in ("loss.svg", "accuracy.svg", "summary.html"):
+        assert sha256(tmp_path / "tiny" / name) == sha256(done.results / name)
+
+
+def test_the_report_is_one_page_that_needs_no_network(done) -> None:
+    done.run("--report", "results/report.html")
+    page = (done.path / "results" / "report.html").read_text()
+    for name in ("summary.csv", "curves.csv", "loss.svg", "accuracy.svg", "summary.html"):
+        assert name in page
+    assert "Accuracy by epoch" in page
+    assert 'src="http' not in page
+    assert 'rel="stylesheet" href="http' not in page

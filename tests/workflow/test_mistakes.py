@@ -1,0 +1,57 @@
+"""A user's mistakes, through Snakemake: one line, a status that is not 0, and no traceback."""
+
+import subprocess
+
+import pytest
+
+MISTAKES = [
+    (["learning_rat=0.1"], "config: learning_rat: unknown key; did you mean learning_rate?"),
+    (["nodes=[1,3]"], "config: global_batch_size: 500 does not divide among 3 processes (3 nodes x 1); use 501"),
+    (["epochs=0"], "config: epochs: 0 is too small; the least is 1"),
+    (["seed=[]"], "config: seed: [] is too short; an axis needs at least one value"),
+    (["dataset=cifar10"], 'config: dataset: "cifar10" is not a mapping of keys to values'),
+    (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
+    (["model=alexnet"], "config: model: alexnet does not take 32x32 images: "),
+]
+
+
+@pytest.mark.parametrize(("given", "line"), MISTAKES, ids=[given[0] for given, _ in MISTAKES])
+def test_refused_before_anything_starts(checkout, given, line) -> None:
+    done = checkout.snakemake("--config", *given)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith(line)
+    assert "Traceback" not in done.stdout
+    assert not (checkout.path / "results").exists()
+
+
+def test_a_config_file_that_is_no_yaml(checkout) -> None:
+    (checkout.path / "bad.yaml").write_text("nodes: [1, 2\nseed: 0\n")
+    done = checkout.snakemake("--dry-run", "--configfile", "bad.yaml")
+    assert done.returncode == 1
+    assert "bad.yaml" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_run_that_is_not_of_the_experiment(checkout) -> None:
+    done = checkout.snakemake("--dry-run", "results/quickstart/nodes~3/evaluation.json")
+    assert done.returncode == 1
+    assert "No rule to produce results/quickstart/nodes~3/evaluation.json" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_gpu_that_is_not_there_fails_the_run_in_one_line(checkout) -> None:
+    if subprocess.run(["sh", "-c", "command -v nvidia-smi"], check=False, capture_output=True).returncode == 0:
+        pytest.skip("this machine has a GPU")
+    done = checkout.snakemake("--configfile", "config/digits.yaml", "--config", "device=cuda", "nodes=[1]", "seed=[0]")
+    assert done.returncode == 1
+    assert "launch: device: cuda needs 1 GPUs, one per process; " in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not list((checkout.path / "results" / "digits").rglob("*.safetensors"))
+
+
+def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
+    import sys
+
+    command = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "snakemake", "-n", "--quiet"]
+    done = subprocess.run(command, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
