@@ -1,18 +1,10 @@
 """What the unit tests share: the digits, fetched once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-
-
-def program(name: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs as a user would; its output is text."""
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
+from programs import program
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ REFUSED = [
     ({"dataset": {"name": "cifar100", "source": "npm"}}, "dataset.source: cifar100 is not to be had from npm; use auto or archive or url"),
     ({"dataset": {"source": "archive"}}, "dataset.archive: is null; source archive needs the path of the official archive"),
     ({"dataset": {"archive": 7}}, "dataset.archive: 7 is not text or null"),
-    ({"dataset": {"url": "ftp://x"}}, 'dataset.url: "ftp://x" is not an address that begins with http://, https:// or file://'),
+    ({"dataset": {"url": "ftp://x"}}, 'dataset.url: "ftp://x" is not an address that begins with http:// or https://'),
     ({"experiment": "a/b"}, 'experiment: "a/b" is not letters, digits, - and _, the first a letter or digit'),
     ({"experiment": "../up"}, 'experiment: "../up" is not letters, digits, - and _, the first a letter or digit'),
     ({"experiment": "data"}, 'experiment: "data" is taken: results/data holds the data sets; choose another name'),

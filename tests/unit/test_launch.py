@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPTS, program
+
+from programs import SCRIPTS, program
 
 
 def script(folder: Path, body: str) -> Path:

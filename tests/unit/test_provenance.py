@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPTS
 
 from ddp import provenance
+from programs import SCRIPTS
 
 
 @pytest.fixture

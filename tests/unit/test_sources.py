@@ -1,9 +1,6 @@
 """Fetching: what every source says when it fails, and that nothing half-written or foreign is ever trusted."""
 
-import contextlib
-import functools
 import hashlib
-import http.server
 import io
 import json
 import os
@@ -13,32 +10,18 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SCRIPTS, program
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from ddp import sources
 from ddp.data_folder import refuse_wrong_content
 from ddp.errors import Refusal
-
-
-@contextlib.contextmanager
-def serving(folder: Path):
-    """A real HTTP server on loopback; yields its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_arguments) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+from http_server import serving
+from programs import SCRIPTS, program
 
 
 def trusted(folder: Path) -> list[str]:

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPTS, program
 
 from ddp import staging
 from ddp.data_folder import damaged_files, read_manifest
 from ddp.errors import Refusal
+from programs import SCRIPTS, program
 
 
 @pytest.fixture

