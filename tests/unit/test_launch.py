@@ -97,6 +97,31 @@ time.sleep(300)"""
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
 
+def test_ranks_do_not_outlive_a_launch_that_was_killed(digits, tmp_path) -> None:
+    run = '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--log", str(tmp_path / "log"), "--",
+               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(tmp_path / "out")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "history.csv").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ours = [path for path in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(path)]
+    assert len(ours) == 5  # launch, two agents, two ranks
+    process.kill()
+    process.wait()
+    while any(alive(int(path.name)) for path in ours):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def cmdline(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path) -> None:
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": false}'
     ours, its = pty.openpty()

@@ -1,5 +1,6 @@
 """Run the commands of a plan side by side, and end them all when one fails."""
 
+import ctypes
 import os
 import pty
 import signal
@@ -18,6 +19,9 @@ from typing import IO
 
 from ddp.errors import ERRORS_VARIABLE
 from ddp.plan import NodeCommand
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30 s.
 GRACE = 35
@@ -84,6 +88,7 @@ def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Age
         stderr=subprocess.PIPE,
         # A process group of its own, so that all it starts can be ended with it.
         start_new_session=True,
+        preexec_fn=end_with_parent,
     )
     os.close(its_end)
     assert process.stderr is not None
@@ -95,6 +100,11 @@ def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Age
     for reader in readers:
         reader.start()
     return Agent(command.node_rank, process, readers)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when `launch` is gone, so that not even SIGKILL leaves ranks that go on writing."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def copy_output(stream: IO[bytes], log: IO[str], prefix: str, show: bool) -> None:
