@@ -2,9 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-slow lint format lock
+.PHONY: help run test test-fast test-slow lint format lock figures
 
 PYTHON ?= python3
+# Another experiment: make run CONFIG=config/digits.yaml
+CONFIG ?= config/config.yaml
 # Found by the commands below and by whatever they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
@@ -15,11 +17,12 @@ help:
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
 	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format     let ruff and snakefmt rewrite the code"
+	@echo "make figures    what the README shows, from the results of \`make run\` (needs Graphviz)"
 	@echo "make lock       resolve requirements*.in into requirements*.txt anew"
 
 run: .venv/run.done
-	snakemake --profile profiles/local
-	@snakemake --profile profiles/local --report results/report.html --quiet
+	snakemake --profile profiles/local --configfile "$(CONFIG)"
+	@snakemake --profile profiles/local --configfile "$(CONFIG)" --report results/report.html --quiet
 	@echo "The report is at $(CURDIR)/results/report.html"
 
 test: lint test-fast test-slow
@@ -41,6 +44,10 @@ format: .venv/test.done
 	ruff check --fix .
 	ruff format .
 	snakefmt Snakefile workflow/rules
+
+figures: .venv/run.done
+	snakemake --rulegraph dot 2>/dev/null | sed 's/graph\[/graph[rankdir=LR, /' | dot -Tsvg > docs/dag.svg
+	cp results/quickstart/accuracy.svg docs/accuracy.svg
 
 lock: .venv/test.done
 	for name in requirements requirements-dev; do \

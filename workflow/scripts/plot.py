@@ -25,6 +25,8 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.12,
     "font.size": 11,
     "grid.alpha": 0.25,
     "legend.frameon": False,

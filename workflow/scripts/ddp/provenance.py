@@ -54,13 +54,13 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the checkout the programs lie in and whether it has changes; both null where there is no git checkout."""
+    """The commit of the checkout the programs lie in, and whether they differ from it; both null where there is no checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(SCRIPTS), *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "."))}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
 
