@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
-CONFIG ?= config/config.yaml
+SNAKEMAKE := snakemake --profile profiles/local $(if $(CONFIG),--configfile "$(CONFIG)")
 # Found by the commands below and by whatever they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
@@ -21,8 +21,8 @@ help:
 	@echo "make lock       resolve requirements*.in into requirements*.txt anew"
 
 run: .venv/run.done
-	snakemake --profile profiles/local --configfile "$(CONFIG)"
-	@snakemake --profile profiles/local --configfile "$(CONFIG)" --report results/report.html --quiet
+	$(SNAKEMAKE)
+	@$(SNAKEMAKE) --report results/report.html --quiet
 	@echo "The report is at $(CURDIR)/results/report.html"
 
 test: lint test-fast test-slow
