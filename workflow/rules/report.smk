@@ -12,13 +12,13 @@ rule aggregate:
         summary=report(
             "results/{experiment}/summary.csv",
             category="{experiment}",
-            labels={"what": "summary", "form": "table"},
+            labels={"what": "summary", "form": "CSV"},
             caption="../report/summary.rst",
         ),
         curves=report(
             "results/{experiment}/curves.csv",
             category="{experiment}",
-            labels={"what": "curves", "form": "table"},
+            labels={"what": "curves", "form": "CSV"},
             caption="../report/curves.rst",
         ),
     log:

@@ -43,7 +43,6 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     if damaged := damaged_files(args.data, manifest):
         raise Refusal(damaged_source(args.data, damaged))
     images, labels = (torch.tensor(array, device=process.device) for array in load_split(args.data, "test"))
-    torch.use_deterministic_algorithms(True)
 
     def evaluated(path: Path) -> dict[str, Any]:
         classifier = models.load(path).to(process.device)

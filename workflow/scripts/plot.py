@@ -1,7 +1,7 @@
 """Draw an experiment's tables: loss.svg and accuracy.svg by epoch, and the summary as a page, summary.html.
 
-Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band from the
-lowest to the highest.
+Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band, or a
+bar at the test points, from the lowest to the highest.
 """
 
 import argparse
@@ -108,7 +108,10 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, hue: str | None, metric: str) ->
         for split, (_, style) in SPLITS.items():
             by_epoch = group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
             axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style)
-            axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.12, linewidth=0)
+            if style["linestyle"] == "none":
+                axes.vlines(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour)
+            else:
+                axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.15, linewidth=0)
     for split, (name, style) in SPLITS.items():
         if panel[f"{split}_{metric}"].notna().any():
             axes.plot([], [], color="grey", label=name, **style)

@@ -47,6 +47,9 @@ def process_group(device: str) -> Iterator[Process]:
     process = Process(rank, local_rank, world_size, choose_device(device, local_rank))
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)
+    # The same bits again: on the CPU all operations we use can do it; a GPU lacks it for a few of torchvision's, and says so.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
