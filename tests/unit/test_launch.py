@@ -172,13 +172,18 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_two_launches_at_once_do_not_meet(digits, tmp_path) -> None:
+def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
     processes = [
         subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(SCRIPTS / "train.py"),
-                          "--run", run, "--data", str(digits), "--output", str(tmp_path / str(number))])
+                          "--run", run, "--data", str(digits), "--output", str(tmp_path / str(number))],
+                         env=os.environ | {"TMPDIR": str(temporary)})
         for number in range(2)
     ]  # fmt: skip
     assert [process.wait(120) for process in processes] == [0, 0]
     one, other = ((tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2))
     assert one == other
+    # torch keeps one cache a user there.
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []

@@ -10,7 +10,7 @@ PROGRAM = ["train.py", "--run", '{"seed": 0}']
 LOCAL = "GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NODE_RANK={rank} OMP_NUM_THREADS={cpus} PYTHONUNBUFFERED=1"
 TORCHRUN = (
     "-m torch.distributed.run --nnodes={nodes} --node-rank={rank} --nproc-per-node={nproc} "
-    "--master-addr=127.0.0.1 --master-port=20001 --max-restarts=0 --"
+    "--master-addr=127.0.0.1 --master-port=20001 --max-restarts=0 --log-dir=/dev/null --"
 )
 ARGUMENTS = """train.py --run '{"seed": 0}'"""
 

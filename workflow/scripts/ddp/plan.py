@@ -74,5 +74,7 @@ def torchrun_command(geometry: Geometry, node_rank: int, address: str, port: int
         "master-addr": address,
         "master-port": port,
         "max-restarts": 0,
+        # By default each torchrun leaves a folder of empty folders in TMPDIR for ever.
+        "log-dir": "/dev/null",
     }
     return (sys.executable, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()), "--")
