@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from ddp.config import Experiment, Run, schema, with_types
+from ddp.config import Experiment, Run, refuse_duplicate_keys, schema, with_types
 from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
 from ddp.model_names import OWN_MODELS
@@ -35,6 +35,9 @@ REFUSED = [
     ({"experiment": "data"}, 'experiment: "data" is taken: results/data holds the data sets; choose another name'),
     ({"experiment": 7}, "experiment: 7 is not text"),
     ({"epochs": 0}, "epochs: 0 is too small; the least is 1"),
+    ({"experiment": "a\n"}, 'experiment: "a\\n" is not letters, digits, - and _, the first a letter or digit'),
+    ({"experiment": "a" * 300}, 'experiment: "aaaaaaaaaaaaaaaaaaa… is too long; the most is 100 characters'),
+    ({"epochs": 10**20}, "epochs: 100000000000000000000 is too large; the most is 1000000"),
     ({"epochs": 2.5}, "epochs: 2.5 is not a whole number"),
     ({"epochs": "three"}, 'epochs: "three" is not a whole number'),
     ({"epochs": True}, "epochs: true is not a whole number"),
@@ -58,10 +61,24 @@ REFUSED = [
     ({"optimizer": "adam"}, 'optimizer: "adam" is not one of sgd, adamw'),
     ({"cpus_per_proc": "all"}, 'cpus_per_proc: "all" is neither a whole number nor auto'),
     ({"cpus_per_proc": 0}, "cpus_per_proc: 0 is too small; the least is 1"),
+    ({"scratch": ["here"]}, 'scratch: "here" is not an absolute path, nor one that begins with $NAME or ~'),
+    ({"learning_rate": 10**400}, "learning_rate: 10000000000000000000 is not a finite number"),
+    (
+        {"dataset": {"name": ["cifar10", "cifar100"], "archive": "/x.tar.gz"}},
+        "dataset.archive: one archive cannot hold cifar10 and cifar100; fetch them one at a time",
+    ),
+    (
+        {"nproc_per_node": 2, "global_batch_size": 2},
+        "global_batch_size: 2 on 2 processes leaves a process 1 images in some steps, too few for BatchNorm; use 8 or more",
+    ),
+    (
+        {"validation_fraction": 0, "validation_seed": [0, 1]},
+        "validation_seed: an axis that validation_fraction 0 ignores; give one value, or a fraction above 0",
+    ),
     ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
     (
         {"model": "resnet19"},
-        "model: resnet19 is neither airbench, resnet18, resnet18_imagenet nor a classifier of torchvision.models",
+        "model: resnet19 is neither airbench, resnet18, resnet18_imagenet nor a classifier of torchvision.models; did you mean resnet18?",
     ),
     (
         {"model": "vit_b_16"},
@@ -99,8 +116,17 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
     assert said == f"config: {line}"
 
 
-def test_the_table_is_long_enough() -> None:
-    assert len(REFUSED) >= 25
+@pytest.mark.parametrize(("text", "line"), [
+    ("epochs: 3\nseed: 1\nepochs: 5\n", "line 3: epochs is given twice; keep one"),
+    ("dataset: {name: digits, name: cifar10}\n", "line 1: name is given twice; keep one"),
+    ("seed: &a [*a]\n", "line 1: a value contains itself"),
+])  # fmt: skip
+def test_a_key_given_twice_is_refused(tmp_path, text, line) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(Refusal) as refused:
+        refuse_duplicate_keys(path)
+    assert str(refused.value) == f"config: {path}: {line}"
 
 
 def test_defaults_are_the_quickstart_but_for_its_axis() -> None:
@@ -163,14 +189,19 @@ def test_a_run_that_is_none_is_refused(text: str) -> None:
         Run.from_json(text)
 
 
-def test_text_from_the_command_line_gets_its_type() -> None:
-    given = {"seed": ["0", "1"], "learning_rate": "1e-3", "flip": "true", "dataset": {"archive": "null", "name": "digits"}}
-    assert with_types(given) == {
-        "seed": [0, 1],
-        "learning_rate": 0.001,
-        "flip": True,
-        "dataset": {"archive": None, "name": "digits"},
-    }
+def test_text_from_the_command_line_gets_its_type_but_where_text_is_wanted() -> None:
+    given = {"seed": ["0", "1"], "learning_rate": "1e-3", "flip": "true", "dataset": {"archive": "null", "url": "1"}, "experiment": "2024"}
+    wanted = {"seed": [0, 1], "learning_rate": 0.001, "flip": True, "dataset": {"archive": None, "url": "1"}, "experiment": "2024"}
+    assert with_types(given) == wanted
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    given = {"epochs": 1e1, "nodes": [1.0, 2], "widths": [8.0, 8, 8], "seed": 1e3, "cpus_per_proc": 2.0, "learning_rate": 1}
+    experiment = Experiment.from_config(given)
+    run = experiment.runs["nodes~1"]
+    assert [repr(value) for value in (run.epochs, run.widths, run.seed, run.cpus_per_proc, run.learning_rate)] == [
+        "10", "(8, 8, 8)", "1000", "2", "1.0",
+    ]  # fmt: skip
 
 
 def test_the_science_of_a_configuration_leaves_the_site_out() -> None:

@@ -93,26 +93,37 @@ time.sleep(300)"""
     process.send_signal(number)
     assert process.wait(60) == 1
     assert process.stderr is not None
-    assert process.stderr.read() == "launch: some_program failed: stopped by a signal\n"
+    assert process.stderr.read() == "launch: some_program failed: stopped\n"
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
 
-def test_ranks_do_not_outlive_a_launch_that_was_killed(digits, tmp_path) -> None:
+def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
+    """A long training on two agents, once its first epoch is done; the launch and /proc/<pid> of all its processes."""
     run = '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
-    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--log", str(tmp_path / "log"), "--",
-               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(tmp_path / "out")]  # fmt: skip
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--log", str(folder / "log"), "--",
+               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(folder / "out")]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "out" / "history.csv").exists():
+    while not (folder / "out" / "history.csv").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    ours = [path for path in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(path)]
+    ours = [path for path in Path("/proc").glob("[0-9]*") if str(folder).encode() in cmdline(path)]
     assert len(ours) == 5  # launch, two agents, two ranks
+    return process, ours
+
+
+def await_end(processes: list[Path]) -> None:
+    deadline = time.monotonic() + 40
+    while any(alive(int(path.name)) for path in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_ranks_do_not_outlive_a_launch_that_was_killed(digits, tmp_path) -> None:
+    process, ours = training(digits, tmp_path)
     process.kill()
     process.wait()
-    while any(alive(int(path.name)) for path in ours):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    await_end(ours)
 
 
 def cmdline(process: Path) -> bytes:
@@ -160,6 +171,21 @@ def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("launch: device: cuda needs 2 GPUs, one per process; ")
     assert done.stderr.endswith(" has 1\n")
+
+
+def test_more_cpus_than_there_are_is_refused() -> None:
+    done = program("launch", "--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2, "--", "x.py")
+    assert done.returncode == 1
+    wanted = "launch: cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or more --cores\n"
+    assert done.stderr == wanted
+
+
+def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
+    process, ours = training(digits, tmp_path)
+    agent = next(path for path in ours if b"torch.distributed.run" in cmdline(path))
+    os.kill(int(agent.name), signal.SIGKILL)
+    assert process.wait(60) == 1
+    await_end(ours)
 
 
 def test_a_dry_run_starts_nothing(tmp_path) -> None:

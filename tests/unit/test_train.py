@@ -36,6 +36,8 @@ def test_uneven_shares_give_the_gradient_of_the_global_batch(alone, tmp_path, pr
     for name in ("weight", "bias", "totals"):
         # The order of at most 11 float32 additions is what differs.
         torch.testing.assert_close(together[name], alone[name], rtol=1e-5, atol=1e-6)
+    # Rank r had 1 + r: the mean over the ranks.
+    torch.testing.assert_close(together["variance"], torch.full((2,), 1 + (processes - 1) / 2))
 
 
 def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from checkout import Checkout
 
@@ -204,15 +205,39 @@ def test_training_stages_for_itself_and_gives_the_same_bits(done) -> None:
 def test_accuracy_depends_neither_on_processes_nor_on_batch_size(done, tmp_path) -> None:
     folder = done.results / RUNS[0]
     known = read(folder / "evaluation.json")
-    for processes, batch_size in ((1, 500), (2, 500), (3, 100), (3, 7), (1, 1)):
+    for processes, batch_size in ((1, 500), (2, 500), (3, 7), (1, 1)):
         output = tmp_path / f"{processes}-{batch_size}.json"
         done.program("evaluate", "--data", "results/data/digits", "--model", folder / "model.safetensors", "--device", "cpu",
-                     "--batch-size", batch_size, "--output", output, processes=processes)  # fmt: skip
+                     "--checkpoints", folder / "checkpoints", "--batch-size", batch_size, "--output", output,
+                     processes=processes)  # fmt: skip
         found = read(output)
         assert found["n"] == TEST_IMAGES
         assert found["accuracy"] == known["accuracy"]
         assert found["confusion_matrix"] == known["confusion_matrix"]
+        assert [c["accuracy"] for c in found["checkpoints"]] == [c["accuracy"] for c in known["checkpoints"]]
         assert found["loss"] == pytest.approx(known["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "damage", "line"), [
+    ("evaluation.json", lambda text: text[:50], "evaluation.json is damaged"),
+    ("evaluation.json", lambda _: "[]", "evaluation.json, run.json or history.csv is damaged"),
+    ("run.json", lambda _: '{"git": null}', "evaluation.json, run.json or history.csv is damaged"),
+    ("history.csv", lambda _: "", "evaluation.json, run.json or history.csv is damaged"),
+    ("history.csv", lambda text: "".join(text.splitlines(True)[:-1]), "history.csv does not have the epochs 1 to 2; train the run again"),
+])  # fmt: skip
+def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> None:
+    results = Path(shutil.copytree(done.results, tmp_path / "tiny"))
+    path = results / RUNS[2] / name
+    path.write_text(damage(path.read_text()))
+    config = json.dumps(yaml.safe_load(CONFIG))
+    command = [sys.executable, "workflow/scripts/aggregate.py", "--config", config, "--results", results,
+               "--summary", tmp_path / "summary.csv", "--curves", tmp_path / "curves.csv"]  # fmt: skip
+    failed = subprocess.run(command, cwd=done.path, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith(f"aggregate: {results}/{RUNS[2]}")
+    assert line in failed.stderr
+    assert not (tmp_path / "summary.csv").exists()
 
 
 def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:

@@ -1,6 +1,11 @@
 """A user's mistakes, through Snakemake: one line, a status that is not 0, and no traceback."""
 
+import os
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -50,10 +55,38 @@ def test_a_gpu_that_is_not_there_fails_the_run_in_one_line(checkout) -> None:
 
 
 def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
-    import sys
-
     command = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "snakemake", "-n", "--quiet"]
     done = subprocess.run(
         command, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"}
     )
     assert done.returncode == 0, done.stderr
+
+
+def processes_in(folder: Path, program: str) -> list[Path]:
+    """/proc/<pid> of the processes that work in a folder and have a program on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cwd").readlink() == folder and program.encode() in (path / "cmdline").read_bytes():
+                found.append(path)
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def test_training_does_not_outlive_a_killed_snakemake(checkout) -> None:
+    """It would go on writing into the folder into which the next Snakemake's training writes."""
+    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--configfile", "config/digits.yaml",
+               "--config", "epochs=100000", "nodes=[2]", "seed=[0]", "experiment=killed"]  # fmt: skip
+    snakemake = subprocess.Popen(command, cwd=checkout.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (checkout.path / "results/killed/nodes~2_seed~0/history.csv").exists():
+        assert time.monotonic() < deadline
+        assert snakemake.poll() is None
+        time.sleep(0.2)
+    assert len(processes_in(checkout.path, "train.py")) == 5  # launch, two agents, two ranks
+    os.kill(snakemake.pid, signal.SIGKILL)
+    snakemake.wait()
+    while processes_in(checkout.path, "train.py"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

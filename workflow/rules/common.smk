@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
-from ddp.config import Experiment, with_types
+from ddp.config import Experiment, refuse_duplicate_keys, with_types
 from ddp.errors import Refusal
 from ddp.provenance import code_sha256
 
@@ -19,6 +19,8 @@ os.environ.update(
 )
 
 try:
+    for configfile in workflow.configfiles:
+        refuse_duplicate_keys(Path(configfile))
     EXPERIMENT = Experiment.from_config(with_types(config))
 except Refusal as refusal:
     sys.exit(str(refusal))
@@ -47,7 +49,10 @@ def data_of(wildcards):
 def geometry_of(wildcards):
     """A run's geometry as options of `launch`."""
     run = run_of(wildcards)
-    return f"--nodes {run.nodes} --nproc-per-node {run.nproc_per_node} --device {run.device}"
+    cpus = (
+        "" if run.cpus_per_proc == "auto" else f" --cpus-per-proc {run.cpus_per_proc}"
+    )
+    return f"--nodes {run.nodes} --nproc-per-node {run.nproc_per_node}{cpus} --device {run.device}"
 
 
 def cpus_of(wildcards):

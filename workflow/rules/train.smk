@@ -55,6 +55,6 @@ rule train:
         results=subpath(output.model, parent=True),
         code=code_sha256("train.py"),
     shell:
-        "python {params.launch:q} {params.geometry} --cpus {threads} --log {log:q} --"
+        "python {params.launch:q} --end-with-parent {params.geometry} --cpus {threads} --log {log:q} --"
         " {params.train:q} --run {params.run:q} --data {params.data:q}"
         " --scratch {resources.scratch} --output {params.results:q}"

@@ -20,10 +20,13 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, required=True, help="curves.csv to write")
     args = parser.parse_args()
     with told_in_one_line("aggregate"):
-        experiment = Experiment.from_config(json.loads(args.config))
-        summary = [summary_row(experiment, name, args.results / name) for name in experiment.runs]
-        curves = [run_curves(experiment, name, args.results / name) for name in experiment.runs]
-        write(pd.DataFrame(summary), args.summary)
+        try:
+            experiment = Experiment.from_config(json.loads(args.config))
+        except ValueError as error:
+            raise Refusal(f"--config is not JSON: {error}") from None
+        rows = [read_run(experiment, name, args.results / name) for name in experiment.runs]
+        summary, curves = zip(*rows, strict=True)
+        write(pd.DataFrame(list(summary)), args.summary)
         write(pd.concat(curves), args.curves)
 
 
@@ -41,10 +44,24 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
 
 
-def summary_row(experiment: Experiment, name: str, folder: Path) -> dict[str, Any]:
+def read_run(experiment: Experiment, name: str, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """A run's row of the summary, and its curves.
+
+    Raises:
+        Refusal: a file of the run is damaged.
+    """
+    try:
+        history = pd.read_csv(folder / "history.csv")
+        if history["epoch"].tolist() != list(range(1, experiment.runs[name].epochs + 1)):
+            raise Refusal(f"{folder}/history.csv does not have the epochs 1 to {experiment.runs[name].epochs}; train the run again")
+        return summary_row(experiment, name, folder, history), run_curves(experiment, name, folder, history)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refusal(f"{folder}: evaluation.json, run.json or history.csv is damaged ({error}); make it again") from None
+
+
+def summary_row(experiment: Experiment, name: str, folder: Path, history: pd.DataFrame) -> dict[str, Any]:
     """One run: axes, test metrics, speed, and what it was made of. `images_per_second` is the mean over its epochs."""
     evaluation, about = read_json(folder / "evaluation.json"), read_json(folder / "run.json")
-    history = pd.read_csv(folder / "history.csv")
     return axis_values(experiment, name) | {
         "n": evaluation["n"],
         "accuracy": evaluation["accuracy"],
@@ -58,9 +75,8 @@ def summary_row(experiment: Experiment, name: str, folder: Path) -> dict[str, An
     }
 
 
-def run_curves(experiment: Experiment, name: str, folder: Path) -> pd.DataFrame:
+def run_curves(experiment: Experiment, name: str, folder: Path, history: pd.DataFrame) -> pd.DataFrame:
     """One run's history with, for the kept epochs, loss and accuracy on the test images."""
-    history = pd.read_csv(folder / "history.csv")
     kept = pd.DataFrame(read_json(folder / "evaluation.json")["checkpoints"], columns=["epoch", "loss", "accuracy"])
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     curves = history.merge(kept, on="epoch", how="left", validate="one_to_one")

@@ -59,9 +59,10 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     # The last epoch's checkpoint holds the very weights of the model: the same file is evaluated once.
     done = {file_sha256(args.model): evaluated(args.model)}
     checkpoints = []
-    for path in sorted(args.checkpoints.glob("epoch=*.safetensors")) if args.checkpoints else []:
+    for path in sorted(args.checkpoints.glob("epoch=[0-9][0-9][0-9]*.safetensors")) if args.checkpoints else []:
         sha256 = file_sha256(path)
-        done[sha256] = done.get(sha256) or evaluated(path)
+        if sha256 not in done:
+            done[sha256] = evaluated(path)
         checkpoints.append({"epoch": int(path.stem.removeprefix("epoch="))} | {k: done[sha256].get(k) for k in ("loss", "accuracy")})
     if process.first:
         model_sha256 = file_sha256(args.model)

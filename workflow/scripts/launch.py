@@ -25,21 +25,29 @@ def main() -> None:
     parser.add_argument("--nodes", type=positive, default=1)
     parser.add_argument("--nproc-per-node", type=positive, default=1)
     parser.add_argument("--cpus", type=positive, default=1, help="CPUs of this machine to share out among all processes")
+    parser.add_argument("--cpus-per-proc", type=positive, help="CPUs of each process; an even share if not given")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="none: the program once a node")
     parser.add_argument("--log", type=Path, help="file for everything the processes write")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write the nodes' reports there, as JSON")
+    parser.add_argument("--end-with-parent", action="store_true", help="stop when whoever started this is gone")
     parser.add_argument("--dry-run", action="store_true", help="print every node's environment and command, and start nothing")
     parser.add_argument("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
     with told_in_one_line("launch"):
         world_size = args.nodes * args.nproc_per_node
-        geometry = Geometry(args.nodes, args.nproc_per_node, max(1, args.cpus // world_size))
+        share = max(1, args.cpus // world_size)
+        if args.cpus_per_proc and args.cpus_per_proc > share:
+            raise Refusal(
+                f"cpus_per_proc: {world_size} processes of {args.cpus_per_proc} CPUs need {world_size * args.cpus_per_proc}, "
+                f"{args.cpus} are given; use auto, or more --cores"
+            )
+        geometry = Geometry(args.nodes, args.nproc_per_node, args.cpus_per_proc or share)
         plan = local_plan(args.launcher, geometry, args.program, free_port(), usable_gpus(args.device, world_size))
         if args.dry_run:
             print(*plan, sep="\n")
             return
-        launch(plan, Path(args.program[0]).stem, args.log, args.collect)
+        launch(plan, Path(args.program[0]).stem, args.log, args.collect, args.end_with_parent)
 
 
 def positive(text: str) -> int:
@@ -48,7 +56,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def launch(plan: Sequence[NodeCommand], name: str, log: Path | None, collect: Path | None) -> None:
+def launch(plan: Sequence[NodeCommand], name: str, log: Path | None, collect: Path | None, end_with_parent: bool) -> None:
     """Run the plan; with `collect`, gather the report that each node writes to the file in its NODE_REPORT."""
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +67,7 @@ def launch(plan: Sequence[NodeCommand], name: str, log: Path | None, collect: Pa
                 replace(command, environment={**command.environment, "NODE_REPORT": str(report)})
                 for command, report in zip(plan, reports, strict=True)
             ]
-        if error := run_all(plan, sink):
+        if error := run_all(plan, sink, end_with_parent):
             raise Refusal(f"{name} failed: {error}" + (f"; see {log}" if log else ""))
         if collect:
             nodes = [{"node_rank": rank, **json.loads(report.read_text())} for rank, report in enumerate(reports)]
@@ -98,7 +106,10 @@ def visible_gpus() -> list[str]:
     if not shutil.which("nvidia-smi"):
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator") from None
     return done.stdout.split() if done.returncode == 0 else []
 
 

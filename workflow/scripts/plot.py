@@ -1,7 +1,7 @@
 """Draw an experiment's tables: loss.svg and accuracy.svg by epoch, and the summary as a page, summary.html.
 
-Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band, or a
-bar at the test points, from the lowest to the highest.
+Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band
+(validation) or a bar (test) from the lowest to the highest.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for loss.svg, accuracy.svg and summary.html")
     args = parser.parse_args()
     with told_in_one_line("plot"):
-        summary, curves = read(args.summary), read(args.curves)
-        axes = list(summary.columns[1 : summary.columns.get_loc("n")])
+        summary, curves = read(args.summary, "n"), read(args.curves, "epoch")
+        axes = list(summary.columns[1 : list(summary.columns).index("n")])
         settings = [axis for axis in axes if axis != "seed"]
         name = args.output.resolve().name
         for metric in ("loss", "accuracy"):
@@ -72,17 +72,19 @@ def main() -> None:
         atomic.write_text(args.output / "summary.html", page(summary, settings, name))
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(path: Path, first_metric: str) -> pd.DataFrame:
     try:
-        return pd.read_csv(path)
-    except (ValueError, pd.errors.ParserError) as error:
+        table = pd.read_csv(path, dtype={"run": str, "commit": str})
+        table[["run", first_metric]]
+        return table
+    except (KeyError, ValueError, pd.errors.ParserError) as error:
         raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
 
 
 def draw(curves: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:
     """A figure of one metric by epoch: a panel per combination of the settings that colour does not show."""
     hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
-    others = [axis for axis in settings if axis != hue]
+    others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
     panels = list(curves.groupby(others)) if others else [((), curves)]
     columns = min(len(panels), PANEL_COLUMNS)
     rows = -(-len(panels) // columns)
@@ -108,9 +110,9 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, hue: str | None, metric: str) ->
         for split, (_, style) in SPLITS.items():
             by_epoch = group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
             axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style)
-            if style["linestyle"] == "none":
+            if split == "test":
                 axes.vlines(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour)
-            else:
+            if split == "val":
                 axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.15, linewidth=0)
     for split, (name, style) in SPLITS.items():
         if panel[f"{split}_{metric}"].notna().any():
@@ -144,7 +146,7 @@ def page(summary: pd.DataFrame, settings: list[str], title: str) -> str:
         tables += ["<h2>Mean and standard deviation over seeds</h2>", means.reset_index().to_html(index=False, border=0)]
     runs = pd.DataFrame(
         {
-            "run": summary["run"],
+            **{axis: summary[axis] for axis in settings + [axis for axis in summary.columns if axis == "seed"]},
             "test images": summary["n"].map("{:,}".format),
             "accuracy": summary["accuracy"].map("{:.2%}".format),
             "loss": summary["loss"].map("{:.3f}".format),

@@ -1,6 +1,5 @@
 """Run the commands of a plan side by side, and end them all when one fails."""
 
-import ctypes
 import os
 import pty
 import signal
@@ -18,10 +17,8 @@ from types import FrameType
 from typing import IO
 
 from ddp.errors import ERRORS_VARIABLE
+from ddp.lifetime import end_with_parent
 from ddp.plan import NodeCommand
-
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30 s.
 GRACE = 35
@@ -36,8 +33,11 @@ class Agent:
     readers: tuple[threading.Thread, ...]
 
 
-def run_all(plan: Sequence[NodeCommand], log: IO[str]) -> str | None:
+def run_all(plan: Sequence[NodeCommand], log: IO[str], end_with_parent: bool) -> str | None:
     """Run every command of the plan until all have ended, or until one fails, which ends the others.
+
+    With `end_with_parent` it also ends them when the process that started this one is gone: a Snakemake that was killed would
+    otherwise leave a training that goes on writing where the next one writes.
 
     What they write to stdout appears on our stdout, as on a terminal if that is one. Everything goes to the log, a line at a
     time, with the node in front where there are several.
@@ -46,14 +46,20 @@ def run_all(plan: Sequence[NodeCommand], log: IO[str]) -> str | None:
         None if all succeeded, else one line about the first failure.
     """
     with tempfile.TemporaryDirectory(prefix="launch-") as errors, stop_signals() as stop:
+        parent = os.getppid()
         agents = [start(command, log, errors, several=len(plan) > 1) for command in plan]
         while not stop.is_set() and any(agent.process.poll() is None for agent in agents) and not failed(agents):
             time.sleep(0.05)
+            if end_with_parent and os.getppid() != parent:
+                stop.set()
         first = failed(agents)
+        # All at once first: one after the other, stubborn agents would outlast a scheduler's patience.
+        for agent in agents:
+            agent.process.terminate()
         for agent in agents:
             end(agent)
         if stop.is_set():
-            return "stopped by a signal"
+            return "stopped"
         return first_error(first, Path(errors)) if first else None
 
 
@@ -86,7 +92,7 @@ def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Age
         stdin=subprocess.DEVNULL,
         stdout=its_end,
         stderr=subprocess.PIPE,
-        # A process group of its own, so that all it starts can be ended with it.
+        # A process group of its own: Ctrl-C reaches us alone, and we end it in order.
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
@@ -100,11 +106,6 @@ def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Age
     for reader in readers:
         reader.start()
     return Agent(command.node_rank, process, readers)
-
-
-def end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when `launch` is gone, so that not even SIGKILL leaves ranks that go on writing."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def copy_output(stream: IO[bytes], log: IO[str], prefix: str, show: bool) -> None:
@@ -142,11 +143,9 @@ def failed(agents: Sequence[Agent]) -> Agent | None:
 
 
 def end(agent: Agent) -> None:
-    """End an agent and everything in its process group, at once if it has ended by itself."""
-    if agent.process.poll() is None:
-        agent.process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            agent.process.wait(GRACE)
+    """Wait for an agent that was asked to end, then end whatever is left in its process group."""
+    with suppress(subprocess.TimeoutExpired):
+        agent.process.wait(GRACE)
     with suppress(ProcessLookupError):
         os.killpg(agent.process.pid, signal.SIGKILL)
     agent.process.wait()

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,12 @@ from ddp.model_names import OWN_MODELS, refuse_unfit_model
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "config.schema.yaml"
 WIDTHS_WANTED = "three whole numbers are needed"
+TEXT_KEYS = ("experiment", "model", "optimizer", "device", "scratch")
+PATTERN_WORDS = {
+    "experiment": "letters, digits, - and _, the first a letter or digit",
+    "dataset.url": "an address that begins with http:// or https://",
+    "scratch": "an absolute path, nor one that begins with $NAME or ~",
+}
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -61,7 +67,7 @@ class Run:
     @property
     def validation_images(self) -> int:
         """Number of training images held out for validation."""
-        return round(self.validation_fraction * DATASETS[self.dataset].train_images)
+        return DATASETS[self.dataset].held_out(self.validation_fraction)
 
     @property
     def training_images(self) -> int:
@@ -117,12 +123,12 @@ class Experiment:
         values = resolved | {"dataset": resolved["dataset"]["name"]}
         fields = [field.name for field in dataclasses.fields(Run)]
         axes = {key: values[key] for key in fields if is_axis(key, values[key])}
+        refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"])
         runs = {}
         for point in itertools.product(*axes.values()):
             chosen = {key: values[key] for key in fields} | dict(zip(axes, point, strict=True))
             run = Run(**chosen | {"widths": tuple(chosen["widths"])})
             refuse_impossible(run, axes)
-            refuse_impossible_source(run.dataset, resolved["dataset"])
             runs[run_name(dict(zip(axes, point, strict=True)))] = run
         if (longest := max(map(len, runs))) > LONGEST_NAME:
             raise Refusal(f"config: {len(axes)} axes make a folder name of {longest} characters; vary fewer keys (at most {LONGEST_NAME})")
@@ -156,21 +162,53 @@ def value_text(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
-def with_types(config: Any) -> Any:
+def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with numbers, true, false and null in their types.
 
-    What `--config 'seed=[0, 1]'` gives, Snakemake reads as lists of text; and YAML 1.1 reads 1e-3 as text.
+    What `--config 'seed=[0, 1]'` gives, Snakemake reads as lists of text; and YAML 1.1 reads 1e-3 as text. Keys whose values
+    are text are left as they are.
     """
-    if isinstance(config, dict):
-        return {key: with_types(value) for key, value in config.items()}
-    if isinstance(config, list):
-        return [with_types(value) for value in config]
-    if isinstance(config, str):
-        with suppress(ValueError):
-            return json.loads(config) if config in ("true", "false", "null") else int(config)
-        with suppress(ValueError):
-            return float(config)
-    return config
+
+    def parsed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [parsed(item) for item in value]
+        if isinstance(value, str):
+            with suppress(ValueError):
+                return json.loads(value) if value in ("true", "false", "null") else int(value)
+            with suppress(ValueError):
+                return float(value)
+        return value
+
+    typed_config = {key: value if key in TEXT_KEYS else parsed(value) for key, value in config.items()}
+    if isinstance(dataset := config.get("dataset"), dict):
+        typed_config["dataset"] = {key: None if value == "null" else value for key, value in dataset.items()}
+    return typed_config
+
+
+def refuse_duplicate_keys(path: Path) -> None:
+    """Refuse a file that gives a key twice: YAML readers silently take the last.
+
+    Raises:
+        Refusal: naming file, line and key.
+    """
+
+    def check(node: yaml.Node, seen: set[int]) -> None:
+        if id(node) in seen:
+            raise Refusal(f"config: {path}: line {node.start_mark.line + 1}: a value contains itself")
+        inside = seen | {id(node)}
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                check(item, inside)
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if str(key.value) in keys:
+                    raise Refusal(f"config: {path}: line {key.start_mark.line + 1}: {key.value} is given twice; keep one")
+                keys.add(str(key.value))
+                check(value, inside)
+
+    if root := yaml.compose(path.read_text(), yaml.SafeLoader):
+        check(root, set())
 
 
 @cache
@@ -194,11 +232,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     for error in sorted(validator.iter_errors(dict(config)), key=position):
         raise Refusal(refusal_line(error))
     resolved = with_defaults(config, schema()["properties"])
-    for key, value in resolved.items():
-        refuse_not_finite(key, value)
     floats = {field.name for field in dataclasses.fields(Run) if field.type is float}
-    as_float = {key: [float(v) for v in resolved[key]] if is_axis(key, resolved[key]) else float(resolved[key]) for key in floats}
-    return resolved | as_float
+    return {key: typed(key, value, key in floats) for key, value in resolved.items()}
 
 
 def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,13 +245,22 @@ def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> di
     return resolved
 
 
-def refuse_not_finite(key: str, value: Any) -> None:
-    # JSON schema has no word for it, and YAML reads .nan and .inf as numbers.
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Refusal(f"config: {key}: {value} is not a finite number")
+def typed(key: str, value: Any, as_float: bool) -> Any:
+    """A number, or each number in a list, in its key's type: JSON schema takes 2.0 for an integer and 2 for a number.
+
+    Raises:
+        Refusal: it is no finite number: the schema has no word for that, and YAML reads .nan and .inf as numbers.
+    """
     if isinstance(value, list):
-        for item in value:
-            refuse_not_finite(key, item)
+        return [typed(key, item, as_float) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        if math.isfinite(value):
+            return float(value) if as_float else int(value)
+    except OverflowError:
+        pass
+    raise Refusal(f"config: {key}: {str(value)[:20]} is not a finite number")
 
 
 def refusal_line(error: jsonschema.ValidationError) -> str:
@@ -228,7 +272,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "additionalProperties":
         known = list(schema["properties"])
         unknown = next(str(name) for name in value if name not in known)
-        near = difflib.get_close_matches(unknown, known, n=1) or difflib.get_close_matches(unknown, known, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(unknown, known, n=1)
         path = f"{key}.{unknown}" if key else unknown
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
         return f"config: {path}: unknown key; {hint}"
@@ -239,6 +283,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "exclusiveMinimum": f"{shown} is too small; it must be above {limit}",
         "exclusiveMaximum": f"{shown} is too large; it must be below {limit}",
         "minLength": "the text is empty",
+        "maxLength": f"{shown[:20]}… is too long; the most is {limit} characters",
         "minItems": f"{shown} is too short; {'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
         "maxItems": f"{shown} is too long; {WIDTHS_WANTED}",
         "uniqueItems": f"{shown} names a value twice; each run must be another one",
@@ -248,12 +293,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "enum":
         return f"config: {key}: {shown} is not one of {', '.join(limit)}"
     if error.validator == "pattern":
-        what = (
-            "letters, digits, - and _, the first a letter or digit"
-            if key == "experiment"
-            else "an address that begins with http:// or https://"
-        )
-        return f"config: {key}: {shown} is not {what}"
+        return f"config: {key}: {shown} is not {PATTERN_WORDS[key]}"
     if error.validator == "type":
         return f"config: {key or 'the file'}: {shown} is not {type_words(limit)}"
     return f"config: {key}: {wording[str(error.validator)]}"
@@ -294,6 +334,15 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
             f"config: global_batch_size: {run.global_batch_size} is more than the {run.training_images:,} training images "
             f"of {run.dataset}; use at most that"
         )
+    # The smallest share of an epoch's smallest batch; see `batches.deal`.
+    share = run.training_images // -(-run.training_images // run.global_batch_size) // run.world_size
+    if share < 2:
+        raise Refusal(
+            f"config: global_batch_size: {run.global_batch_size} on {run.world_size} processes leaves a process {share} images in some "
+            f"steps, too few for BatchNorm; use {4 * run.world_size} or more"
+        )
+    if not run.validation_fraction and "validation_seed" in axes:
+        raise Refusal("config: validation_seed: an axis that validation_fraction 0 ignores; give one value, or a fraction above 0")
     if run.model != "airbench" and "widths" in axes:
         raise Refusal(f"config: widths: an axis that model {run.model} ignores; give one value, or only model airbench")
     if run.optimizer != "sgd" and "momentum" in axes:
@@ -302,9 +351,20 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         refuse_unfit_model(run.model)
 
 
-def refuse_impossible_source(dataset: str, settings: Mapping[str, Any]) -> None:
-    source, options = settings["source"], ("auto", *SOURCES[dataset])
-    if source not in options:
-        raise Refusal(f"config: dataset.source: {dataset} is not to be had from {source}; use {' or '.join(options)}")
+def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Refuse sources that do not have the data sets.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    source = settings["source"]
+    for dataset in datasets:
+        options = ("auto", *SOURCES[dataset])
+        if source not in options:
+            raise Refusal(f"config: dataset.source: {dataset} is not to be had from {source}; use {' or '.join(options)}")
     if source == "archive" and settings["archive"] is None:
         raise Refusal("config: dataset.archive: is null; source archive needs the path of the official archive")
+    for key in ("archive", "url"):
+        from_it = [dataset for dataset in datasets if key in SOURCES[dataset]]
+        if settings[key] is not None and len(from_it) > 1:
+            raise Refusal(f"config: dataset.{key}: one {key} cannot hold {' and '.join(from_it)}; fetch them one at a time")

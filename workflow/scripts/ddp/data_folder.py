@@ -56,7 +56,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-        manifest["dataset"], manifest["sha256"], [manifest["files"][f"{name}.npy"]["sha256"] for name in ARRAYS]
+        for key in ("dataset", "source", "classes", "sha256"):
+            manifest[key]
+        for name in ARRAYS:
+            manifest["files"][f"{name}.npy"]["sha256"], manifest["files"][f"{name}.npy"]["bytes"]
     except FileNotFoundError:
         raise Refusal(f"{path} is not there; fetch the data first: snakemake --profile profiles/local {path}") from None
     except (ValueError, KeyError, TypeError):

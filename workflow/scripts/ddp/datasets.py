@@ -6,8 +6,6 @@ from dataclasses import dataclass
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 IMAGE_SHAPE = (32, 32, 3)
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -23,6 +21,10 @@ class Dataset:
     train_images: int
     test_images: int
     sha256: dict[str, str]
+
+    def held_out(self, fraction: float) -> int:
+        """Number of training images that a validation fraction holds out."""
+        return round(fraction * self.train_images)
 
 
 DATASETS = {

@@ -1,5 +1,7 @@
 """Which model names there are; free of torch until a name of torchvision's is met."""
 
+import difflib
+import warnings
 from functools import cache
 
 from ddp.errors import Refusal
@@ -19,10 +21,13 @@ def refuse_unfit_model(name: str) -> None:
     import torch
     import torchvision
 
-    if name not in torchvision.models.list_models(module=torchvision.models):
-        raise Refusal(f"config: model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of torchvision.models")
+    known = [*OWN_MODELS, *torchvision.models.list_models(module=torchvision.models)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Refusal(f"config: model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of torchvision.models{hint}")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             network = torchvision.models.get_model(name, weights=None, num_classes=10)
             output = network.train()(torch.empty(4, 3, 32, 32))
     except Exception as error:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp.errors import Refusal
+from ddp.errors import ERRORS_VARIABLE, Refusal
+from ddp.lifetime import end_with_parent
 
 # Long enough for the slowest rank to import torch from a cold network file system, and for a first step on a busy GPU.
 TIMEOUT = timedelta(minutes=10)
@@ -44,6 +45,9 @@ def process_group(device: str) -> Iterator[Process]:
     """
     rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
                                     (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
+    if ERRORS_VARIABLE in os.environ:
+        # Started by `launch`: torchrun gives ranks a session of their own, in which they would outlive it.
+        end_with_parent()
     process = Process(rank, local_rank, world_size, choose_device(device, local_rank))
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)

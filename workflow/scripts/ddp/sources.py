@@ -77,7 +77,7 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
     try:
         return read_official(mirror, work)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, ValueError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
         raise Refusal(f"{mirror.url}: {reason}") from None
     except RuntimeError as error:

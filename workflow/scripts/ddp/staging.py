@@ -63,8 +63,8 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
     reasons = []
     for entry in scratch:
         folder = os.path.expandvars(Path(entry).expanduser())
-        if "$" in folder:
-            continue  # the variable is not set on this node
+        if "$" in folder or not Path(folder).is_absolute():
+            continue  # the variable is not set on this node, or empty
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{manifest['dataset']}-{manifest['sha256'][:12]}"
