@@ -17,7 +17,7 @@ class Checkout:
         self.path = folder / "a checkout"
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
-        listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
             if name and (ROOT / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,11 @@ import jsonschema
 import pytest
 import yaml
 
-from ddp.config import Experiment, Run, refuse_duplicate_keys, schema, with_types
+from ddp.config import Experiment, Run
 from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
 from ddp.model_names import OWN_MODELS
+from ddp.schema import refuse_duplicate_keys, schema, with_types
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -244,3 +245,11 @@ def test_schema_and_library_know_the_same_keys_and_names() -> None:
     }
     assert schema()["$defs"]["dataset"]["enum"] == list(DATASETS) == list(SOURCES)
     assert all(f"`{model}`" in schema()["properties"]["model"]["description"] for model in OWN_MODELS)
+
+
+def test_the_conda_environment_has_the_versions_of_the_lock() -> None:
+    locked = [line.split(" ;")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    environment = yaml.safe_load((ROOT / "workflow" / "envs" / "ddp.yaml").read_text())
+    pinned = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
+    assert len(pinned) > 5
+    assert [name for name in pinned if name not in locked] == []

@@ -50,7 +50,7 @@ def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:
     before = provenance.code_sha256("train.py")
-    edit(scripts / "ddp" / "config.py", "unknown key", "key unknown to us")
+    edit(scripts / "ddp" / "schema.py", "unknown key", "key unknown to us")
     assert provenance.code_sha256("train.py") == before
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
-from ddp.config import Experiment, refuse_duplicate_keys, with_types
+from ddp.config import Experiment
 from ddp.errors import Refusal
 from ddp.provenance import code_sha256
+from ddp.schema import refuse_duplicate_keys, with_types
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
