@@ -10,7 +10,7 @@ PROGRAM = ["train.py", "--run", '{"seed": 0}']
 LOCAL = "GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo NODE_RANK={rank} OMP_NUM_THREADS={cpus} PYTHONUNBUFFERED=1"
 TORCHRUN = (
     "-m torch.distributed.run --nnodes={nodes} --node-rank={rank} --nproc-per-node={nproc} "
-    "--master-addr=127.0.0.1 --master-port=20001 --max-restarts=0 --log-dir=/dev/null --"
+    "--master-addr=127.0.0.1 --master-port=20001 --max-restarts=0 --log-dir=/tmp/launch-x --"
 )
 ARGUMENTS = """train.py --run '{"seed": 0}'"""
 
@@ -31,10 +31,10 @@ def golden(rank: int, nodes: int, nproc: int, cpus: int, gpus: str) -> str:
     ids=["one process", "two nodes", "one node of four GPUs", "two nodes of two GPUs"],
 )
 def test_torchrun_on_this_machine(geometry, gpus, wanted) -> None:
-    assert [str(command) for command in local_plan("torchrun", geometry, PROGRAM, 20001, gpus)] == wanted
+    assert [str(command) for command in local_plan("torchrun", geometry, PROGRAM, 20001, "/tmp/launch-x", gpus)] == wanted
 
 
 def test_without_a_launcher_the_program_runs_once_a_node() -> None:
-    plan = local_plan("none", Geometry(2, 4, 1), ["stage.py", "--data", "a folder"], 20001, [])
+    plan = local_plan("none", Geometry(2, 4, 1), ["stage.py", "--data", "a folder"], 20001, "/tmp/launch-x", [])
     assert [command.command for command in plan] == [(sys.executable, "stage.py", "--data", "a folder")] * 2
     assert [command.environment["NODE_RANK"] for command in plan] == ["0", "1"]

@@ -43,11 +43,13 @@ def main() -> None:
                 f"{args.cpus} are given; use auto, or more --cores"
             )
         geometry = Geometry(args.nodes, args.nproc_per_node, args.cpus_per_proc or share)
-        plan = local_plan(args.launcher, geometry, args.program, free_port(), usable_gpus(args.device, world_size))
-        if args.dry_run:
-            print(*plan, sep="\n")
-            return
-        launch(plan, Path(args.program[0]).stem, args.log, args.collect, args.end_with_parent)
+        gpus = usable_gpus(args.device, world_size)
+        with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+            plan = local_plan(args.launcher, geometry, args.program, free_port(), folder, gpus)
+            if args.dry_run:
+                print(*plan, sep="\n")
+            else:
+                launch(plan, Path(folder), args)
 
 
 def positive(text: str) -> int:
@@ -56,22 +58,23 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def launch(plan: Sequence[NodeCommand], name: str, log: Path | None, collect: Path | None, end_with_parent: bool) -> None:
-    """Run the plan; with `collect`, gather the report that each node writes to the file in its NODE_REPORT."""
-    if log:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="reports-") as folder, open(log or os.devnull, "a") as sink:
-        reports = [Path(folder) / f"{command.node_rank}.json" for command in plan]
-        if collect:
-            plan = [
-                replace(command, environment={**command.environment, "NODE_REPORT": str(report)})
-                for command, report in zip(plan, reports, strict=True)
-            ]
-        if error := run_all(plan, sink, end_with_parent):
-            raise Refusal(f"{name} failed: {error}" + (f"; see {log}" if log else ""))
-        if collect:
-            nodes = [{"node_rank": rank, **json.loads(report.read_text())} for rank, report in enumerate(reports)]
-            atomic.write_text(collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
+def launch(plan: Sequence[NodeCommand], folder: Path, args: argparse.Namespace) -> None:
+    """Run the plan; with --collect, gather the report that each node writes to the file in its NODE_REPORT."""
+    reports = [folder / f"{command.node_rank}.json" for command in plan]
+    if args.collect:
+        plan = [
+            replace(command, environment={**command.environment, "NODE_REPORT": str(report)})
+            for command, report in zip(plan, reports, strict=True)
+        ]
+    if args.log:
+        args.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(args.log or os.devnull, "a") as sink:
+        error = run_all(plan, sink, folder / "errors", args.end_with_parent)
+    if error:
+        raise Refusal(f"{Path(args.program[0]).stem} failed: {error}" + (f"; see {args.log}" if args.log else ""))
+    if args.collect:
+        nodes = [{"node_rank": rank, **json.loads(report.read_text())} for rank, report in enumerate(reports)]
+        atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
 def free_port() -> int:

@@ -5,13 +5,13 @@ import pty
 import signal
 import subprocess
 import sys
-import tempfile
 import termios
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -33,24 +33,28 @@ class Agent:
     readers: tuple[threading.Thread, ...]
 
 
-def run_all(plan: Sequence[NodeCommand], log: IO[str], end_with_parent: bool) -> str | None:
+def run_all(plan: Sequence[NodeCommand], log: IO[str], errors: Path, stop_with_parent: bool) -> str | None:
     """Run every command of the plan until all have ended, or until one fails, which ends the others.
 
-    With `end_with_parent` it also ends them when the process that started this one is gone: a Snakemake that was killed would
+    With `stop_with_parent` it also ends them when the process that started this one is gone: a Snakemake that was killed would
     otherwise leave a training that goes on writing where the next one writes.
 
     What they write to stdout appears on our stdout, as on a terminal if that is one. Everything goes to the log, a line at a
     time, with the node in front where there are several.
 
+    Args:
+        errors: new folder in which the processes leave what went wrong, see `errors.leave_for_launch`.
+
     Returns:
         None if all succeeded, else one line about the first failure.
     """
-    with tempfile.TemporaryDirectory(prefix="launch-") as errors, stop_signals() as stop:
+    errors.mkdir()
+    with stop_signals() as stop:
         parent = os.getppid()
         agents = [start(command, log, errors, several=len(plan) > 1) for command in plan]
         while not stop.is_set() and any(agent.process.poll() is None for agent in agents) and not failed(agents):
             time.sleep(0.05)
-            if end_with_parent and os.getppid() != parent:
+            if stop_with_parent and os.getppid() != parent:
                 stop.set()
         first = failed(agents)
         # All at once first: one after the other, stubborn agents would outlast a scheduler's patience.
@@ -60,7 +64,7 @@ def run_all(plan: Sequence[NodeCommand], log: IO[str], end_with_parent: bool) ->
             end(agent)
         if stop.is_set():
             return "stopped"
-        return first_error(first, Path(errors)) if first else None
+        return first_error(first, errors) if first else None
 
 
 @contextmanager
@@ -79,7 +83,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Agent:
+def start(command: NodeCommand, log: IO[str], errors: Path, several: bool) -> Agent:
     if sys.stdout.isatty():
         # On a terminal the program gets one of the same size, so that it draws its progress bar.
         our_end, its_end = pty.openpty()
@@ -88,13 +92,14 @@ def start(command: NodeCommand, log: IO[str], errors: str, several: bool) -> Age
         our_end, its_end = os.pipe()
     process = subprocess.Popen(
         command.command,
-        env={**os.environ, **command.environment, ERRORS_VARIABLE: errors},
+        env={**os.environ, **command.environment, ERRORS_VARIABLE: str(errors)},
         stdin=subprocess.DEVNULL,
         stdout=its_end,
         stderr=subprocess.PIPE,
         # A process group of its own: Ctrl-C reaches us alone, and we end it in order.
         start_new_session=True,
-        preexec_fn=end_with_parent,
+        # Not SIGTERM: with nobody to read what it writes, torchrun may not get to its end. Its ranks get SIGTERM in turn.
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
     )
     os.close(its_end)
     assert process.stderr is not None

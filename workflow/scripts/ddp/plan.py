@@ -34,7 +34,7 @@ class NodeCommand:
         return f"[node {self.node_rank}] {' '.join(variables)} {shlex.join(self.command)}"
 
 
-def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: int, gpus: Sequence[str]) -> list[NodeCommand]:
+def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: int, folder: str, gpus: Sequence[str]) -> list[NodeCommand]:
     """One command per node, all of them on this machine and joined over loopback.
 
     Args:
@@ -42,6 +42,7 @@ def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: 
         geometry: of the run; with `none` only its nodes matter.
         program: path of a Python program and its arguments.
         port: free TCP port for the rendezvous.
+        folder: where torchrun may put its own files.
         gpus: one for every process, or none to compute on the CPU.
     """
     plan = []
@@ -56,12 +57,12 @@ def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: 
             # So that a program's lines arrive as they are written, through pipes too.
             "PYTHONUNBUFFERED": "1",
         }
-        command = torchrun_command(geometry, node_rank, "127.0.0.1", port) if launcher == "torchrun" else (sys.executable,)
+        command = torchrun_command(geometry, node_rank, "127.0.0.1", port, folder) if launcher == "torchrun" else (sys.executable,)
         plan.append(NodeCommand(node_rank, environment, (*command, *program)))
     return plan
 
 
-def torchrun_command(geometry: Geometry, node_rank: int, address: str, port: int) -> tuple[str, ...]:
+def torchrun_command(geometry: Geometry, node_rank: int, address: str, port: int, folder: str) -> tuple[str, ...]:
     """torchrun with static rendezvous: the given address and port are the only ones used.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html; that c10d opens a second endpoint under a name of its own
@@ -74,7 +75,7 @@ def torchrun_command(geometry: Geometry, node_rank: int, address: str, port: int
         "master-addr": address,
         "master-port": port,
         "max-restarts": 0,
-        # By default each torchrun leaves a folder of empty folders in TMPDIR for ever.
-        "log-dir": "/dev/null",
+        # By default each torchrun leaves a folder in TMPDIR for ever; with /dev/null it was seen to hang at its end.
+        "log-dir": folder,
     }
     return (sys.executable, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()), "--")

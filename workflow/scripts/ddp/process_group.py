@@ -1,6 +1,7 @@
 """One process among many: who it is, and what all of them do together."""
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def process_group(device: str) -> Iterator[Process]:
                                     (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
     if ERRORS_VARIABLE in os.environ:
         # Started by `launch`: torchrun gives ranks a session of their own, in which they would outlive it.
-        end_with_parent()
+        end_with_parent(signal.SIGTERM)
     process = Process(rank, local_rank, world_size, choose_device(device, local_rank))
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)
