@@ -54,15 +54,16 @@ def read_run(experiment: Experiment, name: str, folder: Path) -> tuple[dict[str,
         history = pd.read_csv(folder / "history.csv")
         if history["epoch"].tolist() != list(range(1, experiment.runs[name].epochs + 1)):
             raise Refusal(f"{folder}/history.csv does not have the epochs 1 to {experiment.runs[name].epochs}; train the run again")
-        return summary_row(experiment, name, folder, history), run_curves(experiment, name, folder, history)
+        evaluation, about = read_json(folder / "evaluation.json"), read_json(folder / "run.json")
+        axes = axis_values(experiment, name)
+        return axes | summary_row(evaluation, about, history), run_curves(axes, evaluation, history)
     except (KeyError, TypeError, ValueError) as error:
         raise Refusal(f"{folder}: evaluation.json, run.json or history.csv is damaged ({error}); make it again") from None
 
 
-def summary_row(experiment: Experiment, name: str, folder: Path, history: pd.DataFrame) -> dict[str, Any]:
-    """One run: axes, test metrics, speed, and what it was made of. `images_per_second` is the mean over its epochs."""
-    evaluation, about = read_json(folder / "evaluation.json"), read_json(folder / "run.json")
-    return axis_values(experiment, name) | {
+def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.DataFrame) -> dict[str, Any]:
+    """One run: test metrics, speed, and what it was made of. `images_per_second` is the mean over its epochs."""
+    return {
         "n": evaluation["n"],
         "accuracy": evaluation["accuracy"],
         "loss": evaluation["loss"],
@@ -75,12 +76,12 @@ def summary_row(experiment: Experiment, name: str, folder: Path, history: pd.Dat
     }
 
 
-def run_curves(experiment: Experiment, name: str, folder: Path, history: pd.DataFrame) -> pd.DataFrame:
-    """One run's history with, for the kept epochs, loss and accuracy on the test images."""
-    kept = pd.DataFrame(read_json(folder / "evaluation.json")["checkpoints"], columns=["epoch", "loss", "accuracy"])
+def run_curves(axes: dict[str, Any], evaluation: dict[str, Any], history: pd.DataFrame) -> pd.DataFrame:
+    """One run's axes and history with, for the kept epochs, loss and accuracy on the test images."""
+    kept = pd.DataFrame(evaluation["checkpoints"], columns=["epoch", "loss", "accuracy"])
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     curves = history.merge(kept, on="epoch", how="left", validate="one_to_one")
-    for position, (key, value) in enumerate(axis_values(experiment, name).items()):
+    for position, (key, value) in enumerate(axes.items()):
         curves.insert(position, key, value)
     return curves
 

@@ -111,10 +111,11 @@ class Experiment:
         refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"])
         runs = {}
         for point in itertools.product(*axes.values()):
-            chosen = {key: values[key] for key in fields} | dict(zip(axes, point, strict=True))
+            varied = dict(zip(axes, point, strict=True))
+            chosen = {key: values[key] for key in fields} | varied
             run = Run(**chosen | {"widths": tuple(chosen["widths"])})
             refuse_impossible(run, axes)
-            runs[run_name(dict(zip(axes, point, strict=True)))] = run
+            runs[run_name(varied)] = run
         if (longest := max(map(len, runs))) > LONGEST_NAME:
             raise Refusal(f"config: {len(axes)} axes make a folder name of {longest} characters; vary fewer keys (at most {LONGEST_NAME})")
         return Experiment(resolved["experiment"], resolved, axes, runs)
