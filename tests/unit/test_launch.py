@@ -1,8 +1,10 @@
 """Launching: the truth about how it ended, and nobody left behind. Every process here is a real one."""
 
+import hashlib
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from programs import SCRIPTS, program
+
+HOST = socket.gethostname()
 
 
 def script(folder: Path, body: str) -> Path:
@@ -40,10 +44,14 @@ def test_success_shows_stdout_and_logs_everything_by_node(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ("if rank: sys.exit(3)\ntime.sleep(60)", "the command of node 1 ended with status 3"),
-        ("if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", "the command of node 1 was ended by SIGKILL"),
+        ("if rank == 1: sys.exit(3)\ntime.sleep(60)", f"node 1 on {HOST} ended with status 3"),
+        (
+            "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)",
+            f"node 1 on {HOST} was ended by SIGKILL; the system does that when memory runs out",
+        ),
+        ("if rank == 1: sys.exit('some_program: no such thing')\ntime.sleep(60)", f"node 1 on {HOST}: no such thing"),
     ],
-    ids=["exit status", "killed"],
+    ids=["exit status", "killed", "its own words"],
 )
 def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
     start = time.monotonic()
@@ -63,14 +71,40 @@ def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
     assert first.endswith(f": 2 processes were started, the run is for 1; see {tmp_path}/log")
 
 
-def test_a_defect_keeps_its_traceback_in_the_log(tmp_path) -> None:
-    body = f"sys.path.insert(0, {str(SCRIPTS)!r})\nfrom ddp.errors import told_in_one_line\nwith told_in_one_line('x'):\n    1 / 0"
-    done = program("launch", "--launcher", "none", "--log", tmp_path / "log", "--", script(tmp_path, body))
+def test_a_defect_shows_its_last_lines_and_keeps_its_log(tmp_path) -> None:
+    body = "print('before', file=sys.stderr)\nif rank == 1:\n    1 / 0\ntime.sleep(60)"
+    logs = tmp_path / "logs"
+    arguments = ["--launcher", "none", "--nodes", 2, "--log", tmp_path / "log", "--logs", logs, "--", script(tmp_path, body)]
+    done = program("launch", *arguments)
     assert done.returncode == 1
-    assert "some_program failed: " in done.stderr
-    assert "ZeroDivisionError: division by zero; see" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "Traceback (most recent call last)" in (tmp_path / "log").read_text()
+    *shown, last = done.stderr.splitlines()
+    error = f"node 1 on {HOST}: ZeroDivisionError: division by zero; its own log is {logs}/node=1.log"
+    assert last == f"launch: some_program failed: {error}; see {tmp_path}/log"
+    assert shown[0] == f"node 1 on {HOST} | Traceback (most recent call last):"
+    assert shown[-1] == f"node 1 on {HOST} | ZeroDivisionError: division by zero"
+    assert (tmp_path / "log").read_text().splitlines()[-1] == f"launch: {error}"
+    assert (logs / "node=1.log").read_text().startswith("before\nTraceback (most recent call last):\n")
+
+
+def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
+    """Peers see the lost connection before anybody has waited for the dead; torchrun itself says no more than status 1."""
+    process, ours = training(digits, tmp_path)
+    victim = next(path for path in ours if b"train.py" in cmdline(path) and environment(path).get(b"RANK") == b"1" and is_rank(path))
+    os.kill(int(victim.name), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = errors.decode().splitlines()[-1]
+    assert last.startswith(f"launch: train failed: rank 1 on {HOST} was ended by SIGKILL"), errors
+    await_end(ours)
+
+
+def is_rank(path: Path) -> bool:
+    """Whether the process is a rank itself, rather than what watches over it."""
+    return b"supervise.py" not in cmdline(path)
+
+
+def environment(path: Path) -> dict[bytes, bytes]:
+    return dict(pair.split(b"=", 1) for pair in (path / "environ").read_bytes().split(b"\0") if b"=" in pair)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -102,13 +136,13 @@ def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
     run = '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
     command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--log", str(folder / "log"), "--",
                str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(folder / "out")]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not (folder / "out" / "history.csv").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     ours = [path for path in Path("/proc").glob("[0-9]*") if str(folder).encode() in cmdline(path)]
-    assert len(ours) == 5  # launch, two agents, two ranks
+    assert len(ours) == 7  # launch, two agents, two ranks, and what watches over each
     return process, ours
 
 
@@ -188,11 +222,39 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
     await_end(ours)
 
 
+def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
+    done = program("launch", "--launcher", "srun", "--", script(tmp_path, ""))
+    assert done.returncode == 1
+    assert done.stderr == "launch: launcher: srun starts ranks through Slurm, so it needs transport srun; locally use torchrun\n"
+
+
+def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    done = program("launch", "--transport", "srun", "--", script(tmp_path, ""), env=environment)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "launch: transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local\n"
+    )
+
+
+def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
+    """`srun` needs a Slurm and is compared there."""
+    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2, "nproc_per_node": 2}'
+    found = {}
+    for launcher in ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"):
+        output = tmp_path / launcher
+        done = program("launch", "--launcher", launcher, "--nodes", 2, "--nproc-per-node", 2, "--", SCRIPTS / "train.py",
+                       "--run", run, "--data", digits, "--output", output)  # fmt: skip
+        assert done.returncode == 0, (launcher, done.stderr)
+        found[launcher] = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
+    assert len(set(found.values())) == 1, found
+
+
 def test_a_dry_run_starts_nothing(tmp_path) -> None:
     path = script(tmp_path, f"open('{tmp_path}/started', 'w')")
     done = program("launch", "--dry-run", "--nodes", 2, "--cpus", 4, "--log", tmp_path / "log", "--", path)
     assert done.returncode == 0
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["[node", "0]"], ["[node", "1]"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["[node", "0,"], ["[node", "1,"]]
     assert "OMP_NUM_THREADS=2" in done.stdout
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "log").exists()

@@ -11,8 +11,10 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from ddp.config import Experiment
 from ddp.errors import Refusal
+from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
 from ddp.provenance import code_sha256
 from ddp.schema import refuse_duplicate_keys, with_types
+from ddp.slurm import status_command
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
@@ -27,14 +29,43 @@ except Refusal as refusal:
     sys.exit(str(refusal))
 
 
-# How this site gets its data, and where it stages them. The rules take these as resources, which are what a site has: as
-# parameters, a change would retrain what it cannot change.
+# How this site gets its data, where it stages them and what starts its ranks. The rules take these as resources, which are what
+# a site has: as parameters, a change would retrain what it cannot change.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
+LAUNCHER = EXPERIMENT.config["launcher"]
 ORIGIN = shlex.join(
     f"--{key}={value}"
     for key, value in EXPERIMENT.config["dataset"].items()
     if key != "name" and value is not None
 )
+
+
+def transport(wildcards):
+    """How `launch` reaches the nodes: as Snakemake does. Not a profile's affair, where a second profile would override it unseen."""
+    executor = workflow.executor_plugin.name
+    # A dry run does not know what it stands for; the command it shows finds out where it is run.
+    return {"slurm": "srun", "slurm-jobstep": "srun", "dryrun": "auto"}.get(
+        executor, "local"
+    )
+
+
+def sized_by(size):
+    """A job's resources, from a function of its run."""
+
+    def resource(name):
+        return lambda wildcards: size(run_of(wildcards))[name]
+
+    return {name: resource(name) for name in size(next(iter(EXPERIMENT.runs.values())))}
+
+
+onstart:
+    if workflow.executor_plugin.name == "slurm":
+        settings = workflow.executor_settings
+        try:
+            settings.status_command, why = status_command(settings.status_command)
+        except Refusal as refusal:
+            sys.exit(f"slurm: {refusal}")
+        print(f"slurm: {why}", file=sys.stderr)
 
 
 def run_of(wildcards):

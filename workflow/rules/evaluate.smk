@@ -12,7 +12,10 @@ rule evaluate:
         "results/{experiment}/{run}/evaluate.log",
     conda:
         "../envs/ddp.yaml"
-    threads: 4
+    threads: EVALUATE_CPUS
+    resources:
+        **sized_by(evaluation_size),
+        runtime=30,
     params:
         evaluate=f"{SCRIPTS}/evaluate.py",
         data=subpath(input.manifest, parent=True),

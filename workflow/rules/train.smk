@@ -16,6 +16,9 @@ rule stage:
     conda:
         "../envs/ddp.yaml"
     resources:
+        **sized_by(training_size),
+        runtime=10,
+        transport=transport,
         scratch=SCRATCH,
     params:
         launch=f"{SCRIPTS}/launch.py",
@@ -23,7 +26,7 @@ rule stage:
         nodes=lambda wildcards: run_of(wildcards).nodes,
         data=subpath(input.manifest, parent=True),
     shell:
-        "python {params.launch:q} --launcher none --nodes {params.nodes}"
+        "python {params.launch:q} --transport {resources.transport} --launcher none --nodes {params.nodes}"
         " --log {log:q} --collect {output.report:q} --"
         " {params.stage:q} --data {params.data:q} --scratch {resources.scratch}"
 
@@ -45,6 +48,10 @@ rule train:
         "../envs/ddp.yaml"
     threads: cpus_of
     resources:
+        **sized_by(training_size),
+        runtime=120,
+        transport=transport,
+        launcher=LAUNCHER,
         scratch=SCRATCH,
     params:
         launch=f"{SCRIPTS}/launch.py",
@@ -55,6 +62,8 @@ rule train:
         results=subpath(output.model, parent=True),
         code=code_sha256("train.py"),
     shell:
-        "python {params.launch:q} --end-with-parent {params.geometry} --cpus {threads} --log {log:q} --"
+        "python {params.launch:q} --transport {resources.transport} --launcher {resources.launcher}"
+        " --end-with-parent {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
+        " --log {log:q} --logs {params.results:q}/logs --"
         " {params.train:q} --run {params.run:q} --data {params.data:q}"
         " --scratch {resources.scratch} --output {params.results:q}"

@@ -1,55 +1,65 @@
 """Start a program on every node of a run, and tell the truth about how it ended.
 
-The nodes are agents on this machine, joined over loopback. The program and its arguments follow `--`.
+Two choices: how a command gets to each node (--transport), and what starts the ranks there (--launcher). The program and its
+arguments follow `--`.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from ddp import atomic
-from ddp.agents import run_all
+from ddp.agents import Command, Outcome, Output, run_all
+from ddp.endings import cause, ending, how, last_words
 from ddp.errors import Refusal, told_in_one_line
-from ddp.plan import Geometry, NodeCommand, local_plan
+from ddp.launchers import LAUNCHERS, Geometry
+from ddp.plan import local_plan, srun_command, srun_plan
+from ddp.slurm import allocation
+
+# Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
+GRACE = 35
+HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transport", choices=("auto", "local", "srun"), default="auto",
+                        help="local: all nodes are this machine; srun: this Slurm job's; auto: srun in a job, else local")  # fmt: skip
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="torchrun", help="none: the program once a node")
     parser.add_argument("--nodes", type=positive, default=1)
     parser.add_argument("--nproc-per-node", type=positive, default=1)
-    parser.add_argument("--cpus", type=positive, default=1, help="CPUs of this machine to share out among all processes")
+    parser.add_argument("--cpus", type=positive, default=1, help="transport local: CPUs of this machine, to share out")
+    parser.add_argument("--cpus-per-node", type=positive, default=1, help="transport srun: CPUs of each node, to share out")
     parser.add_argument("--cpus-per-proc", type=positive, help="CPUs of each process; an even share if not given")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
-    parser.add_argument("--launcher", choices=("torchrun", "none"), default="torchrun", help="none: the program once a node")
     parser.add_argument("--log", type=Path, help="file for everything the processes write")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for a log of each rank's")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write the nodes' reports there, as JSON")
     parser.add_argument("--end-with-parent", action="store_true", help="stop when whoever started this is gone")
     parser.add_argument("--dry-run", action="store_true", help="print every node's environment and command, and start nothing")
     parser.add_argument("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
+    if args.transport == "auto":
+        args.transport = "srun" if "SLURM_JOB_ID" in os.environ else "local"
     with told_in_one_line("launch"):
-        world_size = args.nodes * args.nproc_per_node
-        share = max(1, args.cpus // world_size)
-        if args.cpus_per_proc and args.cpus_per_proc > share:
-            raise Refusal(
-                f"cpus_per_proc: {world_size} processes of {args.cpus_per_proc} CPUs need {world_size * args.cpus_per_proc}, "
-                f"{args.cpus} are given; use auto, or more --cores"
-            )
-        geometry = Geometry(args.nodes, args.nproc_per_node, args.cpus_per_proc or share)
-        gpus = usable_gpus(args.device, world_size)
+        if args.launcher == "srun" and args.transport != "srun":
+            raise Refusal("launcher: srun starts ranks through Slurm, so it needs transport srun; locally use torchrun")
+        geometry = Geometry(args.nodes, args.nproc_per_node, cpus_per_proc(args))
         with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-            plan = local_plan(args.launcher, geometry, args.program, free_port(), folder, gpus)
-            if args.dry_run:
-                print(*plan, sep="\n")
+            if args.transport == "srun":
+                through_srun(args, geometry, folder)
             else:
-                launch(plan, Path(folder), args)
+                on_this_machine(args, geometry, folder)
 
 
 def positive(text: str) -> int:
@@ -58,37 +68,138 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def launch(plan: Sequence[NodeCommand], folder: Path, args: argparse.Namespace) -> None:
-    """Run the plan; with --collect, gather the report that each node writes to the file in its NODE_REPORT."""
-    reports = [folder / f"{command.node_rank}.json" for command in plan]
-    if args.collect:
-        plan = [
-            replace(command, environment={**command.environment, "NODE_REPORT": str(report)})
-            for command, report in zip(plan, reports, strict=True)
-        ]
+def cpus_per_proc(args: argparse.Namespace) -> int:
+    """CPUs of a process: as asked for, or an even share of what there is.
+
+    Raises:
+        Refusal: more are asked for than there are.
+    """
+    local = args.transport == "local"
+    sharing, cpus = (args.nproc_per_node * args.nodes, args.cpus) if local else (args.nproc_per_node, args.cpus_per_node)
+    share = max(1, cpus // sharing)
+    wanted: int | None = args.cpus_per_proc
+    if wanted and wanted > share:
+        remedy = "more --cores" if local else "a larger cpus_per_task"
+        raise Refusal(
+            f"cpus_per_proc: {sharing} processes of {wanted} CPUs need {sharing * wanted}, {cpus} are given; use auto, or {remedy}"
+        )
+    return wanted or share
+
+
+def supervised(args: argparse.Namespace) -> list[str]:
+    logs = ["--logs", str(args.logs)] if args.logs else []
+    return [str(HERE / "supervise.py"), *logs, *args.program]
+
+
+def on_this_machine(args: argparse.Namespace, geometry: Geometry, folder: str) -> None:
+    gpus = usable_gpus(args.device, geometry.world_size)
+    with bound(os.getpid(), "127.0.0.1") as free:
+        port = free.getsockname()[1]
+    plan = local_plan(args.launcher, geometry, supervised(args), port, folder, gpus)
+    if args.dry_run:
+        print(*plan, sep="\n")
+        return
+    several = len(plan) > 1
+    commands = [Command(node.command, node.environment, label=partial(labelled, node.node_rank if several else None)) for node in plan]
+    launch(commands, args)
+
+
+def through_srun(args: argparse.Namespace, geometry: Geometry, folder: str) -> None:
+    """One job step over all nodes of the Slurm job; this process has to be on the first of them, as batch scripts are."""
+    job = allocation()
+    if len(job.hosts) != geometry.nodes:
+        raise Refusal(f"nodes: the run wants {geometry.nodes}, job {job.job} has {len(job.hosts)}: {', '.join(job.hosts)}")
+    gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
+    # Two ports: one that every node must be able to reach now, and one that stays free for the ranks.
+    with bound(job.job, "") as door, bound(job.job, "") as free:
+        door.listen(geometry.world_size)
+        reach, port = (f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1])
+        free.close()
+        plan = srun_plan(args.launcher, geometry, supervised(args), job.hosts, job.addresses, port, folder)
+        program = [sys.executable, str(HERE / "dispatch.py"), "--reach", reach]
+        step = srun_command(args.launcher, geometry, gpus_per_node, program)
+        if args.dry_run:
+            print(*step)
+            print(*plan, sep="\n")
+            return
+        stdin = json.dumps([{"environment": node.environment, "command": node.command} for node in plan])
+        kind = "rank" if args.launcher == "srun" else "node"
+        launch([Command(step, {}, stdin, partial(relabelled, kind))], args)
+
+
+def labelled(node_rank: int | None, line: str) -> tuple[str, str]:
+    """A line of a node's, where there are several."""
+    return ("" if node_rank is None else f"[node {node_rank}] ", line)
+
+
+def relabelled(kind: str, line: str) -> tuple[str, str]:
+    """What `srun --label` writes, `1: text`, in our form."""
+    task, colon, text = line.partition(": ")
+    return (f"[{kind} {task.strip()}] ", text) if colon and task.strip().isdecimal() else ("", line)
+
+
+def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
+    """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT."""
+    if args.logs:
+        shutil.rmtree(args.logs, ignore_errors=True)
+        args.logs.mkdir(parents=True)
     if args.log:
         args.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(args.log or os.devnull, "a") as sink:
-        error = run_all(plan, sink, folder / "errors", args.end_with_parent)
-    if error:
-        raise Refusal(f"{Path(args.program[0]).stem} failed: {error}" + (f"; see {args.log}" if args.log else ""))
+    with open(args.log or os.devnull, "a") as log:
+        output = Output(log)
+        outcome = run_all(commands, output, GRACE, args.end_with_parent)
+        if not outcome.good:
+            line = told(outcome, output, args.transport, log)
+            raise Refusal(f"{Path(args.program[0]).stem} failed: {line}" + (f"; see {args.log}" if args.log else ""))
     if args.collect:
-        nodes = [{"node_rank": rank, **json.loads(report.read_text())} for rank, report in enumerate(reports)]
+        nodes = sorted((found["result"] for found in output.records if "result" in found), key=lambda node: node["node_rank"])
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
-def free_port() -> int:
-    """A port that can be bound now, outside the ephemeral range, which any outgoing connection may take from under us."""
-    first = os.getpid() % 10_000
+def told(outcome: Outcome, output: Output, transport: str, log: IO[str]) -> str:
+    """The first failure in one line; before it, on stderr and in the log, the last lines of the rank that it was."""
+    endings = [ending(found["ending"]) for found in output.records if "ending" in found]
+    if outcome.stopped:
+        line = "stopped"
+    elif endings:
+        first = cause(endings)
+        line = first.error + (f"; its own log is {first.log}" if first.log else "")
+        if len(first.lines) > 1:
+            for stream in (sys.stderr, log):
+                print(*(f"{first.who} | {text}" for text in first.lines), sep="\n", file=stream)
+    else:
+        line = silent_failure(outcome, output, transport)
+    print(f"launch: {line}", file=log)
+    return line
+
+
+def silent_failure(outcome: Outcome, output: Output, transport: str) -> str:
+    """What is known where no rank could say how it ended: its launcher failed, or everything on its node was killed."""
+    for text in output.errors:
+        # Slurm names the node and the task: `srun: error: n2: task 1: Killed`, `… tasks 2-3: Exited with exit code 1`.
+        if found := re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.*)", text):
+            host, task, ended = found.groups()
+            said = last_words([line.partition(": ")[2] for line in output.errors if re.match(rf"\s*{task}: ", line)], "")
+            return f"{host}: {ended}" + (f": {said[-1]}" if said else "")
+    started = f"the command of node {outcome.failed}" if transport == "local" else "srun"
+    return f"{started} {how(outcome.status)}"
+
+
+def bound(first: int, address: str) -> socket.socket:
+    """A socket bound to a free port outside the ephemeral range, which any outgoing connection may take from under us.
+
+    Args:
+        first: number of the job, so that jobs on a node begin their search in different places.
+    """
     for offset in range(10_000):
         port = 20_000 + (first + offset) % 10_000
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise Refusal("no port from 20000 to 29999 is free on 127.0.0.1; end what holds them")
+        candidate = socket.socket()
+        try:
+            candidate.bind((address, port))
+            return candidate
+        except OSError:
+            candidate.close()
+    raise Refusal(f"no port from 20000 to 29999 is free on {socket.gethostname()}; end what holds them")
 
 
 def usable_gpus(device: str, world_size: int) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import time
 import warnings
@@ -30,9 +29,9 @@ from ddp import atomic, batches, models
 from ddp.config import Run
 from ddp.data_folder import load_split, read_manifest
 from ddp.errors import Refusal, told_in_one_line
-from ddp.process_group import Process, all_reduce, gather, process_group
+from ddp.process_group import Process, all_reduce, everyone_is_here, gather, process_group, report
 from ddp.provenance import code_sha256, git_state, versions
-from ddp.staging import Staged, stage
+from ddp.staging import Staged, discard, stage
 
 HISTORY = ("epoch", "step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 VALIDATION_BATCH = 500
@@ -67,6 +66,9 @@ def train(run: Run, process: Process, data: Path, scratch: list[str], output: Pa
 
     # Everything the training needs is in memory before the first step, on the device it is used on.
     images, labels = (torch.tensor(array, device=process.device) for array in load_split(Path(staged.path), "train"))
+    everyone_is_here()
+    if process.local_rank == 0:
+        discard(staged)
     held_in, held_out = (
         torch.from_numpy(indices).to(process.device)
         for indices in batches.validation_split(len(labels), run.validation_images, run.validation_seed)
@@ -197,16 +199,7 @@ def write_history(path: Path, history: list[dict[str, Any]]) -> None:
 
 def placement(process: Process, staged: Staged) -> dict[str, Any]:
     """Where this rank ran, on what, and what it read."""
-    name = torch.cuda.get_device_name(process.device) if process.device.type == "cuda" else "cpu"
-    return {
-        "rank": process.rank,
-        "host": socket.gethostname(),
-        "device": str(process.device),
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        "pid": os.getpid(),
-        "data": asdict(staged),
-    }
+    return asdict(report(process)) | {"pid": os.getpid(), "data": asdict(staged)}
 
 
 def describe(run: Run, manifest: dict[str, Any], started: datetime, where: list[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any]:

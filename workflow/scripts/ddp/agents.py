@@ -1,4 +1,4 @@
-"""Run the commands of a plan side by side, and end them all when one fails."""
+"""Run commands side by side, copy what they write, and end them all when one fails."""
 
 import os
 import pty
@@ -8,63 +8,104 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from ddp.errors import ERRORS_VARIABLE
+from ddp.endings import record
 from ddp.lifetime import end_with_parent
-from ddp.plan import NodeCommand
 
-# Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30 s.
-GRACE = 35
+LAST_LINES = 60
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is to be run.
+
+    Attributes:
+        arguments: argument list.
+        environment: variables added to ours.
+        stdin: text it is given to read.
+        label: a line that it wrote, as the label that it has in the log and the text itself.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    label: Callable[[str], tuple[str, str]] = lambda line: ("", line)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where what the commands write goes: all of it to the log, a line at a time, stdout to ours, stderr only if it is to be shown.
+
+    Attributes:
+        records: the records found in it, see `endings.record`; they go nowhere else.
+        errors: the last lines of stderr, of all commands.
+    """
+
+    log: IO[str]
+    show_errors: bool = False
+    records: list[dict] = field(default_factory=list)
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
 @dataclass(frozen=True)
 class Agent:
-    """One node's command, running, with the threads that copy what it writes."""
+    """A command, running, with the threads that copy what it writes."""
 
-    node_rank: int
     process: subprocess.Popen[bytes]
-    readers: tuple[threading.Thread, ...]
+    threads: tuple[threading.Thread, ...]
 
 
-def run_all(plan: Sequence[NodeCommand], log: IO[str], errors: Path, stop_with_parent: bool) -> str | None:
-    """Run every command of the plan until all have ended, or until one fails, which ends the others.
+@dataclass(frozen=True)
+class Outcome:
+    """How it went.
 
-    With `stop_with_parent` it also ends them when the process that started this one is gone: a Snakemake that was killed would
-    otherwise leave a training that goes on writing where the next one writes.
+    Attributes:
+        stopped: we were asked to stop.
+        failed: number of the command that failed first; None if none did.
+        status: of that command, as subprocess has it.
+    """
 
-    What they write to stdout appears on our stdout, as on a terminal if that is one. Everything goes to the log, a line at a
-    time, with the node in front where there are several.
+    stopped: bool = False
+    failed: int | None = None
+    status: int = 0
+
+    @property
+    def good(self) -> bool:
+        return not self.stopped and self.failed is None
+
+
+def run_all(commands: Sequence[Command], output: Output, grace: float, stop_with_parent: bool = False) -> Outcome:
+    """Run every command until all have ended, or until one fails, which ends the others.
 
     Args:
-        errors: new folder in which the processes leave what went wrong, see `errors.leave_for_launch`.
-
-    Returns:
-        None if all succeeded, else one line about the first failure.
+        grace: seconds from SIGTERM to SIGKILL.
+        stop_with_parent: also end them when the process that started this one is gone: a Snakemake that was killed would
+            otherwise leave a training that goes on writing where the next one writes.
     """
-    errors.mkdir()
     with stop_signals() as stop:
         parent = os.getppid()
-        agents = [start(command, log, errors, several=len(plan) > 1) for command in plan]
-        while not stop.is_set() and any(agent.process.poll() is None for agent in agents) and not failed(agents):
+        agents = [start(command, output) for command in commands]
+        while not stop.is_set() and any(agent.process.poll() is None for agent in agents) and failed(agents) is None:
             time.sleep(0.05)
             if stop_with_parent and os.getppid() != parent:
                 stop.set()
         first = failed(agents)
-        # All at once first: one after the other, stubborn agents would outlast a scheduler's patience.
+        # All at once first: one after the other, stubborn ones would outlast a scheduler's patience.
         for agent in agents:
             agent.process.terminate()
+        deadline = time.monotonic() + grace
         for agent in agents:
-            end(agent)
-        if stop.is_set():
-            return "stopped"
-        return first_error(first, errors) if first else None
+            end(agent, deadline)
+        if first is None:
+            return Outcome(stop.is_set())
+        return Outcome(stop.is_set(), first, agents[first].process.returncode)
 
 
 @contextmanager
@@ -83,7 +124,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def start(command: NodeCommand, log: IO[str], errors: Path, several: bool) -> Agent:
+def start(command: Command, output: Output) -> Agent:
     if sys.stdout.isatty():
         # On a terminal the program gets one of the same size, so that it draws its progress bar.
         our_end, its_end = pty.openpty()
@@ -91,9 +132,9 @@ def start(command: NodeCommand, log: IO[str], errors: Path, several: bool) -> Ag
     else:
         our_end, its_end = os.pipe()
     process = subprocess.Popen(
-        command.command,
-        env={**os.environ, **command.environment, ERRORS_VARIABLE: str(errors)},
-        stdin=subprocess.DEVNULL,
+        command.arguments,
+        env={**os.environ, **command.environment},
+        stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
         stdout=its_end,
         stderr=subprocess.PIPE,
         # A process group of its own: Ctrl-C reaches us alone, and we end it in order.
@@ -103,66 +144,72 @@ def start(command: NodeCommand, log: IO[str], errors: Path, several: bool) -> Ag
     )
     os.close(its_end)
     assert process.stderr is not None
-    prefix = f"[node {command.node_rank}] " if several else ""
-    readers = (
-        threading.Thread(target=copy_output, args=(os.fdopen(our_end, "rb", 0), log, prefix, True), daemon=True),
-        threading.Thread(target=copy_output, args=(process.stderr, log, prefix, False), daemon=True),
-    )
-    for reader in readers:
-        reader.start()
-    return Agent(command.node_rank, process, readers)
+    threads = [
+        threading.Thread(target=copy_output, args=(os.fdopen(our_end, "rb", 0), command, output, False), daemon=True),
+        threading.Thread(target=copy_output, args=(process.stderr, command, output, True), daemon=True),
+    ]
+    if process.stdin:
+        threads.append(threading.Thread(target=feed, args=(process.stdin, command.stdin), daemon=True))
+    for thread in threads:
+        thread.start()
+    return Agent(process, tuple(threads))
 
 
-def copy_output(stream: IO[bytes], log: IO[str], prefix: str, show: bool) -> None:
-    """Copy a stream to the log, a line at a time, and to our stdout if it is to be shown: on a terminal as it comes."""
-    raw = show and sys.stdout.isatty()
+def feed(stdin: IO[bytes], text: str) -> None:
+    with suppress(BrokenPipeError), stdin:
+        stdin.write(text.encode())
+
+
+def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: bool) -> None:
+    """Copy a stream to the log, a line at a time, and show it if it is to be shown: on a terminal as it comes."""
+    ours = sys.stderr.buffer if is_error else sys.stdout.buffer
+    show = output.show_errors or not is_error
+    raw = show and not is_error and sys.stdout.isatty()
     pending = b""
     # A pseudo-terminal ends with an error, a pipe with an empty read.
     with suppress(OSError):
         while chunk := os.read(stream.fileno(), 65536):
             if raw:
-                show_now(chunk)
+                ours.write(chunk)
+                ours.flush()
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                log_line(line, log, prefix)
-                if show and not raw:
-                    show_now(line + b"\n")
-    log_line(pending, log, prefix)
+                text = copy_line(line, command, output, is_error)
+                if text and show and not raw:
+                    ours.write(text.encode() + b"\n")
+                    ours.flush()
+    if pending:
+        copy_line(pending, command, output, is_error)
 
 
-def show_now(text: bytes) -> None:
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
-
-
-def log_line(line: bytes, log: IO[str], prefix: str) -> None:
+def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:
+    """Log the line, or keep it if it is a record; return what of it is to be shown."""
     # A progress bar redraws itself after carriage returns: only what it showed last is kept.
     text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
+    if found := record(text):
+        output.records.append(found)
+        return ""
+    if is_error:
+        output.errors.append(text)
+    label, text = command.label(text)
     if text.strip():
-        log.write(f"{prefix}{text}\n")
-        log.flush()
+        # A log on a full disk must not stop us from reading: whoever writes to us would wait for ever.
+        with suppress(OSError):
+            output.log.write(f"{label}{text}\n")
+            output.log.flush()
+    return text
 
 
-def failed(agents: Sequence[Agent]) -> Agent | None:
-    return next((agent for agent in agents if agent.process.poll()), None)
+def failed(agents: Sequence[Agent]) -> int | None:
+    return next((number for number, agent in enumerate(agents) if agent.process.poll()), None)
 
 
-def end(agent: Agent) -> None:
+def end(agent: Agent, deadline: float) -> None:
     """Wait for an agent that was asked to end, then end whatever is left in its process group."""
     with suppress(subprocess.TimeoutExpired):
-        agent.process.wait(GRACE)
+        agent.process.wait(max(0, deadline - time.monotonic()))
     with suppress(ProcessLookupError):
         os.killpg(agent.process.pid, signal.SIGKILL)
     agent.process.wait()
-    for reader in agent.readers:
-        reader.join(timeout=5)
-
-
-def first_error(agent: Agent, errors: Path) -> str:
-    """What the first process to fail said, or else how its node's command ended."""
-    said = sorted(errors.iterdir())
-    if said:
-        return said[0].read_text()
-    status = agent.process.returncode
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return f"the command of node {agent.node_rank} {how}"
+    for thread in agent.threads:
+        thread.join(timeout=5)

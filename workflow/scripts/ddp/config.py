@@ -129,7 +129,7 @@ class Experiment:
     @property
     def science(self) -> str:
         """The configuration less the site's own keys, as JSON: what the results depend on."""
-        science = {key: value for key, value in self.config.items() if key != "scratch"}
+        science = {key: value for key, value in self.config.items() if key not in ("launcher", "scratch")}
         return json.dumps(science | {"dataset": {"name": self.config["dataset"]["name"]}})
 
 

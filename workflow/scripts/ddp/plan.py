@@ -5,14 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """How many processes run where."""
-
-    nodes: int
-    nproc_per_node: int
-    cpus_per_proc: int
+from ddp.launchers import LAUNCHERS, Geometry, Place
 
 
 @dataclass(frozen=True)
@@ -21,61 +14,93 @@ class NodeCommand:
 
     Attributes:
         node_rank: 0 .. nodes - 1.
-        environment: variables added to those of the launcher.
+        host: name of the node, as the scheduler has it.
+        environment: variables added to those that are there; `$NAME` at the beginning of a value is looked up on the node.
         command: argument list.
     """
 
     node_rank: int
+    host: str
     environment: dict[str, str]
     command: tuple[str, ...]
 
     def __str__(self) -> str:
-        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        return f"[node {self.node_rank}] {' '.join(variables)} {shlex.join(self.command)}"
+        variables = [f"{name}={value if value.startswith('$') else shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return f"[node {self.node_rank}, {self.host}] {' '.join(variables)} {shlex.join(self.command)}"
 
 
 def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: int, folder: str, gpus: Sequence[str]) -> list[NodeCommand]:
     """One command per node, all of them on this machine and joined over loopback.
 
     Args:
-        launcher: `torchrun` (static rendezvous) starts nproc_per_node processes, `none` the program itself, once.
+        launcher: one of LAUNCHERS less `srun`; `none` is the program itself, once a node.
         geometry: of the run; with `none` only its nodes matter.
         program: path of a Python program and its arguments.
         port: free TCP port for the rendezvous.
-        folder: where torchrun may put its own files.
+        folder: where the launcher may put its own files.
         gpus: one for every process, or none to compute on the CPU.
     """
     plan = []
     for node_rank in range(geometry.nodes):
         own = gpus[node_rank * geometry.nproc_per_node :][: geometry.nproc_per_node]
-        environment = {
-            "CUDA_VISIBLE_DEVICES": ",".join(own),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NODE_RANK": str(node_rank),
-            "NCCL_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": str(geometry.cpus_per_proc),
-            # So that a program's lines arrive as they are written, through pipes too.
-            "PYTHONUNBUFFERED": "1",
-        }
-        command = torchrun_command(geometry, node_rank, "127.0.0.1", port, folder) if launcher == "torchrun" else (sys.executable,)
-        plan.append(NodeCommand(node_rank, environment, (*command, *program)))
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(own), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        place = Place(node_rank, "127.0.0.1", "127.0.0.1", port, folder)
+        plan.append(node_command(launcher, geometry, program, place, "this machine", environment))
     return plan
 
 
-def torchrun_command(geometry: Geometry, node_rank: int, address: str, port: int, folder: str) -> tuple[str, ...]:
-    """torchrun with static rendezvous: the given address and port are the only ones used.
+def srun_plan(
+    launcher: str, geometry: Geometry, program: Sequence[str], hosts: Sequence[str], addresses: Sequence[str], port: int, folder: str
+) -> list[NodeCommand]:
+    """One command per node of a Slurm job, rank 0 on its first node.
 
-    Source: https://docs.pytorch.org/docs/stable/elastic/run.html; that c10d opens a second endpoint under a name of its own
-    choosing was measured.
+    Args:
+        hosts: names of the job's nodes, in Slurm's order.
+        addresses: where each of them is reached.
+        folder: where the launcher may put its own files, on each node.
+
+    The rest is as for `local_plan`. Which network to use is left to gloo and NCCL, and the GPUs are those that Slurm shows.
     """
-    options = {
-        "nnodes": geometry.nodes,
-        "node-rank": node_rank,
-        "nproc-per-node": geometry.nproc_per_node,
-        "master-addr": address,
-        "master-port": port,
-        "max-restarts": 0,
-        # By default each torchrun leaves a folder in TMPDIR for ever; with /dev/null it was seen to hang at its end.
-        "log-dir": folder,
+    return [
+        node_command(launcher, geometry, program, Place(node_rank, addresses[node_rank], addresses[0], port, folder), host, {})
+        for node_rank, host in enumerate(hosts)
+    ]
+
+
+def node_command(
+    launcher: str, geometry: Geometry, program: Sequence[str], place: Place, host: str, environment: dict[str, str]
+) -> NodeCommand:
+    common = {
+        "NODE_RANK": str(place.node_rank),
+        "OMP_NUM_THREADS": str(geometry.cpus_per_proc),
+        # So that a program's lines arrive as they are written, through pipes too.
+        "PYTHONUNBUFFERED": "1",
     }
-    return (sys.executable, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()), "--")
+    own, command = LAUNCHERS[launcher](geometry, place)
+    return NodeCommand(place.node_rank, host, environment | common | own, (sys.executable, *command, *program))
+
+
+def srun_command(launcher: str, geometry: Geometry, gpus_per_node: int, program: Sequence[str]) -> tuple[str, ...]:
+    """One job step over all nodes of the job: a task a node, or with the launcher `srun` a task a rank.
+
+    Every option is given: inside a Snakemake job the variables are gone from which srun would take them, and since Slurm 22.05 it
+    takes --cpus-per-task from nowhere else.
+    """
+    per_rank = launcher == "srun"
+    tasks = geometry.nproc_per_node if per_rank else 1
+    options: dict[str, object] = {
+        "nodes": geometry.nodes,
+        "ntasks": geometry.nodes * tasks,
+        "ntasks-per-node": tasks,
+        "cpus-per-task": geometry.cpus_per_proc * (1 if per_rank else geometry.nproc_per_node),
+        # A task a node in Slurm's order: node ranks, and so ranks, are then the same in every attempt.
+        "distribution": "block",
+        "kill-on-bad-exit": 1,
+        "wait": 60,
+        "label": None,
+        # The batch shell of the job holds no step of its own, but an interactive one does.
+        "overlap": None,
+    }
+    if gpus_per_node:
+        options["gres"] = f"gpu:{gpus_per_node}"
+    return ("srun", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()), *program)

@@ -1,7 +1,6 @@
 """One process among many: who it is, and what all of them do together."""
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from ddp.errors import ERRORS_VARIABLE, Refusal
-from ddp.lifetime import end_with_parent
+from ddp.errors import Refusal
+from ddp.preflight import JOIN, RankReport, check_sum, join
 
-# Long enough for the slowest rank to import torch from a cold network file system, and for a first step on a busy GPU.
+# Long enough for the first step on a busy GPU; by then the preflight has seen that all are there.
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -36,19 +36,16 @@ class Process:
 
 @contextmanager
 def process_group(device: str) -> Iterator[Process]:
-    """Join the processes that torchrun (or any launcher that sets RANK, LOCAL_RANK and WORLD_SIZE) started; alone without them.
+    """Join the processes that a launcher started with RANK, LOCAL_RANK and WORLD_SIZE; alone without them.
 
     Args:
         device: `cpu`, `cuda`, or `auto`: CUDA where this node has a GPU for each of its processes.
 
     Raises:
-        Refusal: CUDA is asked for and there are too few GPUs.
+        Refusal: CUDA is asked for and there are too few GPUs, or the preflight found something wrong.
     """
     rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
                                     (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
-    if ERRORS_VARIABLE in os.environ:
-        # Started by `launch`: torchrun gives ranks a session of their own, in which they would outlive it.
-        end_with_parent(signal.SIGTERM)
     process = Process(rank, local_rank, world_size, choose_device(device, local_rank))
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)
@@ -58,12 +55,51 @@ def process_group(device: str) -> Iterator[Process]:
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
-        dist.init_process_group("nccl" if process.device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        join_others(process)
     try:
         yield process
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def join_others(process: Process) -> None:
+    master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=JOIN))
+    except dist.DistError as error:
+        raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {socket.gethostname()}: {error}") from None
+    here = report(process)
+    join(store, here, process.world_size)
+    backend = "nccl" if process.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=TIMEOUT)
+    check_sum(process.rank + 1, here, process.world_size)
+
+
+def report(process: Process) -> RankReport:
+    """This rank, its node and its device."""
+    properties = torch.cuda.get_device_properties(process.device) if process.device.type == "cuda" else None
+    return RankReport(
+        rank=process.rank,
+        local_rank=process.local_rank,
+        host=socket.gethostname(),
+        address=own_address(),
+        device=str(process.device),
+        device_name=properties.name if properties else "",
+        device_id=str(properties.uuid) if properties else "",
+        threads=torch.get_num_threads(),
+        cpus=len(os.sched_getaffinity(0)),
+    )
+
+
+def own_address() -> str:
+    """The address under which rank 0 sees this node. Nothing is sent: connecting a datagram socket only chooses a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""
 
 
 def choose_device(device: str, local_rank: int) -> torch.device:
@@ -72,6 +108,12 @@ def choose_device(device: str, local_rank: int) -> torch.device:
     if device == "cuda" and gpus < here:
         raise Refusal(f"device: cuda needs a GPU for each of the {here} processes on {socket.gethostname()}; torch sees {gpus}")
     return torch.device("cuda", local_rank) if device != "cpu" and gpus >= here else torch.device("cpu")
+
+
+def everyone_is_here() -> None:
+    """Return once every process has called this."""
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def all_reduce(tensor: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from pathlib import Path
 from ddp.data_folder import MANIFEST, damaged_files, read_manifest
 from ddp.errors import Refusal, os_error_line
 
+# Sites set this to a folder that they make for a job and remove after it.
+JOBS_OWN = "$SLURM_TMPDIR"
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -26,6 +29,7 @@ class Staged:
         seconds: wall-clock time it took to have them there, checked.
         status: `fresh` (copied now), `reused` (a valid copy was there) or `fallback` (the shared copy is read).
         reason: why it is a fallback; empty otherwise.
+        own: it is in a scratch that is the job's own, so that nobody will reuse it.
     """
 
     host: str
@@ -34,6 +38,7 @@ class Staged:
     seconds: float
     status: str
     reason: str = ""
+    own: bool = False
 
     def __str__(self) -> str:
         how = f"{self.status} {self.path}, {self.bytes / 1e6:,.1f} MB in {self.seconds:.2f} s"
@@ -57,8 +62,8 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
     manifest = read_manifest(source)
     size = sum(file["bytes"] for file in manifest["files"].values())
 
-    def report(path: Path, status: str, reason: str = "") -> Staged:
-        return Staged(socket.gethostname(), str(path), size, round(time.perf_counter() - start, 3), status, reason)
+    def report(path: Path, status: str, reason: str = "", own: bool = False) -> Staged:
+        return Staged(socket.gethostname(), str(path), size, round(time.perf_counter() - start, 3), status, reason, own)
 
     reasons = []
     for entry in scratch:
@@ -68,13 +73,19 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{manifest['dataset']}-{manifest['sha256'][:12]}"
-            return report(target, copy_once(source, manifest, size, target))
+            return report(target, copy_once(source, manifest, size, target), own=entry.startswith(JOBS_OWN))
         except OSError as error:
             reasons.append(os_error_line(error) if error.filename else f"{folder}: {os_error_line(error)}")
     reason = "; ".join(reasons) or "no scratch folder is set on this node"
     if damaged := damaged_files(source, manifest):
         raise Refusal(damaged_source(source, damaged))
     return report(source, "fallback", reason)
+
+
+def discard(staged: Staged) -> None:
+    """Remove a copy that nobody will reuse; for one process of a node, once all of them have read it."""
+    if staged.own and staged.status != "fallback":
+        shutil.rmtree(staged.path, ignore_errors=True)
 
 
 def damaged_source(source: Path, damaged: Sequence[str]) -> str:

@@ -1,0 +1,47 @@
+"""Which of several failures was the cause, and which of a process's last lines say why. The lines are ones that were seen."""
+
+from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, record
+
+GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
+WARNING = "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
+
+
+def test_a_lost_peer_is_a_consequence_however_early() -> None:
+    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 10.2)
+    peer = Ending("rank 0 on n1", "ended with status 1", 10.1, ("Traceback (most recent call last):", GLOO))
+    raised = Ending("rank 2 on n3", "ended with status 1", 10.0, ("ValueError: x",))
+    assert cause([peer, killed]) == killed
+    assert cause([peer, killed, raised]) == raised
+    assert cause([peer]) == peer
+
+
+def test_an_ending_survives_the_way_through_srun() -> None:
+    sent = Ending("rank 1 on n2", "ended with status 1", 1.5, ("a: b", "ö"), "results/logs/rank=1.log")
+    found = record("12: " + sent.to_line())
+    assert found is not None
+    assert ending(found["ending"]) == sent
+    assert len(Ending("rank 1000 on n", "x" * 80, 1e9, last_words(["x" * 10**6] * 60, "train"), "y" * 250).to_line()) < 4096
+
+
+def test_other_lines_are_no_records() -> None:
+    assert [record(line) for line in ("", "launch {}", "\x1elaunch {", "0: epoch 1/3")] == [None] * 4
+
+
+def test_last_words_of_a_traceback_are_the_traceback() -> None:
+    lines = ["warming up", "[rank1]: Traceback (most recent call last):", "[rank1]:   1 / 0", "[rank1]: ZeroDivisionError: x", WARNING, ""]
+    assert last_words(lines, "train") == ("Traceback (most recent call last):", "  1 / 0", "ZeroDivisionError: x")
+
+
+def test_last_words_of_a_refusal_are_its_line() -> None:
+    assert last_words(["Traceback (most recent call last):", "train: epochs: too few", WARNING], "train") == ("epochs: too few",)
+
+
+def test_last_words_are_few() -> None:
+    words = last_words([f"line {number} " + 100 * "x" for number in range(60)], "train")
+    assert words[-1].startswith("line 59 ")
+    assert sum(map(len, words)) <= MOST_CHARACTERS
+
+
+def test_how_a_status_is_told() -> None:
+    assert (how(3), how(-15)) == ("ended with status 3", "was ended by SIGTERM")
+    assert how(-9) == "was ended by SIGKILL; the system does that when memory runs out"

@@ -1,0 +1,78 @@
+"""The preflight: real stores, real processes, and faults that are really there."""
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from ddp.errors import Refusal
+from ddp.preflight import RankReport, join, judge, warnings
+from programs import SCRIPTS
+
+REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2)
+GPU = replace(REPORT, device="cuda:0", device_name="H200", device_id="a")
+
+
+def test_ranks_on_one_kind_of_device_fit_together() -> None:
+    assert judge([REPORT, replace(REPORT, rank=1, host="n2")]) is None
+    assert judge([GPU, replace(GPU, rank=1, device="cuda:1", device_id="b")]) is None
+
+
+def test_a_node_without_gpus_is_named() -> None:
+    assert judge([GPU, replace(REPORT, rank=1, host="n2")]) == (
+        "rank 1 on n2 computes on cpu, rank 0 on n1 on cuda; give every node a GPU for each of its processes, or set device: cpu"
+    )
+
+
+def test_a_gpu_used_twice_is_named() -> None:
+    assert judge([GPU, replace(GPU, rank=1)]) == "ranks 0 and 1 on n1 share one GPU, H200; ask for one per process"
+
+
+def test_more_threads_than_cpus_is_a_warning() -> None:
+    assert warnings([REPORT, replace(REPORT, rank=1)]) == []
+    (line,) = warnings([replace(REPORT, rank=rank) for rank in range(3)])
+    assert line.startswith("preflight: warning: 3 threads on n1 have 2 CPUs; ")
+
+
+def test_a_rank_that_does_not_come_is_named_in_time() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    others: list[str] = []
+
+    def other() -> None:
+        peer = dist.TCPStore("127.0.0.1", store.port, 3, is_master=False)
+        with pytest.raises(Refusal) as refused:
+            join(peer, replace(REPORT, rank=1), 3, timedelta(seconds=2))
+        others.append(str(refused.value))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(Refusal) as refused:
+        join(store, REPORT, 3, timedelta(seconds=2))
+    thread.join(10)
+    assert str(refused.value) == "preflight: of 3 ranks these have not come within 2 s: 2; see their logs"
+    assert others == [str(refused.value)]
+
+
+def test_a_wrong_sum_names_the_node(tmp_path) -> None:
+    """Two real processes, one of which adds what it should not."""
+    body = f"""
+import os, sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+from ddp.errors import told_in_one_line
+from ddp.preflight import check_sum
+from ddp.process_group import process_group, report
+with told_in_one_line("x"), process_group("cpu") as process:
+    check_sum(process.rank + 1, report(process), 2)
+    check_sum(7, report(process), 2)
+"""
+    path = tmp_path / "x.py"
+    path.write_text(body)
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert ": preflight: a sum over all ranks gives 14 on " in done.stderr
+    assert " instead of 3; leave that node out (--exclude) and tell its administrator" in done.stderr

@@ -1,0 +1,102 @@
+"""How processes ended, as lines that travel with their output, and which of several endings was the cause.
+
+A shared file would be another way, but on a network file system it may be seen a minute late, and a full disk would take it too.
+"""
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
+MOST_LINES = 20
+MOST_CHARACTERS = 2000  # with the rest under 4096 bytes, which a pipe takes in one piece from several writers
+
+# What torch, gloo and NCCL say in a process whose peer is gone.
+LOST_A_PEER = re.compile(r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore|Connection (closed|reset) by peer")
+# Lines of torch's C++ log, which may follow a Python traceback.
+NOISE = re.compile(r"^\[?[WEI]\d{4}[ -]|^\[[WEI]\d{3,4} |^\s*$")
+# torch puts the rank in front of a traceback's lines.
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one process ended that did not end well.
+
+    Attributes:
+        who: `rank 3 on n2`, or `node 1 on n2` for a program that runs once a node.
+        how: `ended with status 1`, `was ended by SIGKILL`.
+        time: when, in seconds since the epoch.
+        lines: what it wrote last to stderr.
+        log: file with all that it wrote; empty if there is none.
+    """
+
+    who: str
+    how: str
+    time: float
+    lines: tuple[str, ...] = ()
+    log: str = ""
+
+    def to_line(self) -> str:
+        return MARK + json.dumps({"ending": asdict(self)})
+
+    @property
+    def error(self) -> str:
+        """One line: who it was, and what it said last or else how it ended."""
+        said = self.lines[-1] if self.lines else ""
+        if self.how.startswith("was ended by") or not said:
+            return f"{self.who} {self.how}"
+        return f"{self.who}: {' '.join(said.split())}"
+
+
+def result_line(result: dict) -> str:
+    """What a program that runs once a node has to tell, as a line for `launch`."""
+    return MARK + json.dumps({"result": result})
+
+
+def record(line: str) -> dict | None:
+    """The record in a line, whatever stands in front of it; None for any other line."""
+    _, mark, text = line.partition(MARK)
+    try:
+        return json.loads(text) if mark else None
+    except ValueError:
+        return None
+
+
+def ending(fields: dict) -> Ending:
+    return Ending(**fields | {"lines": tuple(fields["lines"])})
+
+
+def how(status: int) -> str:
+    """A status of subprocess in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    killed = signal.Signals(-status).name
+    return f"was ended by {killed}" + ("; the system does that when memory runs out" if killed == "SIGKILL" else "")
+
+
+def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
+    """The part of a process's last lines of stderr that says why it ended.
+
+    For what a user can put right, which programs say in one line that begins with their name, that line; otherwise the last
+    traceback; otherwise the last lines.
+    """
+    said = [RANK_PREFIX.sub("", line) for line in lines if not NOISE.search(line)]
+    for line in reversed(said):
+        if line.startswith(f"{program}: "):
+            return (line.removeprefix(f"{program}: "),)
+    starts = [number for number, line in enumerate(said) if line.startswith("Traceback ")]
+    said = said[starts[-1] :] if starts else said
+    while len(said) > MOST_LINES or (len(said) > 1 and sum(map(len, said)) > MOST_CHARACTERS):
+        said = said[1:]
+    return tuple(line[-MOST_CHARACTERS:] for line in said)
+
+
+def cause(endings: Sequence[Ending]) -> Ending:
+    """The ending that brought about the others: the earliest that does not itself speak of a lost peer.
+
+    The time alone does not tell: a killed rank's peers notice it sooner than those who wait for it.
+    """
+    return min(endings, key=lambda ending: (bool(LOST_A_PEER.search("\n".join(ending.lines))), ending.time))
