@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-slow lint format lock figures
+.PHONY: help run test test-fast test-slow test-slurm lint format lock figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -12,26 +12,33 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
-	@echo "make test       lint, test-fast and test-slow: everything CI checks"
+	@echo "make test       lint, test-fast, test-slow and test-slurm: everything CI checks"
 	@echo "make test-fast  the library and the programs, in a minute or two"
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
+	@echo "make test-slurm  on a real Slurm of three nodes, on this machine (needs root, else skipped)"
 	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format     let ruff and snakefmt rewrite the code"
 	@echo "make figures    what the README shows, from the results of \`make run\` (needs Graphviz)"
 	@echo "make lock       resolve requirements*.in into requirements*.txt anew"
+	@echo "make cluster-up    a Slurm cluster of three nodes on this machine, for the tests and to try things (needs root)"
+	@echo "make cluster-down  end it"
 
 run: .venv/run.done
 	$(SNAKEMAKE)
 	@$(SNAKEMAKE) --report results/report.html --quiet
 	@echo "The report is at $(CURDIR)/results/report.html"
 
-test: lint test-fast test-slow
+test: lint test-fast test-slow test-slurm
 
 test-fast: .venv/test.done
 	python -m pytest tests/unit
 
 test-slow: .venv/test.done
 	python -m pytest tests/workflow
+
+# -rs: where it cannot run, it says so.
+test-slurm: .venv/test.done
+	python -m pytest -rs tests/slurm
 
 lint: .venv/test.done
 	ruff check .
@@ -53,6 +60,13 @@ lock: .venv/test.done
 	for name in requirements requirements-dev; do \
 	  uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate $$name.in -o $$name.txt; \
 	done
+
+# The tests on Slurm use it if it is up, and leave it up: python tests/cluster/cluster.py run sinfo
+cluster-up:
+	@$(PYTHON) tests/cluster/cluster.py up
+
+cluster-down:
+	@$(PYTHON) tests/cluster/cluster.py down
 
 # Each of the two lasts until the lock changes. flock: a second `make` waits for the first instead of installing over it.
 .venv/run.done: requirements.txt

@@ -5,31 +5,44 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 class Checkout:
-    """A copy of the project's files in a folder with a space in its name, with results and scratch of its own."""
+    """A copy of the project's files in a folder with a space in its name, with results and scratch of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: empty, or new.
+        profile: that Snakemake runs with.
+        inside: command that runs a command elsewhere, such as on a cluster.
+    """
+
+    def __init__(self, folder: Path, profile: str = "profiles/local", inside: Sequence[str] = ()) -> None:
         self.path = folder / "a checkout"
         self.scratch = folder / "scratch"
-        self.scratch.mkdir()
+        self.scratch.mkdir(parents=True)
+        self.command = [*inside, sys.executable, "-m", "snakemake", "--profile", profile]
         listed = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
             if name and (ROOT / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.path / name)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != "SLURM_TMPDIR"} | {"TMPDIR": str(self.scratch)}
+
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`snakemake --profile profiles/local` and the arguments; output as text, both streams in one."""
-        command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", *arguments]
-        environment = os.environ | {"TMPDIR": str(self.scratch)}
-        environment.pop("SLURM_TMPDIR", None)
-        return subprocess.run(command, cwd=self.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=900, check=False)  # fmt: skip
+        """`snakemake` with the profile and the arguments; output as text, both streams in one."""
+        return subprocess.run([*self.command, *arguments], cwd=self.path, env=self.environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=900, check=False)  # fmt: skip
+
+    def start(self, *arguments: str, **options) -> subprocess.Popen[str]:
+        """The same, in the background."""
+        return subprocess.Popen([*self.command, *arguments], cwd=self.path, env=self.environment, text=True, **options)
 
     def run(self, *arguments: str) -> str:
         done = self.snakemake(*arguments)

@@ -1,6 +1,6 @@
 """Which of several failures was the cause, and which of a process's last lines say why. The lines are ones that were seen."""
 
-from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, record
+from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, marked, records
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
 WARNING = "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
@@ -15,16 +15,22 @@ def test_a_lost_peer_is_a_consequence_however_early() -> None:
     assert cause([peer]) == peer
 
 
-def test_an_ending_survives_the_way_through_srun() -> None:
-    sent = Ending("rank 1 on n2", "ended with status 1", 1.5, ("a: b", "ö"), "results/logs/rank=1.log")
-    found = record("12: " + sent.to_line())
-    assert found is not None
-    assert ending(found["ending"]) == sent
-    assert len(Ending("rank 1000 on n", "x" * 80, 1e9, last_words(["x" * 10**6] * 60, "train"), "y" * 250).to_line()) < 4096
+def test_endings_survive_the_way_through_srun() -> None:
+    """Which puts a label before each line, mixes the lines of its tasks, and breaks those that are long."""
+    sent = [
+        Ending("rank 1 on n2", "ended with status 1", 1.5, ("a: b", "ö" * 3000), "results/logs/rank=1.log"),
+        Ending("rank 0 on n1", "was ended by SIGKILL", 2.5),
+    ]
+    one, other = ([f"12: {line}" for line in ending.to_lines().split("\n")] for ending in sent)
+    assert all(map(marked, one + other))
+    assert max(map(len, one)) < 1024
+    mixed = [one[0], *other, *one[1:]]
+    assert [ending(found["ending"]) for found in records(mixed)] == sent
+    assert [ending(found["ending"]) for found in records([*one[:-1], *other])] == sent[1:]
 
 
 def test_other_lines_are_no_records() -> None:
-    assert [record(line) for line in ("", "launch {}", "\x1elaunch {", "0: epoch 1/3")] == [None] * 4
+    assert not any(map(marked, ("", "launch {}", "0: epoch 1/3")))
 
 
 def test_last_words_of_a_traceback_are_the_traceback() -> None:

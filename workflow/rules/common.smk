@@ -14,7 +14,7 @@ from ddp.errors import Refusal
 from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
 from ddp.provenance import code_sha256
 from ddp.schema import refuse_duplicate_keys, with_types
-from ddp.slurm import status_command
+from ddp.slurm import status_command, with_plain_states
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
@@ -42,11 +42,25 @@ ORIGIN = shlex.join(
 
 def transport(wildcards):
     """How `launch` reaches the nodes: as Snakemake does. Not a profile's affair, where a second profile would override it unseen."""
-    executor = workflow.executor_plugin.name
-    # A dry run does not know what it stands for; the command it shows finds out where it is run.
-    return {"slurm": "srun", "slurm-jobstep": "srun", "dryrun": "auto"}.get(
+    # A job's rule is run by a Snakemake of its own, whose executor may be any; a dry run does not know what it stands for, and
+    # the command that it shows finds out where it is run.
+    in_a_job = workflow.remote_exec and os.getenv("SLURM_JOB_ID")
+    executor = "in a job" if in_a_job else workflow.executor_plugin.name
+    return {"in a job": "srun", "slurm": "srun", "dryrun": "auto"}.get(
         executor, "local"
     )
+
+
+def prepare_slurm():
+    """See to it that Snakemake notices how its jobs end: where accounting is off, and where somebody cancels one."""
+    settings = workflow.executor_settings
+    try:
+        settings.status_command, why = status_command(settings.status_command)
+    except Refusal as refusal:
+        sys.exit(f"slurm: {refusal}")
+    print(f"slurm: {why}", file=sys.stderr)
+    plugin = sys.modules[workflow.executor_plugin.executor.__module__]
+    plugin.query_job_status = with_plain_states(plugin.query_job_status)
 
 
 def sized_by(size):
@@ -60,12 +74,7 @@ def sized_by(size):
 
 onstart:
     if workflow.executor_plugin.name == "slurm":
-        settings = workflow.executor_settings
-        try:
-            settings.status_command, why = status_command(settings.status_command)
-        except Refusal as refusal:
-            sys.exit(f"slurm: {refusal}")
-        print(f"slurm: {why}", file=sys.stderr)
+        prepare_slurm()
 
 
 def run_of(wildcards):

@@ -30,7 +30,7 @@ def main() -> None:
         reason = (
             f"cannot reach rank 0's node at {args.reach}: {error.strerror or error}; see to name resolution and firewalls between the nodes"
         )
-        print(Ending(f"node {node} on {socket.gethostname()}", "ended with status 1", time.time(), (reason,)).to_line(), file=sys.stderr)
+        print(Ending(f"node {node} on {socket.gethostname()}", "ended with status 1", time.time(), (reason,)).to_lines(), file=sys.stderr)
         sys.exit(1)
     own = plan[node]
     # Slurm's own numbers for this task: $SLURM_PROCID and the like.

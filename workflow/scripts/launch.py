@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from ddp import atomic
 from ddp.agents import Command, Outcome, Output, run_all
-from ddp.endings import cause, ending, how, last_words
+from ddp.endings import cause, ending, how, last_words, records
 from ddp.errors import Refusal, told_in_one_line
 from ddp.launchers import LAUNCHERS, Geometry
 from ddp.plan import local_plan, srun_command, srun_plan
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--cpus-per-proc", type=positive, help="CPUs of each process; an even share if not given")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     parser.add_argument("--log", type=Path, help="file for everything the processes write")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for a log of each rank's")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for a log of each rank's, and one of the launcher's")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write the nodes' reports there, as JSON")
     parser.add_argument("--end-with-parent", action="store_true", help="stop when whoever started this is gone")
     parser.add_argument("--dry-run", action="store_true", help="print every node's environment and command, and start nothing")
@@ -55,11 +56,10 @@ def main() -> None:
         if args.launcher == "srun" and args.transport != "srun":
             raise Refusal("launcher: srun starts ranks through Slurm, so it needs transport srun; locally use torchrun")
         geometry = Geometry(args.nodes, args.nproc_per_node, cpus_per_proc(args))
-        with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-            if args.transport == "srun":
-                through_srun(args, geometry, folder)
-            else:
-                on_this_machine(args, geometry, folder)
+        if args.transport == "srun":
+            through_srun(args, geometry)
+        else:
+            on_this_machine(args, geometry)
 
 
 def positive(text: str) -> int:
@@ -91,30 +91,39 @@ def supervised(args: argparse.Namespace) -> list[str]:
     return [str(HERE / "supervise.py"), *logs, *args.program]
 
 
-def on_this_machine(args: argparse.Namespace, geometry: Geometry, folder: str) -> None:
+def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
     gpus = usable_gpus(args.device, geometry.world_size)
     with bound(os.getpid(), "127.0.0.1") as free:
         port = free.getsockname()[1]
-    plan = local_plan(args.launcher, geometry, supervised(args), port, folder, gpus)
-    if args.dry_run:
-        print(*plan, sep="\n")
-        return
-    several = len(plan) > 1
-    commands = [Command(node.command, node.environment, label=partial(labelled, node.node_rank if several else None)) for node in plan]
-    launch(commands, args)
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        plan = local_plan(args.launcher, geometry, supervised(args), port, folder, gpus)
+        if args.dry_run:
+            print(*plan, sep="\n")
+            return
+        commands = [Command(node.command, node.environment, label=partial(labelled, f"[node {node.node_rank}] ")) for node in plan]
+        launch(commands if len(plan) > 1 else [Command(plan[0].command, plan[0].environment)], args)
 
 
-def through_srun(args: argparse.Namespace, geometry: Geometry, folder: str) -> None:
+def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
     """One job step over all nodes of the Slurm job; this process has to be on the first of them, as batch scripts are."""
     job = allocation()
+    if job.first_host_name != socket.gethostname().partition(".")[0]:
+        raise Refusal(
+            f"launch runs on {socket.gethostname()}, not on {job.hosts[0]}, the first node of job {job.job}; "
+            f"start it there: srun --jobid={job.job} --nodes=1 --ntasks=1 --overlap --pty bash"
+        )
     if len(job.hosts) != geometry.nodes:
         raise Refusal(f"nodes: the run wants {geometry.nodes}, job {job.job} has {len(job.hosts)}: {', '.join(job.hosts)}")
+    if not args.logs and args.launcher != "none":
+        raise Refusal("transport srun needs --logs, a folder that every node sees, for launchers to put their files in")
     gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
     # Two ports: one that every node must be able to reach now, and one that stays free for the ranks.
     with bound(job.job, "") as door, bound(job.job, "") as free:
         door.listen(geometry.world_size)
         reach, port = (f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1])
         free.close()
+        # Seen by every node, so that nothing of the launcher's stays in the temporary folders of nodes that this process is not on.
+        folder = str((args.logs or Path()) / "launcher")
         plan = srun_plan(args.launcher, geometry, supervised(args), job.hosts, job.addresses, port, folder)
         program = [sys.executable, str(HERE / "dispatch.py"), "--reach", reach]
         step = srun_command(args.launcher, geometry, gpus_per_node, program)
@@ -124,12 +133,14 @@ def through_srun(args: argparse.Namespace, geometry: Geometry, folder: str) -> N
             return
         stdin = json.dumps([{"environment": node.environment, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
-        launch([Command(step, {}, stdin, partial(relabelled, kind))], args)
+        try:
+            launch([Command(step, {}, stdin, partial(relabelled, kind))], args)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def labelled(node_rank: int | None, line: str) -> tuple[str, str]:
-    """A line of a node's, where there are several."""
-    return ("" if node_rank is None else f"[node {node_rank}] ", line)
+def labelled(label: str, line: str) -> tuple[str, str]:
+    return label, line
 
 
 def relabelled(kind: str, line: str) -> tuple[str, str]:
@@ -145,20 +156,22 @@ def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
         args.logs.mkdir(parents=True)
     if args.log:
         args.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(args.log or os.devnull, "a") as log:
-        output = Output(log)
+    with ExitStack() as files:
+        log = files.enter_context(open(args.log or os.devnull, "a"))
+        # With a log of each rank's, what is left on stderr is the launcher's own, of which there is much when a rank fails.
+        output = Output(log, files.enter_context(open(args.logs / "launcher.log", "a")) if args.logs else log)
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
         if not outcome.good:
             line = told(outcome, output, args.transport, log)
             raise Refusal(f"{Path(args.program[0]).stem} failed: {line}" + (f"; see {args.log}" if args.log else ""))
     if args.collect:
-        nodes = sorted((found["result"] for found in output.records if "result" in found), key=lambda node: node["node_rank"])
+        nodes = sorted((found["result"] for found in records(output.records) if "result" in found), key=lambda node: node["node_rank"])
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
 def told(outcome: Outcome, output: Output, transport: str, log: IO[str]) -> str:
     """The first failure in one line; before it, on stderr and in the log, the last lines of the rank that it was."""
-    endings = [ending(found["ending"]) for found in output.records if "ending" in found]
+    endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
     if outcome.stopped:
         line = "stopped"
     elif endings:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ddp.agents import Command, Output, run_all
-from ddp.endings import Ending, how, last_words, result_line
+from ddp.endings import Ending, how, last_words, record_lines
 from ddp.lifetime import end_with_parent
 
 # Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
@@ -36,17 +36,18 @@ def main() -> None:
         result = Path(folder) / "result.json"
         log = args.logs / f"{name}.log" if args.logs else None
         with open(log or os.devnull, "w") as sink:
-            output = Output(sink, show_errors=True)
+            # Where it has a log of its own, what it says of its troubles stays out of everybody's.
+            output = Output(sink, sink, show_errors=not args.logs)
             environment = {"NODE_REPORT": str(result)}
             outcome = run_all([Command((sys.executable, *args.program), environment)], output, GRACE)
         if outcome.failed is not None and not outcome.stopped:
             words = last_words(output.errors, Path(args.program[0]).stem)
             who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
-            line = Ending(who, how(outcome.status), time.time(), words, str(log or "")).to_line()
-            print(line, file=sys.stderr, flush=True)
+            ended = Ending(who, how(outcome.status), time.time(), words, str(log or ""))
+            print(ended.to_lines(), file=sys.stderr, flush=True)
         elif outcome.good and result.exists():
-            line = result_line({"node_rank": int(os.environ["NODE_RANK"])} | json.loads(result.read_text()))
-            print(line, file=sys.stderr, flush=True)
+            node = {"node_rank": int(os.environ["NODE_RANK"])} | json.loads(result.read_text())
+            print(record_lines({"result": node}), file=sys.stderr, flush=True)
     sys.exit(0 if outcome.good else max(1, outcome.status))
 
 

@@ -16,10 +16,11 @@ from functools import partial
 from types import FrameType
 from typing import IO
 
-from ddp.endings import record
+from ddp.endings import marked
 from ddp.lifetime import end_with_parent
 
-LAST_LINES = 60
+# Enough to hold what torchrun says on every one of many nodes when it is ended.
+LAST_LINES = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,19 @@ class Command:
 
 @dataclass(frozen=True)
 class Output:
-    """Where what the commands write goes: all of it to the log, a line at a time, stdout to ours, stderr only if it is to be shown.
+    """Where what the commands write goes: stdout to ours and to a log, a line at a time, stderr to a log and if so wanted to ours.
 
     Attributes:
-        records: the records found in it, see `endings.record`; they go nowhere else.
+        log: for stdout.
+        error_log: for stderr; may be the same.
+        records: the lines of records found in it, see `endings.records`; they go nowhere else.
         errors: the last lines of stderr, of all commands.
     """
 
     log: IO[str]
+    error_log: IO[str]
     show_errors: bool = False
-    records: list[dict] = field(default_factory=list)
+    records: list[str] = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
@@ -186,8 +190,8 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     """Log the line, or keep it if it is a record; return what of it is to be shown."""
     # A progress bar redraws itself after carriage returns: only what it showed last is kept.
     text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
-    if found := record(text):
-        output.records.append(found)
+    if marked(text):
+        output.records.append(text)
         return ""
     if is_error:
         output.errors.append(text)
@@ -195,8 +199,9 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     if text.strip():
         # A log on a full disk must not stop us from reading: whoever writes to us would wait for ever.
         with suppress(OSError):
-            output.log.write(f"{label}{text}\n")
-            output.log.flush()
+            log = output.error_log if is_error else output.log
+            log.write(f"{label}{text}\n")
+            log.flush()
     return text
 
 

@@ -4,21 +4,25 @@ A shared file would be another way, but on a network file system it may be seen 
 """
 
 import json
+import os
 import re
 import signal
-from collections.abc import Sequence
+import socket
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
+CHUNK = 700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
 MOST_LINES = 20
-MOST_CHARACTERS = 2000  # with the rest under 4096 bytes, which a pipe takes in one piece from several writers
+MOST_CHARACTERS = 4000
 
 # What torch, gloo and NCCL say in a process whose peer is gone.
 LOST_A_PEER = re.compile(r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore|Connection (closed|reset) by peer")
 # Lines of torch's C++ log, which may follow a Python traceback.
 NOISE = re.compile(r"^\[?[WEI]\d{4}[ -]|^\[[WEI]\d{3,4} |^\s*$")
 # torch puts the rank in front of a traceback's lines.
-RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Ending:
     lines: tuple[str, ...] = ()
     log: str = ""
 
-    def to_line(self) -> str:
-        return MARK + json.dumps({"ending": asdict(self)})
+    def to_lines(self) -> str:
+        return record_lines({"ending": asdict(self)})
 
     @property
     def error(self) -> str:
@@ -51,18 +55,29 @@ class Ending:
         return f"{self.who}: {' '.join(said.split())}"
 
 
-def result_line(result: dict) -> str:
-    """What a program that runs once a node has to tell, as a line for `launch`."""
-    return MARK + json.dumps({"result": result})
+def record_lines(record: dict) -> str:
+    """A record as lines, each short enough to stay whole on its way."""
+    text = json.dumps(record)
+    chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+    key = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+    return "\n".join(f"{MARK}{key} {number} {len(chunks)} {chunk}" for number, chunk in enumerate(chunks))
 
 
-def record(line: str) -> dict | None:
-    """The record in a line, whatever stands in front of it; None for any other line."""
-    _, mark, text = line.partition(MARK)
-    try:
-        return json.loads(text) if mark else None
-    except ValueError:
-        return None
+def marked(line: str) -> bool:
+    """Whether the line is of a record, whatever label stands in front of it."""
+    return MARK in line
+
+
+def records(lines: Iterable[str]) -> list[dict]:
+    """The records whose lines are all among these, in the order in which they begin."""
+    found: dict[str, dict[int, str]] = {}
+    sizes: dict[str, int] = {}
+    for line in lines:
+        key, number, size, chunk = line.partition(MARK)[2].split(" ", 3)
+        found.setdefault(key, {})[int(number)] = chunk
+        sizes[key] = int(size)
+    whole = [chunks for key, chunks in found.items() if len(chunks) == sizes[key]]
+    return [json.loads("".join(chunk for _, chunk in sorted(chunks.items()))) for chunks in whole]
 
 
 def ending(fields: dict) -> Ending:

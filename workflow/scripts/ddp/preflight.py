@@ -61,13 +61,20 @@ def join(store: Store, report: RankReport, world_size: int, wait: timedelta = JO
         else:
             reports = [RankReport(**json.loads(store.get(key))) for key in keys]
             fault = judge(reports)
-            print(*(f"preflight: {report}" for report in reports), *warnings(reports), sep="\n", file=sys.stderr)
+            print(*(f"preflight: {report}" for report in reports), sep="\n", file=sys.stderr)
+            print(summary(reports), *warnings(reports), sep="\n", flush=True)
         store.set("preflight/verdict", fault or "")
     else:
         store.wait(["preflight/verdict"], 2 * wait)
         fault = store.get("preflight/verdict").decode()
     if fault:
         raise Refusal(f"preflight: {fault}")
+
+
+def summary(reports: Sequence[RankReport]) -> str:
+    hosts = list(dict.fromkeys(report.host for report in reports))
+    devices = sorted({report.device_name or report.device for report in reports})
+    return f"preflight: {len(reports)} ranks on {', '.join(hosts)}: {', '.join(devices)}"
 
 
 def missing(world_size: int, there: Sequence[int], wait: timedelta) -> str:
@@ -110,14 +117,13 @@ def warnings(reports: Sequence[RankReport]) -> list[str]:
 
 
 def check_sum(contribution: float, report: RankReport, world_size: int) -> None:
-    """All-reduce a vector to which rank r contributes r + 1, in a group of its own whose time-out is short.
+    """All-reduce a vector to which rank r contributes r + 1.
 
     Raises:
         Refusal: the sum is wrong here.
     """
-    group = dist.new_group(timeout=JOIN)
     vector = torch.full((1024,), contribution, dtype=torch.float64, device=report.device)
-    dist.all_reduce(vector, group=group)  # type: ignore[arg-type]
+    dist.all_reduce(vector)
     wanted = world_size * (world_size + 1) / 2
     wrong = vector[vector != wanted]
     if len(wrong):
@@ -125,4 +131,3 @@ def check_sum(contribution: float, report: RankReport, world_size: int) -> None:
             f"preflight: a sum over all ranks gives {wrong[0].item():g} on {report.host} instead of {wanted:g}; "
             "leave that node out (--exclude) and tell its administrator"
         )
-    dist.destroy_process_group(group)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ddp.errors import Refusal
@@ -64,16 +65,34 @@ def process_group(device: str) -> Iterator[Process]:
 
 
 def join_others(process: Process) -> None:
+    """Join twice: for the preflight with a time-out that is short, and then for good with one that is long.
+
+    Raises:
+        Refusal: the preflight found something wrong.
+    """
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    here = report(process)
     try:
         store, _, _ = next(rendezvous("env://", timeout=JOIN))
     except dist.DistError as error:
-        raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {socket.gethostname()}: {error}") from None
-    here = report(process)
+        raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {here.host}: {error}") from None
     join(store, here, process.world_size)
-    backend = "nccl" if process.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=TIMEOUT)
-    check_sum(process.rank + 1, here, process.world_size)
+
+    def connect(name: str, timeout: timedelta) -> None:
+        backend = "nccl" if process.device.type == "cuda" else "gloo"
+        own = PrefixStore(name, store)
+        dist.init_process_group(backend, store=own, rank=process.rank, world_size=process.world_size, timeout=timeout)
+
+    try:
+        connect("preflight", JOIN)
+        check_sum(process.rank + 1, here, process.world_size)
+    except RuntimeError as error:
+        raise Refusal(
+            f"preflight: the ranks cannot add up over the network, as seen from {here.host} ({here.address}); if nothing else failed, "
+            f"name the network to use in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME: {error}"
+        ) from None
+    dist.destroy_process_group()
+    connect("run", TIMEOUT)
 
 
 def report(process: Process) -> RankReport:

@@ -3,9 +3,14 @@
 import os
 import re
 import subprocess
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ddp.errors import Refusal
+
+# How the Slurm plugin of Snakemake asks: by a command, with a logger; the states by job and the seconds it took, or twice None.
+Query = Callable[[str, Any], Awaitable[tuple[dict[str, str] | None, float | None]]]
 
 
 @dataclass(frozen=True)
@@ -16,11 +21,13 @@ class Allocation:
         job: its id.
         hosts: names of the nodes, in Slurm's order, which is that of the tasks of a job step.
         addresses: where Slurm itself reaches them: a name or an IP address.
+        first_host_name: what the first of them calls itself, without its domain.
     """
 
     job: int
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
+    first_host_name: str
 
 
 def allocation() -> Allocation:
@@ -34,9 +41,9 @@ def allocation() -> Allocation:
         raise Refusal("transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local")
     listed = field(scontrol("show", "job", job, "--oneliner"), "NodeList")
     hosts = tuple(scontrol("show", "hostnames", listed).split())
-    shown = scontrol("show", "node", listed, "--oneliner").splitlines()
-    address = {field(line, "NodeName"): field(line, "NodeAddr") for line in shown}
-    return Allocation(int(job), hosts, tuple(address[host] for host in hosts))
+    nodes = {field(line, "NodeName"): line for line in scontrol("show", "node", listed, "--oneliner").splitlines()}
+    addresses = tuple(field(nodes[host], "NodeAddr") for host in hosts)
+    return Allocation(int(job), hosts, addresses, field(nodes[hosts[0]], "NodeHostName").partition(".")[0])
 
 
 def status_command(wanted: str | None) -> tuple[str, str]:
@@ -63,8 +70,23 @@ def status_command(wanted: str | None) -> tuple[str, str]:
             reason = "sacct did not answer within 20 s"
     else:
         reason = "as the profile says"
-    age = field(config.replace(" = ", "="), "MinJobAge")
-    return "squeue", f"{reason}; the state of jobs is asked from squeue, which forgets a job {age} s after its end"
+    found = re.search(r"MinJobAge\s*=\s*(\d+)", config)
+    forgets = f", which forgets a job {found[1]} s after its end" if found else ""
+    return "squeue", f"{reason}; the state of jobs is asked from squeue{forgets}"
+
+
+def with_plain_states(query: Query) -> Query:
+    """The Slurm plugin's query for the state of jobs, with `CANCELLED by 1000` as `CANCELLED`.
+
+    The first is what sacct says of a job that somebody cancelled. The plugin does not know it, takes the job for one that runs,
+    and Snakemake waits for it for ever (measured with version 2.8.0).
+    """
+
+    async def plain(command: str, logger: Any) -> tuple[dict[str, str] | None, float | None]:
+        states, seconds = await query(command, logger)
+        return states and {job: state.split()[0] for job, state in states.items() if state}, seconds
+
+    return plain
 
 
 def field(line: str, name: str) -> str:
@@ -79,7 +101,7 @@ def scontrol(*arguments: str) -> str:
     try:
         done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
-        raise Refusal("scontrol, Slurm's own command, is not on PATH on this node; transport srun needs it") from None
+        raise Refusal("scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local") from None
     except subprocess.TimeoutExpired:
         raise Refusal("Slurm's controller does not answer; try again once sinfo does") from None
     if done.returncode:

@@ -1,0 +1,238 @@
+"""A Slurm cluster on this machine, for tests: real daemons, and nodes with a network, a host name and folders of their own.
+
+All of it lives in namespaces under one process: of the host it changes nothing but its own folder. Needs root.
+"""
+
+import argparse
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import machine
+import node
+from namespaces import LOGIN, STATE, UNSHARE, Failure, enter, environment, init, processes, sh
+
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "mariadbd": "mariadb-server",
+    "ip": "iproute2",
+    "tini": "tini",
+    "unshare": "util-linux",
+}
+SEARCHED = environment(LOGIN)["PATH"]
+USABLE = {"idle", "mixed", "allocated", "completing"}
+
+
+class Impossible(Failure):
+    """It cannot run on this machine."""
+
+
+def up(nodes: int, end_with_parent: bool) -> None:
+    install()
+    lock = locked()
+    if lock is None:
+        raise Failure(f"one is up already, in {STATE}; `down` ends it")
+    process = None
+    try:
+        clear()
+        (STATE / "shared").mkdir()
+        ends = [os.pidfd_open(pid) for pid in ([os.getppid()] if end_with_parent else []) + [os.getpid()]]
+        command = [*UNSHARE, "--net", "tini", "--", sys.executable, machine.__file__, str(nodes), *map(str, ends)]
+        # The lock goes along: it is held for as long as the machine lives, however that ends.
+        process = subprocess.Popen(command, cwd="/", env=environment(LOGIN), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, start_new_session=True, pass_fds=[lock, *ends])  # fmt: skip
+        for line in process.stdout:
+            if line.strip() == machine.READY:
+                return
+            if line.startswith("cluster: "):
+                raise Failure(line.removeprefix("cluster: ").strip())
+            print(line, end="", flush=True)
+        raise Failure("it did not come up, for the reason above")
+    except BaseException:
+        if process:
+            process.kill()
+            process.wait()
+        os.close(lock)
+        down()
+        raise
+
+
+def down() -> None:
+    """End it and remove all that it wrote."""
+    deadline = time.monotonic() + 30
+    while STATE.exists() and locked() is None:
+        if pid := init(LOGIN):
+            os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise Failure("its processes do not end")
+        time.sleep(0.05)
+    shutil.rmtree(STATE, ignore_errors=True)
+
+
+def run(name: str, command: list[str]) -> None:
+    """Become the command, as far as a process can: its signals are passed on, its end is this one's."""
+    status = enter(member(name), command)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    sys.exit(os.WEXITSTATUS(status))
+
+
+def kill(name: str) -> None:
+    """Power cut."""
+    # The cable first: the others get no farewell.
+    cut(name)
+    os.kill(member(name), signal.SIGKILL)
+
+
+def cut(name: str) -> None:
+    """Off the network."""
+    inside("ip", "link", "set", name, "down")
+
+
+def join(name: str) -> None:
+    """On the network again."""
+    inside("ip", "link", "set", name, "up")
+
+
+def drain(name: str) -> None:
+    """No new jobs."""
+    inside("scontrol", "update", f"nodename={name}", "state=drain", "reason=drained by cluster.py")
+
+
+def start(name: str) -> None:
+    """Back in service, whatever was done to it."""
+    join(name)
+    if not init(name):
+        before = shown(name)["SlurmdStartTime"]
+        time.sleep(1)  # Slurm shows it to the second
+        inside(sys.executable, node.__file__, "on", name)
+        wait(lambda: shown(name)["SlurmdStartTime"] != before, f"{name} did not come up", name)
+    wait(lambda: "NOT_RESPONDING" not in shown(name)["State"], f"{name} does not answer", name)
+    if {"DRAIN", "DOWN"} & set(shown(name)["State"].split("+")):
+        inside("scontrol", "update", f"nodename={name}", "state=resume")
+    wait(lambda: set(shown(name)["State"].lower().split("+")) <= USABLE, f"{name} is not in service", name)
+
+
+def status() -> None:
+    """What Slurm says, and what runs where."""
+    member(LOGIN)
+    print(inside("sinfo"))
+    for name in (LOGIN, *all_nodes()):
+        running = processes(name)
+        print(f"{name}:" if running else f"{name}: off")
+        for pid, command in running.items():
+            print(f"{pid:8} {command}")
+
+
+def install() -> None:
+    missing = sorted({package for command, package in PACKAGES.items() if not shutil.which(command, path=SEARCHED)})
+    if os.geteuid() != 0:
+        raise Impossible("the test cluster needs root" + (f" and the packages {' '.join(missing)}" if missing else ""))
+    if missing and not shutil.which("apt-get"):
+        raise Impossible(f"missing, and no apt-get to install it: {' '.join(missing)}")
+    if missing:
+        print(f"installing {' '.join(missing)}", flush=True)
+        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+            done = subprocess.run(["apt-get", "-qq", *arguments], env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+            if done.returncode != 0:
+                print(done.stdout)
+                raise Impossible(f"apt-get {arguments[0]} failed; needed: {' '.join(missing)}")
+
+
+def locked() -> int | None:
+    """The lock on the state folder, which whatever belongs to a living cluster holds; None if that is another."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    lock = os.open(STATE, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def clear() -> None:
+    """What a cluster that was killed has left."""
+    for entry in STATE.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def member(name: str) -> int:
+    pid = init(name)
+    if pid is None:
+        raise Failure("no cluster is up" if name == LOGIN or not init(LOGIN) else f"{name} is off")
+    return pid
+
+
+def all_nodes() -> list[str]:
+    return sorted((entry.name for entry in (STATE / "nodes").iterdir()), key=lambda name: int(name[1:]))
+
+
+def inside(*command: str) -> str:
+    member(LOGIN)
+    return sh(sys.executable, __file__, "run", "--", *command)
+
+
+def shown(name: str) -> dict[str, str]:
+    fields = inside("scontrol", "--oneliner", "show", "node", name).split()
+    return dict(field.split("=", 1) for field in fields if "=" in field)
+
+
+def wait(ready: Callable[[], bool], problem: str, name: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            print(machine.tail(STATE / "log" / f"{name}.log"), file=sys.stderr)
+            raise Failure(f"{problem} in {seconds:.0f} s: {shown(name)['State']}")
+        time.sleep(0.2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verb = verbs.add_parser("up", help="Bring it up; it stays in the background.")
+    verb.add_argument("--nodes", type=int, default=3, metavar="N", help="n1 to nN; 3 unless told otherwise")
+    verb.add_argument("--end-with-parent", action="store_true", help="it ends when the process that started this one does")
+    verb.set_defaults(act=lambda given: up(given.nodes, given.end_with_parent))
+    verbs.add_parser("down", help=down.__doc__).set_defaults(act=lambda _given: down())
+    verb = verbs.add_parser("run", help="Run a command on the login node, or on another.")
+    verb.add_argument("--node", default=LOGIN, metavar="NODE")
+    verb.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] COMMAND …")
+    verb.set_defaults(act=lambda given: run(given.node, given.command[1:] if given.command[0] == "--" else given.command))
+    for act in (kill, cut, join, drain, start):
+        verb = verbs.add_parser(act.__name__, help=act.__doc__)
+        verb.add_argument("node", metavar="NODE")
+        verb.set_defaults(act=lambda given, act=act: act(given.node))
+    verbs.add_parser("status", help=status.__doc__).set_defaults(act=lambda _given: status())
+    given = parser.parse_args()
+    if given.verb == "run" and given.command in ([], ["--"]):
+        parser.error("run needs a command")
+    # So that an interrupted `up` takes back what it has started.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        if given.verb != "up" and os.geteuid() != 0:
+            raise Impossible("the test cluster needs root")
+        given.act(given)
+    except Failure as failure:
+        print(f"cluster: {failure}", file=sys.stderr)
+        sys.exit(2 if isinstance(failure, Impossible) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A node: `node.py on NAME`, in the machine, starts it; `node.py become NAME` runs right under its process 1 and becomes its slurmd."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from namespaces import ROOT, STATE, UNSHARE, environment, sh
+
+
+def power_on(name: str) -> None:
+    # Not `ip netns exec`: that mounts /sys anew, without the control groups that slurmd looks for.
+    network = ["nsenter", f"--net=/run/netns/{name}"]
+    command = [*network, *UNSHARE, "tini", "--", sys.executable, __file__, "become", name]
+    with (STATE / "log" / f"{name}.log").open("ab") as output:
+        subprocess.Popen(command, cwd="/", env=environment(name), stdin=subprocess.DEVNULL,
+                         stdout=output, stderr=output, start_new_session=True)  # fmt: skip
+
+
+def become(name: str) -> None:
+    socket.sethostname(name)
+    for folder in ("scratch", "tmp"):
+        hide(f"/{folder}", by=STATE / "nodes" / name / folder)
+    # Nodes number their processes alike, and names in here are often made from such numbers.
+    sh("mount", "-t", "tmpfs", "shm", "/dev/shm")
+    os.execvp("slurmd", ["slurmd", "-D"])
+
+
+def hide(folder: str, by: Path) -> None:
+    """Put another folder in the place of one; if the checkout or the cluster's own files are in there, they stay where they are."""
+    for kept in (ROOT, STATE):
+        if kept.is_relative_to(folder):
+            inside = by / kept.relative_to(folder)
+            inside.mkdir(parents=True, exist_ok=True)
+            sh("mount", "--bind", kept, inside)
+    sh("mount", "--rbind", by, folder)
+
+
+if __name__ == "__main__":
+    {"on": power_on, "become": become}[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,234 @@
+"""The cluster that the tests use is a cluster: nodes of their own, real daemons, real failures; and the host does not notice."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.handle import PROGRAM, Cluster
+from waiting import until
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def everywhere(cluster: Cluster, script: str) -> list[str]:
+    return said(cluster.run("srun", f"--nodes={len(cluster.nodes)}", "--ntasks-per-node=1", "bash", "-c", script, cwd=cluster.shared))
+
+
+def test_nodes_have_a_name_and_an_address(cluster: Cluster) -> None:
+    assert {cluster.state(node) for node in cluster.nodes} == {"idle"}
+    assert everywhere(cluster, "hostname") == cluster.nodes
+    addresses = everywhere(cluster, "echo $(hostname) $(hostname -I)")
+    assert addresses == [f"{node} 10.77.0.{10 + number}" for number, node in enumerate(cluster.nodes, start=1)]
+    for node in cluster.nodes:
+        assert cluster.run("getent", "hosts", node, node=cluster.nodes[0]).returncode == 0
+
+
+@pytest.mark.parametrize("folder", ["/scratch", "/tmp", "/dev/shm"])
+def test_folders_of_their_own(cluster: Cluster, folder: str) -> None:
+    assert everywhere(cluster, f"hostname > {folder}/whose") == []
+    try:
+        assert everywhere(cluster, f"cat {folder}/whose") == cluster.nodes
+        assert not Path(folder, "whose").exists()
+    finally:
+        everywhere(cluster, f"rm {folder}/whose")
+
+
+def test_everything_else_is_shared(cluster: Cluster) -> None:
+    here = Path(__file__)
+    (cluster.shared / "note").write_text("seen\n")
+    try:
+        assert everywhere(cluster, "cat note") == ["seen"] * len(cluster.nodes)
+        assert everywhere(cluster, f"wc -c < '{here}'") == [str(here.stat().st_size)] * len(cluster.nodes)
+    finally:
+        (cluster.shared / "note").unlink()
+
+
+def test_gpus_are_handed_out(cluster: Cluster) -> None:
+    both = 'echo $CUDA_VISIBLE_DEVICES; sleep 1; echo "of $SLURM_GPUS_ON_NODE"'
+    jobs = [cluster.popen("srun", "--nodelist=n1", "--gres=gpu:2", "bash", "-c", both, stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = sorted(job.communicate(timeout=30)[0].splitlines() for job in jobs)
+    assert outputs == [["0,1", "of 2"], ["2,3", "of 2"]]
+    assert cluster.run("srun", "--gres=gpu:5", "true").returncode != 0
+
+
+def test_jobs_are_accounted(cluster: Cluster) -> None:
+    (job,) = said(cluster.run("sbatch", "--parsable", "--wait", "--nodes=2", "--output=/dev/null", "--wrap=srun hostname"))
+    record = ["sacct", "--allocations", "--noheader", "--parsable2", "--jobs", job, "--format=state,nnodes,nodelist,account"]
+    until(lambda: said(cluster.run(*record)) == ["COMPLETED|2|n[1-2]|test"], 10)
+
+
+def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
+    (job,) = said(cluster.run("sbatch", "--parsable", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 300"))
+    state = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
+    try:
+        until(lambda: said(cluster.run(*state)) == ["RUNNING"], 10)
+        assert said(cluster.run("srun", "--partition=urgent", "--exclusive", "--nodelist=n1", "hostname")) == ["n1"]
+        assert said(cluster.run(*state)) == ["PENDING"]
+    finally:
+        cluster.run("scancel", job)
+    until(lambda: cluster.state("n1") == "idle", 30)
+
+
+def test_run_passes_on_status_folder_and_environment(cluster: Cluster) -> None:
+    assert cluster.run("bash", "-c", "exit 7").returncode == 7
+    assert cluster.run("bash", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
+    assert cluster.run("no-such-command").returncode == 127
+    assert said(cluster.run("bash", "-c", "pwd; echo $ADDED", cwd=cluster.shared, env={"ADDED": "too"})) == [str(cluster.shared), "too"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_passes_on_signals(cluster: Cluster, number: signal.Signals) -> None:
+    script = "import signal, time\ntry:\n signal.signal(15, signal.default_int_handler); print(1, flush=True); time.sleep(60)\n"
+    script += "except KeyboardInterrupt:\n time.sleep(0.5); print('in order')"
+    command = cluster.popen(sys.executable, "-c", script, node="n2", stdout=subprocess.PIPE)
+    assert command.stdout.readline() == "1\n"
+    command.send_signal(number)
+    assert command.communicate(timeout=20)[0] == "in order\n"
+    assert command.returncode == 0
+
+
+def test_nothing_outlives_a_killed_run(cluster: Cluster) -> None:
+    command = cluster.popen("sleep", "1234", node="n2")
+    until(lambda: "sleep 1234" in cluster.processes("n2").values(), 10)
+    command.kill()
+    until(lambda: "sleep 1234" not in cluster.processes("n2").values(), 5)
+    command.wait()
+
+
+def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
+    job = cluster.popen("srun", "--nodelist=n2,n3", "--no-kill", "sleep", "123", stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: all("/usr/bin/sleep 123" in cluster.processes(node).values() for node in ("n2", "n3")), 10)
+        cluster.kill("n2")
+        cluster.cut("n3")
+        assert until(lambda: not cluster.processes("n2"), 5) < 1
+        assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode != 0
+        assert "slurmd -D" in cluster.processes("n3").values()
+        until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"}, 60)
+        assert cluster.state("n1") == "idle"
+        cluster.join("n3")
+        cluster.start("n2")
+        cluster.start("n3")
+        assert everywhere(cluster, "hostname") == cluster.nodes
+    finally:
+        job.terminate()
+        job.wait(timeout=30)
+        for node in ("n2", "n3"):
+            cluster.start(node)
+    until(lambda: "/usr/bin/sleep 123" not in cluster.processes("n3").values(), 30)
+
+
+def test_a_restart_right_after_a_power_cut(cluster: Cluster) -> None:
+    cluster.kill("n2")
+    cluster.start("n2")
+    assert said(cluster.run("srun", "--nodelist=n2", "hostname")) == ["n2"]
+
+
+def test_drained_and_back(cluster: Cluster) -> None:
+    cluster.drain("n2")
+    try:
+        assert cluster.state("n2") == "drained"
+    finally:
+        cluster.start("n2")
+    assert cluster.state("n2") == "idle"
+
+
+def test_a_second_one_is_refused(cluster: Cluster) -> None:
+    before = cluster.processes()
+    done = subprocess.run([*PROGRAM, "up"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+    assert "up already" in done.stderr
+    assert cluster.processes().items() >= before.items()
+    assert {cluster.state(node) for node in cluster.nodes} == {"idle"}
+
+
+@pytest.fixture
+def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
+    """The environment for another cluster, beside the one of the tests. It may be used where that one came up."""
+    assert cluster.nodes
+    return os.environ | {"CLUSTER_FOLDER": str(tmp_path)}
+
+
+def program(verb: str, environment: dict[str, str], *arguments: str) -> None:
+    done = subprocess.run(
+        [*PROGRAM, verb, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def living(folder: Path) -> list[int]:
+    """Processes that know of a folder: all that a cluster in it has started do."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in process.joinpath("environ").read_bytes() + process.joinpath("cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def host() -> list[object]:
+    """What is here of Slurm and of networks, and what is mounted."""
+    folders = [Path("/"), Path("/run"), Path("/run/munge"), Path("/etc/slurm"), Path("/etc/munge"), Path("/sys/class/net")]
+    listed = [sorted(entry.name for entry in folder.iterdir()) for folder in folders if folder.exists()]
+    return [listed, Path("/etc/hosts").read_bytes(), Path("/proc/self/mounts").read_text(), os.uname().nodename]
+
+
+def test_the_host_does_not_notice_and_nothing_stays(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    before = host()
+    program("up", elsewhere, "--nodes=1")
+    assert host() == before
+    assert living(tmp_path)
+    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "ddp-test-cluster" / "shared"))
+    for _ in range(2):
+        program("down", elsewhere)
+        assert not living(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+    assert host() == before
+
+
+def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    script = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
+    starter = subprocess.Popen([sys.executable, "-c", script, *PROGRAM, "up", "--nodes=1", "--end-with-parent"],
+                               env=elsewhere, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert any(line.startswith("up in") for line in starter.stdout)
+    starter.kill()
+    starter.wait()
+    until(lambda: not living(tmp_path), 10)
+    # What the killed one has left does not stop the next.
+    program("up", elsewhere, "--nodes=1")
+    program("down", elsewhere)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_up_takes_itself_back(elsewhere: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    starter = subprocess.Popen([*PROGRAM, "up", "--nodes=1"], env=elsewhere, stdout=subprocess.PIPE, text=True)
+    assert any(line.endswith("mariadbd\n") for line in starter.stdout)
+    starter.send_signal(number)
+    assert starter.wait(timeout=30) == 128 + number
+    assert not living(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (broken / "tests").mkdir(parents=True)
+    subprocess.run(["cp", "-r", str(Path(PROGRAM[1]).parent), str(broken / "tests")], check=True)
+    with (broken / "tests" / "cluster" / "slurmdbd.conf").open("a") as file:
+        file.write("NoSuchSetting=1\n")
+    done = subprocess.run([sys.executable, str(broken / "tests" / "cluster" / "cluster.py"), "up"], env=elsewhere,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "slurmdbd did not come up" in done.stdout.splitlines()[-1]
+    assert "NoSuchSetting" in done.stdout
+    assert not (tmp_path / "ddp-test-cluster").exists()

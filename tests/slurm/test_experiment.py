@@ -1,0 +1,165 @@
+"""Whole experiments through `snakemake --profile profiles/slurm`, on a real Slurm."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import SlurmCheckout
+
+from cluster.handle import Cluster
+from waiting import until
+
+TEST_IMAGES = 355
+# Small, and dealt unevenly: 1,297 images into batches of at most 72 are 19 batches, 5 of 69 and 14 of 68.
+TINY = ["--config", "dataset={name: digits}", "widths=[8, 8, 8]", "epochs=2", "global_batch_size=72", "learning_rate=0.5", "flip=false",
+        "cpus_per_proc=1", 'scratch=["/scratch"]']  # fmt: skip
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def submitted(said: str) -> list[str]:
+    """Ids of the Slurm jobs that a Snakemake says it has submitted."""
+    return re.findall(r"has been submitted with SLURM jobid (\d+)", said)
+
+
+def accounted(cluster: Cluster, job: str, *fields: str) -> list[str]:
+    """What accounting has of a job; once its record is complete."""
+
+    def row() -> list[str]:
+        done = cluster.run("sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", f"--format=End,{','.join(fields)}")
+        return done.stdout.strip().split("|")
+
+    until(lambda: row()[0] not in ("", "Unknown"), 10)
+    return row()[1:]
+
+
+def hosts(results: Path) -> list[str]:
+    return [rank["host"] for rank in json.loads((results / "run.json").read_text())["ranks"]]
+
+
+def evaluated(results: Path) -> int:
+    return json.loads((results / "evaluation.json").read_text())["n"]
+
+
+@pytest.fixture(scope="module")
+def first(cluster: Cluster, checkout: SlurmCheckout) -> str:
+    """What Snakemake said of an experiment on three nodes, with nothing staged on any of them."""
+    for node in cluster.nodes:
+        cluster.run("bash", "-c", "rm -rf /scratch/ddp-data-*", node=node)
+    return checkout.run(*TINY, "experiment=first", "nodes=3")
+
+
+def test_stage_and_train_are_one_job_on_the_nodes_asked_for(cluster: Cluster, checkout: SlurmCheckout, first: str) -> None:
+    training, evaluation = submitted(first)
+    assert accounted(cluster, training, "State", "NNodes", "NodeList", "ReqCPUS") == ["COMPLETED", "3", "n[1-3]", "3"]
+    assert accounted(cluster, evaluation, "State", "NNodes", "ReqCPUS") == ["COMPLETED", "1", "4"]
+    results = checkout.path / "results/first/run"
+    staged = json.loads((results / "staging.json").read_text())["nodes"]
+    assert [(node["host"], node["status"], node["path"].startswith("/scratch/")) for node in staged] == [
+        (node, "fresh", True) for node in ("n1", "n2", "n3")
+    ]
+    assert hosts(results) == ["n1", "n2", "n3"]
+    assert sorted(path.name for path in (results / "logs").iterdir()) == ["launcher.log", "rank=0.log", "rank=1.log", "rank=2.log"]
+    assert evaluated(results) == TEST_IMAGES
+    assert (checkout.path / "results/first/accuracy.svg").exists()
+    assert "slurm: accounting works; the state of jobs is asked from sacct" in first
+    assert "Nothing to be done" in checkout.run(*TINY, "experiment=first", "nodes=3")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_failed_stage_is_run_again_alone(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    results = checkout.path / "results/first/run"
+    weights = (results / "model.safetensors").stat().st_mtime_ns
+    before = (results / "evaluation.json").read_bytes()
+    (results / "evaluation.json").unlink()
+    said = checkout.run(*TINY, "experiment=first", "nodes=3")
+    (job,) = submitted(said)
+    assert accounted(cluster, job, "NNodes") == ["1"]
+    assert (results / "evaluation.json").read_bytes() == before
+    assert (results / "model.safetensors").stat().st_mtime_ns == weights
+
+
+@pytest.mark.usefixtures("first")
+def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weights(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """With other resources than the rules', which reruns nothing by itself and wins over them."""
+    results = checkout.path / "results/first/run"
+    before = sha256(results / "model.safetensors")
+    sizes = ["--set-resources", "train:runtime=7", "train:mem_mb=4500", "stage:mem_mb=4500"]
+    three_nodes = [*TINY, "experiment=first", "nodes=3"]
+    assert "Nothing to be done" in checkout.run(*three_nodes, *sizes)
+    said = checkout.run(*three_nodes, *sizes, "--forcerun", "stage", "--until", "train")
+    (job,) = submitted(said)
+    # The time of both rules, 10 and 7 minutes; 4,500 MB on each of three nodes.
+    assert accounted(cluster, job, "Timelimit", "ReqMem") == ["00:17:00", "13500M"]
+    staged = json.loads((results / "staging.json").read_text())["nodes"]
+    assert [node["status"] for node in staged] == ["reused"] * 3
+    assert sha256(results / "model.safetensors") == before
+
+
+@pytest.mark.usefixtures("first")
+def test_a_cluster_comes_to_the_weights_of_one_machine(checkout: SlurmCheckout) -> None:
+    """The same geometry on loopback: what differs is the network alone."""
+    checkout.on_the_login_node("--cores", "3", *TINY, "experiment=local", "nodes=3")
+    assert set(hosts(checkout.path / "results/local/run")) == {"login"}
+    one, other = (sha256(checkout.path / "results" / name / "run/model.safetensors") for name in ("first", "local"))
+    assert one == other
+
+
+@pytest.mark.usefixtures("first")
+def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """1x3, 1x4, 2x3 and 2x4, the latter on n[1,3], all at once and each counting every test image once."""
+    cluster.drain("n2")
+    try:
+        said = checkout.run(*TINY, "experiment=odd", "nodes=[1, 2]", "nproc_per_node=[3, 4]")
+    finally:
+        cluster.start("n2")
+    lists = {accounted(cluster, job, "NNodes", "NodeList")[1] for job in submitted(said)}
+    assert "n[1,3]" in lists
+    for nodes in (1, 2):
+        for nproc in (3, 4):
+            results = checkout.path / f"results/odd/nodes~{nodes}_nproc_per_node~{nproc}"
+            assert evaluated(results) == TEST_IMAGES
+            assert len(hosts(results)) == nodes * nproc
+            if nodes == 2:
+                assert hosts(results) == ["n1"] * nproc + ["n3"] * nproc
+
+
+@pytest.mark.usefixtures("first")
+def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """A real file system that is full on n2, none on n3."""
+    for node in ("n1", "n2"):
+        assert cluster.run("mkdir", "-p", "/scratch/fast", node=node).returncode == 0
+    assert cluster.run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/scratch/fast", node="n2").returncode == 0
+    try:
+        tiny = [argument.replace('"/scratch"', '"/scratch/fast"') for argument in TINY]
+        said = checkout.run(*tiny, "experiment=scratch", "nodes=3")
+    finally:
+        cluster.run("umount", "/scratch/fast", node="n2")
+    assert "stage: n1: fresh /scratch/fast/ddp-data-" in (checkout.path / "results/scratch/run/stage.log").read_text()
+    nodes = json.loads((checkout.path / "results/scratch/run/staging.json").read_text())["nodes"]
+    assert [node["status"] for node in nodes] == ["fresh", "fallback", "fallback"]
+    assert re.search(r"/scratch/fast/\S+: 1 MB free, the data need 6 MB", nodes[1]["reason"])
+    assert nodes[2]["reason"] == "/scratch/fast: no such folder"
+    one, other = (sha256(checkout.path / "results" / name / "run/model.safetensors") for name in ("first", "scratch"))
+    assert one == other
+    assert submitted(said)
+
+
+@pytest.mark.usefixtures("first")
+def test_without_accounting_squeue_is_asked_and_it_is_said(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """slurmdbd stopped, so that it accepts connections and never answers: the case in which Snakemake's sacct waits for ever."""
+    (database,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmdbd"))
+    (checkout.path / "results/first/run/evaluation.json").unlink()
+    os.kill(database, signal.SIGSTOP)
+    try:
+        said = checkout.run(*TINY, "experiment=first", "nodes=3")
+    finally:
+        os.kill(database, signal.SIGCONT)
+    assert "slurm: sacct did not answer within 20 s; the state of jobs is asked from squeue" in said
+    assert evaluated(checkout.path / "results/first/run") == TEST_IMAGES

@@ -1,0 +1,154 @@
+"""`launch` through srun, inside jobs of a real Slurm."""
+
+import hashlib
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.handle import Cluster
+from programs import SCRIPTS, program
+
+RUN = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, "flip": false, "nodes": 3, "device": "%s"}'
+
+
+@pytest.fixture(scope="module")
+def folder(cluster: Cluster) -> Path:
+    """A folder that all nodes see, with the digits in it."""
+    folder = cluster.shared / "launch"
+    folder.mkdir(exist_ok=True)
+    done = program("fetch", "--dataset", "digits", "--output", folder / "digits")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def job(cluster: Cluster, folder: Path, *launches: list[object], nodes: int = 3, options: tuple[str, ...] = (), before: str = "") -> str:
+    """Run launches one after the other in one job; what the job wrote, each launch followed by its status."""
+    lines = [f"{shlex.join([sys.executable, str(SCRIPTS / 'launch.py'), *map(str, launch)])}; echo status $?" for launch in launches]
+    script = folder / "job.sh"
+    script.write_text("\n".join(["#!/bin/bash", before, *lines]))
+    output = folder / "job.out"
+    command = ["sbatch", "--wait", f"--nodes={nodes}", f"--ntasks={nodes}", *options, f"--output={output}", script]
+    cluster.run(*command, cwd=folder, timeout=300)
+    return output.read_text()
+
+
+def training(folder: Path, name: str, *options: object, device: str = "cpu", scratch: str = "/scratch") -> list[object]:
+    """Arguments of a launch of one epoch on three nodes, into a folder of the name."""
+    output = folder / name
+    own = ["--transport", "srun", "--nodes", 3, "--device", device, "--log", output / "log", "--logs", output / "logs", *options]
+    data = ["--data", folder / "digits", "--scratch", scratch, "--output", output]
+    return [*own, "--", SCRIPTS / "train.py", "--run", RUN % device, *data]
+
+
+def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path) -> None:
+    launchers = ["torchrun", "torchrun-c10d", "srun", "accelerate", "torch.distributed.launch"]
+    before = temporary_files(cluster)
+    said = job(cluster, folder, *(training(folder, name, "--launcher", name) for name in launchers))
+    assert said.count("status 0") == len(launchers), said
+    found = {name: hashlib.sha256((folder / name / "model.safetensors").read_bytes()).hexdigest() for name in launchers}
+    assert len(set(found.values())) == 1, found
+    for name in launchers:
+        # c10d numbers the nodes as they arrive.
+        found_on = re.search(r"preflight: 3 ranks on (.*): cpu", (folder / name / "log").read_text())
+        assert found_on
+        assert sorted(found_on[1].split(", ")) == ["n1", "n2", "n3"]
+        assert sorted(path.name for path in (folder / name / "logs").iterdir()) == [
+            "launcher.log",
+            "rank=0.log",
+            "rank=1.log",
+            "rank=2.log",
+        ]
+    assert temporary_files(cluster) == before
+
+
+def temporary_files(cluster: Cluster) -> list[str]:
+    """Ours, on all nodes; torch keeps caches there too."""
+    return [cluster.run("bash", "-c", "ls -d /tmp/launch-* /tmp/supervise-*", node=node).stdout for node in cluster.nodes]
+
+
+def test_a_dry_run_prints_what_every_node_would_run(cluster: Cluster, folder: Path) -> None:
+    said = job(cluster, folder, ["--dry-run", *training(folder, "dry")])
+    step, *nodes, status = said.splitlines()
+    assert step.startswith("srun --nodes=3 --ntasks=3 --ntasks-per-node=1 ")
+    assert [line.split(" NODE_RANK=")[0] for line in nodes] == ["[node 0, n1]", "[node 1, n2]", "[node 2, n3]"]
+    assert all("--master-addr=n1 --master-port=2" in line for line in nodes)
+    assert status == "status 0"
+    assert not (folder / "dry").exists()
+
+
+def test_a_job_of_another_size_is_refused(cluster: Cluster, folder: Path) -> None:
+    said = job(cluster, folder, training(folder, "small"), nodes=2)
+    assert re.fullmatch(r"launch: nodes: the run wants 3, job \d+ has 2: n1, n2\nstatus 1\n", said)
+
+
+def test_launch_away_from_the_first_node_is_refused(cluster: Cluster, folder: Path) -> None:
+    """As in an interactive job on sites whose shell stays on the login node."""
+    launch = [sys.executable, SCRIPTS / "launch.py", *training(folder, "away")]
+    done = cluster.run("salloc", "--nodes=3", *launch, cwd=folder)
+    assert "launch: launch runs on login, not on n1, the first node of job " in done.stderr
+
+
+def test_gpus_that_torch_does_not_see_end_the_job_in_time(cluster: Cluster, folder: Path) -> None:
+    """Slurm gives a GPU on every node; that it is one is for torch to say."""
+    start = time.monotonic()
+    said = job(cluster, folder, training(folder, "gpus", device="cuda"), options=("--gres=gpu:1",))
+    assert time.monotonic() - start < 60
+    assert re.search(
+        r"launch: train failed: rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0", said
+    ), said
+    assert "status 1" in said
+
+
+@contextmanager
+def other_hosts(cluster: Cluster, node: str, change: str) -> Iterator[None]:
+    """A node on which the names of the others are other ones."""
+    assert (
+        cluster.run("bash", "-c", f"sed '{change}' /etc/hosts > /tmp/hosts && mount --bind /tmp/hosts /etc/hosts", node=node).returncode
+        == 0
+    )
+    try:
+        yield
+    finally:
+        assert cluster.run("umount", "/etc/hosts", node=node).returncode == 0
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ("s/10.77.0.11/10.77.0.99/", "(timed out|No route to host)"),
+    ("/10.77.0.11/d", "(Name or service not known|Temporary failure in name resolution)"),
+])  # fmt: skip
+def test_a_node_that_cannot_reach_rank_0_is_named_in_time(cluster: Cluster, folder: Path, change: str, why: str) -> None:
+    start = time.monotonic()
+    with other_hosts(cluster, "n3", change):
+        said = job(cluster, folder, training(folder, "unreachable"))
+    assert time.monotonic() - start < 60
+    assert re.search(
+        rf"launch: train failed: node 2 on n3: cannot reach rank 0's node at n1:2\d{{4}}: {why}; see to name resolution", said
+    ), said
+    assert "status 1" in said
+
+
+def test_the_job_s_own_scratch_is_left_empty(cluster: Cluster, folder: Path) -> None:
+    before = "export SLURM_TMPDIR=/scratch/own; srun --ntasks-per-node=1 mkdir -p $SLURM_TMPDIR"
+    stage = ["--transport", "srun", "--launcher", "none", "--nodes", 3, "--", SCRIPTS / "stage.py", "--data", folder / "digits",
+             "--scratch", "$SLURM_TMPDIR"]  # fmt: skip
+    said = job(cluster, folder, stage, training(folder, "own", scratch="$SLURM_TMPDIR"), before=before)
+    assert len(re.findall(r"stage: n\d: fresh /scratch/own/ddp-data-", said)) == 3
+    assert said.count("status 0") == 2, said
+    for node in cluster.nodes:
+        found = cluster.run("find", "/scratch/own", "-name", "*.npy", node=node)
+        assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_a_node_without_slurm_s_commands_is_told_so(folder: Path) -> None:
+    """As in a container."""
+    environment = os.environ | {"SLURM_JOB_ID": "1", "PATH": str(folder)}
+    done = program("launch", *training(folder, "nowhere"), env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "launch: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local\n"

@@ -1,0 +1,13 @@
+"""Waiting for what comes to pass by itself."""
+
+import time
+from collections.abc import Callable
+
+
+def until(what: Callable[[], object], seconds: float) -> float:
+    """Wait for it; returns how long that took, in seconds."""
+    since = time.monotonic()
+    while not what():
+        assert time.monotonic() - since < seconds, f"not within {seconds} s"
+        time.sleep(0.1)
+    return time.monotonic() - since
