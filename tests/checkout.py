@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.handle import PROGRAM, Cluster
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -57,3 +59,19 @@ class Checkout:
         table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", said, re.MULTILINE | re.DOTALL)
         assert table, said
         return {rule: int(count) for rule, count in (line.split() for line in table[1].splitlines())}
+
+
+class SlurmCheckout(Checkout):
+    """A checkout on the cluster's shared file system, whose Snakemake runs on the login node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.inside = [*PROGRAM, "run", "--"]
+        super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
+        # Tests are in a hurry; a site's accounting is not to be asked so often.
+        self.command += ["--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10"]
+
+    def on_the_login_node(self, *arguments: str) -> None:
+        """The same checkout with the profile for one machine."""
+        command = [*self.inside, sys.executable, "-m", "snakemake", "--profile", "profiles/local", *arguments]
+        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

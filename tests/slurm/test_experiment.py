@@ -5,11 +5,12 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from conftest import SlurmCheckout
 
+from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from waiting import until
 
@@ -149,6 +150,20 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Clu
     one, other = (sha256(checkout.path / "results" / name / "run/model.safetensors") for name in ("first", "scratch"))
     assert one == other
     assert submitted(said)
+
+
+def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    (controller,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmctld"))
+    os.kill(controller, signal.SIGSTOP)
+    start = time.monotonic()
+    try:
+        done = checkout.snakemake(*TINY, "experiment=unanswered")
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert time.monotonic() - start < 90
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("slurm: ")
+    assert "Traceback" not in done.stdout
 
 
 @pytest.mark.usefixtures("first")

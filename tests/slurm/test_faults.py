@@ -1,21 +1,28 @@
 """Failures on a real Slurm: what ends, how soon, what the user sees, and that nothing is left."""
 
+import json
 import os
 import re
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import SlurmCheckout
 
+from checkout import SlurmCheckout
 from cluster.handle import Cluster
+from programs import program
 from waiting import until
 
 # Seconds in which a job must be over on all nodes after a rank of it has failed.
 LIMIT = 60
 ENDLESS = ["--config", "dataset={name: digits}", "widths=[8, 8, 8]", "epochs=1000000", "global_batch_size=72", "learning_rate=0.01",
            "flip=false", "cpus_per_proc=1", "checkpoint_every=0", 'scratch=["/scratch"]', "nodes=3"]  # fmt: skip
+
+RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": 1_000_000, "global_batch_size": 72, "learning_rate": 0.01, "flip": False,
+       "checkpoint_every": 0, "nodes": 3}  # fmt: skip
 
 
 def on(cluster: Cluster, node: str, program: str) -> list[int]:
@@ -29,22 +36,48 @@ def left(cluster: Cluster) -> list[str]:
     return [line for line in lines if "slurmd -D" not in line and "node.py" not in line]
 
 
-class Training:
-    """An endless training on three nodes, under way."""
+class Submitted:
+    """An endless training on three nodes through Snakemake, under way."""
 
-    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str, *arguments: str) -> None:
+    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
         self.cluster = cluster
         self.results = checkout.path / f"results/{name}/run"
         self.said = checkout.path / f"{name}.out"
         with self.said.open("w") as out:
-            self.snakemake = checkout.start(*ENDLESS, f"experiment={name}", *arguments, stdout=out, stderr=subprocess.STDOUT)
+            self.snakemake = checkout.start(*ENDLESS, f"experiment={name}", stdout=out, stderr=subprocess.STDOUT)
         until(lambda: (self.results / "history.csv").exists(), 90)
 
     def await_end(self) -> tuple[float, str]:
-        """Seconds until nothing of the job is left on any node, and what the user saw in the end."""
+        """Seconds until nothing of the job is left on any node, and all that the user saw."""
         seconds = until(lambda: not left(self.cluster), LIMIT)
         assert self.snakemake.wait(180) == 1
         return seconds, self.said.read_text()
+
+
+class Launched:
+    """The same through `launch` in a job script: Snakemake takes a minute to notice a job's end, and one fault shows what it says."""
+
+    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
+        self.cluster = cluster
+        self.results = checkout.path / f"results/{name}/run"
+        self.results.mkdir(parents=True)
+        self.said = self.results / "job.out"
+        done = program("fetch", "--dataset", "digits", "--output", checkout.path / "results/data/digits", cwd=checkout.path)
+        assert done.returncode == 0, done.stderr
+        folder = f"results/{name}/run"
+        train = ["workflow/scripts/train.py", "--run", json.dumps(RUN), "--data", "results/data/digits", "--output", folder]
+        launch = ["workflow/scripts/launch.py", "--nodes", "3", "--log", f"{folder}/train.log", "--logs", f"{folder}/logs", "--", *train]
+        script = self.results / "job.sh"
+        script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch])}\necho status $?\n")
+        done = cluster.run("sbatch", "--nodes=3", "--ntasks=3", f"--output={self.said}", script, cwd=checkout.path)
+        assert done.returncode == 0, done.stderr
+        until(lambda: (self.results / "history.csv").exists(), 90)
+
+    def await_end(self) -> tuple[float, str]:
+        seconds = until(lambda: not left(self.cluster), LIMIT)
+        said = self.said.read_text()
+        assert said.endswith("status 1\n")
+        return seconds, said
 
 
 def kill(cluster: Cluster) -> None:
@@ -69,43 +102,50 @@ def kill_launcher(cluster: Cluster) -> None:
     os.kill(on(cluster, "n3", "torch.distributed.run")[0], signal.SIGKILL)
 
 
-FAULTS: dict[str, tuple[Callable[[Cluster], None], str]] = {
-    "killed": (kill, r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"),
-    "exits": (exit_, r"rank 1 on n2 was ended by SIGTERM"),
-    "raises": (raise_, r"rank 1 on n2: KeyboardInterrupt"),
-    "out of memory": (exhaust, r"rank 1 on n2: .*(memory|Memory|alloc).*"),
-    "launcher killed": (kill_launcher, r"n3: .*Killed"),
+FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {
+    "killed": (kill, Submitted, r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"),
+    "raises": (raise_, Launched, r"rank 1 on n2: KeyboardInterrupt"),
+    "exits": (exit_, Launched, r"rank 1 on n2 was ended by SIGTERM"),
+    "out of memory": (exhaust, Launched, r"rank 1 on n2: .*([Mm]emory|alloc).*"),
+    "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout: SlurmCheckout, record_property, fault: str) -> None:
+def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout: SlurmCheckout, fault: str) -> None:
     name = fault.replace(" ", "-")
-    training = Training(cluster, checkout, name)
-    do, error = FAULTS[fault]
+    do, way, error = FAULTS[fault]
+    training = way(cluster, checkout, name)
     do(cluster)
     seconds, said = training.await_end()
-    record_property("seconds", seconds)
     print(f"{fault}: over on all nodes {seconds:.1f} s later")
     last = [line for line in said.splitlines() if "launch: " in line]
     assert re.search(rf"launch: train failed: {error}.*; see results/{name}/run/train.log", said), last
-    # The log of the rule is the last that is shown, and this its last line.
-    assert re.search(rf"^    launch: {error}", said, re.MULTILINE), last
+    assert re.match(rf"launch: {error}", (training.results / "train.log").read_text().splitlines()[-1])
+    if fault == "killed":
+        # Snakemake shows the rule's log last, and this is its last line.
+        assert re.search(rf"^    launch: {error}.*\n    =+\n", said, re.MULTILINE), last
+    if fault == "raises":
+        assert "rank 1 on n2 | Traceback (most recent call last):\n" in said
     assert not (training.results / "model.safetensors").exists()
     assert (training.results / "logs/rank=1.log").exists()
 
 
 def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    training = Training(cluster, checkout, "interrupted")
+    training = Submitted(cluster, checkout, "interrupted")
     training.snakemake.send_signal(signal.SIGINT)
     training.await_end()
-    states = cluster.run("sacct", "-X", "--noheader", "--parsable2", "--format=State").stdout.splitlines()
-    assert states[-1].startswith("CANCELLED")
+    assert job_states(cluster)[-1].startswith("CANCELLED")
 
 
-def test_scancel_leaves_nothing(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    training = Training(cluster, checkout, "cancelled")
+def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    training = Submitted(cluster, checkout, "cancelled")
     job = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()[0]
     assert cluster.run("scancel", job).returncode == 0
     _, said = training.await_end()
-    assert "SLURM status is: 'CANCELLED" in said
+    assert job_states(cluster)[-1].startswith("CANCELLED")
+    assert f"launch: stopped; cancelled, preempted, or over its time: sacct -X -j {job}\n" in said
+
+
+def job_states(cluster: Cluster) -> list[str]:
+    return cluster.run("sacct", "-X", "--noheader", "--parsable2", "--format=State").stdout.splitlines()

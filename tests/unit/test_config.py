@@ -13,6 +13,7 @@ import yaml
 from ddp.config import Experiment, Run
 from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
+from ddp.launchers import LAUNCHERS
 from ddp.model_names import OWN_MODELS
 from ddp.schema import refuse_duplicate_keys, schema, with_types
 
@@ -243,6 +244,7 @@ def test_schema_and_library_know_the_same_keys_and_names() -> None:
     assert {key.replace("dataset.name", "dataset") for key in keys(schema()["properties"])} - site == {
         field.name for field in dataclasses.fields(Run)
     }
+    assert [*schema()["properties"]["launcher"]["enum"], "none"] == list(LAUNCHERS)
     assert schema()["$defs"]["dataset"]["enum"] == list(DATASETS) == list(SOURCES)
     assert all(f"`{model}`" in schema()["properties"]["model"]["description"] for model in OWN_MODELS)
 

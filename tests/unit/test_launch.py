@@ -237,6 +237,17 @@ def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
     )
 
 
+def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
+    """A torch package in which torch.distributed.launch is not, as it will be one day."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = program("launch", "--launcher", "torch.distributed.launch", "--", script(tmp_path, ""), env=environment)
+    assert done.returncode == 1
+    wanted = "launch: launcher: the installed torch has no torch.distributed.launch any more; use torchrun, which takes its place\n"
+    assert done.stderr == wanted
+
+
 def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     """`srun` needs a Slurm and is compared there."""
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2, "nproc_per_node": 2}'

@@ -93,7 +93,8 @@ def supervised(args: argparse.Namespace) -> list[str]:
 
 def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
     gpus = usable_gpus(args.device, geometry.world_size)
-    with bound(os.getpid(), "127.0.0.1") as free:
+    free, other = bound_pair(os.getpid(), "127.0.0.1")
+    with free, other:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         plan = local_plan(args.launcher, geometry, supervised(args), port, folder, gpus)
@@ -118,9 +119,10 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
         raise Refusal("transport srun needs --logs, a folder that every node sees, for launchers to put their files in")
     gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
     # Two ports: one that every node must be able to reach now, and one that stays free for the ranks.
-    with bound(job.job, "") as door, bound(job.job, "") as free:
+    free, door = bound_pair(job.job, "")
+    with free, door:
         door.listen(geometry.world_size)
-        reach, port = (f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1])
+        reach, port = f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1]
         free.close()
         # Seen by every node, so that nothing of the launcher's stays in the temporary folders of nodes that this process is not on.
         folder = str((args.logs or Path()) / "launcher")
@@ -173,7 +175,8 @@ def told(outcome: Outcome, output: Output, transport: str, log: IO[str]) -> str:
     """The first failure in one line; before it, on stderr and in the log, the last lines of the rank that it was."""
     endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
     if outcome.stopped:
-        line = "stopped"
+        why = f"cancelled, preempted, or over its time: sacct -X -j {os.environ['SLURM_JOB_ID']}"
+        line = f"stopped; {why}" if transport == "srun" else "stopped"
     elif endings:
         first = cause(endings)
         line = first.error + (f"; its own log is {first.log}" if first.log else "")
@@ -198,21 +201,24 @@ def silent_failure(outcome: Outcome, output: Output, transport: str) -> str:
     return f"{started} {how(outcome.status)}"
 
 
-def bound(first: int, address: str) -> socket.socket:
-    """A socket bound to a free port outside the ephemeral range, which any outgoing connection may take from under us.
+def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]:
+    """Two sockets bound to free ports outside the ephemeral range, from which any outgoing connection may take one from under us.
 
     Args:
-        first: number of the job, so that jobs on a node begin their search in different places.
+        number: of the job or process. Each has a pair of ports of its own to try first: jobs that start together on a node, with
+            numbers in a row, were seen to take each other's between the test and the use.
     """
-    for offset in range(10_000):
-        port = 20_000 + (first + offset) % 10_000
-        candidate = socket.socket()
+    for attempt in range(5000):
+        first = 20_000 + 2 * ((number + 997 * attempt) % 5000)
+        pair = socket.socket(), socket.socket()
         try:
-            candidate.bind((address, port))
-            return candidate
+            for candidate, port in zip(pair, (first, first + 1), strict=True):
+                candidate.bind((address, port))
+            return pair
         except OSError:
-            candidate.close()
-    raise Refusal(f"no port from 20000 to 29999 is free on {socket.gethostname()}; end what holds them")
+            for candidate in pair:
+                candidate.close()
+    raise Refusal(f"no two ports from 20000 to 29999 are free on {socket.gethostname()}; end what holds them")
 
 
 def usable_gpus(device: str, world_size: int) -> list[str]:
