@@ -142,6 +142,8 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Clu
         said = checkout.run(*tiny, "experiment=scratch", "nodes=3")
     finally:
         cluster.run("umount", "/scratch/fast", node="n2")
+        for node in ("n1", "n2"):
+            cluster.run("rm", "-r", "/scratch/fast", node=node)
     assert "stage: n1: fresh /scratch/fast/ddp-data-" in (checkout.path / "results/scratch/run/stage.log").read_text()
     nodes = json.loads((checkout.path / "results/scratch/run/staging.json").read_text())["nodes"]
     assert [node["status"] for node in nodes] == ["fresh", "fallback", "fallback"]

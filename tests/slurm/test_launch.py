@@ -134,11 +134,29 @@ def test_a_node_that_cannot_reach_rank_0_is_named_in_time(cluster: Cluster, fold
     assert "status 1" in said
 
 
+def test_in_a_job_array_each_job_has_its_own_nodes(cluster: Cluster, folder: Path) -> None:
+    """Of an array, scontrol shows all jobs for the id that one of them has."""
+    launch = [sys.executable, SCRIPTS / "launch.py", "--dry-run", *training(folder, "array", "--nodes", 1)]
+    script = folder / "array.sh"
+    script.write_text(f"#!/bin/bash\necho on $SLURMD_NODENAME\n{shlex.join(map(str, launch))}\n")
+    cluster.run("sbatch", "--wait", "--array=0-2", "--exclusive", f"--output={folder}/array.%a.out", script, cwd=folder, timeout=120)
+    nodes = set()
+    for number in range(3):
+        first, _, node = (folder / f"array.{number}.out").read_text().splitlines()
+        name = first.removeprefix("on ")
+        assert node.startswith(f"[node 0, {name}]")
+        nodes.add(name)
+    assert nodes == {"n1", "n2", "n3"}
+
+
 def test_the_job_s_own_scratch_is_left_empty(cluster: Cluster, folder: Path) -> None:
+    (folder / "launcher").mkdir()
+    (folder / "launcher" / "of the user's").touch()
     before = "export SLURM_TMPDIR=/scratch/own; srun --ntasks-per-node=1 mkdir -p $SLURM_TMPDIR"
     stage = ["--transport", "srun", "--launcher", "none", "--nodes", 3, "--", SCRIPTS / "stage.py", "--data", folder / "digits",
              "--scratch", "$SLURM_TMPDIR"]  # fmt: skip
     said = job(cluster, folder, stage, training(folder, "own", scratch="$SLURM_TMPDIR"), before=before)
+    assert (folder / "launcher" / "of the user's").exists()
     assert len(re.findall(r"stage: n\d: fresh /scratch/own/ddp-data-", said)) == 3
     assert said.count("status 0") == 2, said
     for node in cluster.nodes:

@@ -1,6 +1,6 @@
 """Which of several failures was the cause, and which of a process's last lines say why. The lines are ones that were seen."""
 
-from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, marked, records
+from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, marked, record_lines, records
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
 WARNING = "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
@@ -21,7 +21,7 @@ def test_endings_survive_the_way_through_srun() -> None:
         Ending("rank 1 on n2", "ended with status 1", 1.5, ("a: b", "ö" * 3000), "results/logs/rank=1.log"),
         Ending("rank 0 on n1", "was ended by SIGKILL", 2.5),
     ]
-    one, other = ([f"12: {line}" for line in ending.to_lines().split("\n")] for ending in sent)
+    one, other = ([f"12: {line}" for line in record_lines(ending.record())] for ending in sent)
     assert all(map(marked, one + other))
     assert max(map(len, one)) < 1024
     mixed = [one[0], *other, *one[1:]]

@@ -36,10 +36,10 @@ def submitted(size, **run) -> str:
     ({"nodes": 2}, "--mem 4000 --nodes=2 --ntasks=2 --cpus-per-task=4"),
     ({"nodes": 8, "nproc_per_node": 2, "cpus_per_proc": 16, "global_batch_size": 512},
      "--mem 8000 --nodes=8 --ntasks=8 --cpus-per-task=32"),
-    ({"device": "cuda"}, "--mem 4000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
-    ({"device": "cuda", "nproc_per_node": 4}, "--mem 16000 --nodes=1 --cpus-per-task=16 --gres=gpu:4"),
+    ({"device": "cuda"}, "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
+    ({"device": "cuda", "nproc_per_node": 4}, "--mem 32000 --nodes=1 --cpus-per-task=16 --gres=gpu:4"),
     ({"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512},
-     "--mem 16000 --nodes=2 --ntasks=2 --cpus-per-task=16 --gres=gpu:4"),
+     "--mem 32000 --nodes=2 --ntasks=2 --cpus-per-task=16 --gres=gpu:4"),
 ])  # fmt: skip
 def test_training(run, wanted) -> None:
     assert submitted(training_size, **run) == wanted
@@ -47,7 +47,7 @@ def test_training(run, wanted) -> None:
 
 @pytest.mark.parametrize(("run", "wanted"), [
     ({"nodes": 8, "global_batch_size": 512}, "--mem 4000 --nodes=1 --ntasks=1 --cpus-per-task=4"),
-    ({"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512}, "--mem 4000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
+    ({"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512}, "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
 ])  # fmt: skip
 def test_evaluation_is_one_process_whatever_the_run(run, wanted) -> None:
     assert submitted(evaluation_size, **run) == wanted

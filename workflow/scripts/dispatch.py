@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 
-from ddp.endings import Ending
+from ddp.endings import Ending, send
 
 # Seconds to wait for an answer of rank 0's node.
 REACH = 30
@@ -30,11 +30,12 @@ def main() -> None:
         reason = (
             f"cannot reach rank 0's node at {args.reach}: {error.strerror or error}; see to name resolution and firewalls between the nodes"
         )
-        print(Ending(f"node {node} on {socket.gethostname()}", "ended with status 1", time.time(), (reason,)).to_lines(), file=sys.stderr)
+        send(Ending(f"node {node} on {socket.gethostname()}", "ended with status 1", time.time(), (reason,)).record())
         sys.exit(1)
     own = plan[node]
-    # Slurm's own numbers for this task: $SLURM_PROCID and the like.
-    os.environ.update({name: os.path.expandvars(value) for name, value in own["environment"].items()})
+    for name, value in own["environment"].items():
+        # Slurm's own numbers for this task: $SLURM_PROCID and the like.
+        os.environ[name] = os.environ[value[1:]] if value.startswith("$") else value
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.execvp(own["command"][0], own["command"])

@@ -9,14 +9,16 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 from ddp import atomic
@@ -108,11 +110,13 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
 def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
     """One job step over all nodes of the Slurm job; this process has to be on the first of them, as batch scripts are."""
     job = allocation()
-    if job.first_host_name != socket.gethostname().partition(".")[0]:
+    here = os.environ.get("SLURMD_NODENAME", socket.gethostname().partition(".")[0])
+    if here != job.hosts[0]:
         raise Refusal(
-            f"launch runs on {socket.gethostname()}, not on {job.hosts[0]}, the first node of job {job.job}; "
-            f"start it there: srun --jobid={job.job} --nodes=1 --ntasks=1 --overlap --pty bash"
+            f"launch runs on {here}, not on {job.hosts[0]}, the first node of job {job.job}; "
+            f"start it there: srun --jobid={job.job} --nodelist={job.hosts[0]} --nodes=1 --ntasks=1 --overlap --pty bash"
         )
+    only_the_job()
     if len(job.hosts) != geometry.nodes:
         raise Refusal(f"nodes: the run wants {geometry.nodes}, job {job.job} has {len(job.hosts)}: {', '.join(job.hosts)}")
     if not args.logs and args.launcher != "none":
@@ -135,10 +139,31 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
             return
         stdin = json.dumps([{"environment": node.environment, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
+        Thread(target=welcome, args=(door,), daemon=True).start()
+        # Told to end when we are gone, srun ends the step; killed, it would leave the step to go on.
+        command = Command(step, {}, stdin, partial(relabelled, kind), end_signal=signal.SIGTERM)
         try:
-            launch([Command(step, {}, stdin, partial(relabelled, kind))], args)
+            launch([command], args)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if args.logs:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def welcome(door: socket.socket) -> None:
+    """Take in whoever connects. Left waiting, more than the kernel lets wait would be turned away, on some systems 128."""
+    with suppress(OSError):  # closed at the end
+        while True:
+            door.accept()[0].close()
+
+
+def only_the_job() -> None:
+    """Forget what Slurm told a shell or a step that we were started in: srun would take it for options of the step that it makes.
+
+    In a Snakemake job it is gone already. In an interactive one, a shell of one CPU would have all ranks share that CPU.
+    """
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "SBATCH_"))]:
+        if name not in ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR"):
+            del os.environ[name]
 
 
 def labelled(label: str, line: str) -> tuple[str, str]:
@@ -155,19 +180,22 @@ def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
     """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT."""
     if args.logs:
         shutil.rmtree(args.logs, ignore_errors=True)
-        args.logs.mkdir(parents=True)
+        # It may be there still, with what a network file system keeps of files that are open.
+        args.logs.mkdir(parents=True, exist_ok=True)
     if args.log:
         args.log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = files.enter_context(open(args.log or os.devnull, "a"))
+        log = files.enter_context(open(args.log or os.devnull, "a", encoding="utf-8"))
         # With a log of each rank's, what is left on stderr is the launcher's own, of which there is much when a rank fails.
-        output = Output(log, files.enter_context(open(args.logs / "launcher.log", "a")) if args.logs else log)
+        output = Output(log, files.enter_context(open(args.logs / "launcher.log", "a", encoding="utf-8")) if args.logs else log)
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
         if not outcome.good:
             line = told(outcome, output, args.transport, log)
             raise Refusal(f"{Path(args.program[0]).stem} failed: {line}" + (f"; see {args.log}" if args.log else ""))
     if args.collect:
         nodes = sorted((found["result"] for found in records(output.records) if "result" in found), key=lambda node: node["node_rank"])
+        if len(nodes) != args.nodes:
+            raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported" + (f"; see {args.log}" if args.log else ""))
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
@@ -191,6 +219,10 @@ def told(outcome: Outcome, output: Output, transport: str, log: IO[str]) -> str:
 
 def silent_failure(outcome: Outcome, output: Output, transport: str) -> str:
     """What is known where no rank could say how it ended: its launcher failed, or everything on its node was killed."""
+    for text in output.errors:
+        # `slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T07:00:00 DUE TO TIME LIMIT ***`
+        if found := re.search(r"ON (\S+) CANCELLED AT \S+ DUE TO (.*?) \*\*\*", text):
+            return f"Slurm ended it on {found[1]}: {found[2].lower()}"
     for text in output.errors:
         # Slurm names the node and the task: `srun: error: n2: task 1: Killed`, `… tasks 2-3: Exited with exit code 1`.
         if found := re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.*)", text):

@@ -1,7 +1,7 @@
 """Run one rank, or one node's program: keep its log, and tell `launch` how it ended if it did not end well.
 
-Whatever launcher started this, it stands between the launcher and the program. A rank that is killed cannot
-say so itself, and launchers know no more than that some process failed.
+Whatever launcher started this, it stands between the launcher and the program. A rank that is killed cannot say so itself, and
+launchers know no more than that some process failed.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from ddp.agents import Command, Output, run_all
-from ddp.endings import Ending, how, last_words, record_lines
+from ddp.endings import Ending, how, last_words, send
+from ddp.errors import os_error_line
 from ddp.lifetime import end_with_parent
 
 # Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
@@ -32,23 +33,31 @@ def main() -> None:
     end_with_parent(signal.SIGTERM)
     number = os.environ.get("RANK")
     name = f"rank={number}" if number is not None else f"node={os.environ['NODE_RANK']}"
+    who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
+    try:
+        status = supervise(args.program, args.logs / f"{name}.log" if args.logs else None, who)
+    except OSError as error:
+        send(Ending(who, "was not started", time.time(), (os_error_line(error),)).record())
+        status = 1
+    sys.exit(status)
+
+
+def supervise(program: list[str], log: Path | None, who: str) -> int:
+    """Run the program to its end; returns its status, 1 if it was killed."""
+    if log:
+        log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="supervise-") as folder:
         result = Path(folder) / "result.json"
-        log = args.logs / f"{name}.log" if args.logs else None
-        with open(log or os.devnull, "w") as sink:
+        with open(log or os.devnull, "w", encoding="utf-8") as sink:
             # Where it has a log of its own, what it says of its troubles stays out of everybody's.
-            output = Output(sink, sink, show_errors=not args.logs)
-            environment = {"NODE_REPORT": str(result)}
-            outcome = run_all([Command((sys.executable, *args.program), environment)], output, GRACE)
+            output = Output(sink, sink, show_errors=not log)
+            outcome = run_all([Command((sys.executable, *program), {"NODE_REPORT": str(result)})], output, GRACE)
         if outcome.failed is not None and not outcome.stopped:
-            words = last_words(output.errors, Path(args.program[0]).stem)
-            who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
-            ended = Ending(who, how(outcome.status), time.time(), words, str(log or ""))
-            print(ended.to_lines(), file=sys.stderr, flush=True)
+            words = last_words(output.errors, Path(program[0]).stem)
+            send(Ending(who, how(outcome.status), time.time(), words, str(log or "")).record())
         elif outcome.good and result.exists():
-            node = {"node_rank": int(os.environ["NODE_RANK"])} | json.loads(result.read_text())
-            print(record_lines({"result": node}), file=sys.stderr, flush=True)
-    sys.exit(0 if outcome.good else max(1, outcome.status))
+            send({"result": {"node_rank": int(os.environ["NODE_RANK"])} | json.loads(result.read_text())})
+    return 0 if outcome.good else max(1, outcome.status)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Command:
         arguments: argument list.
         environment: variables added to ours.
         stdin: text it is given to read.
+        end_signal: that it gets when we are gone, however that came about.
         label: a line that it wrote, as the label that it has in the log and the text itself.
     """
 
@@ -38,6 +39,8 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
     label: Callable[[str], tuple[str, str]] = lambda line: ("", line)
+    # Not SIGTERM: with nobody to read what it writes, torchrun may not get to its end. Its ranks get SIGTERM in turn.
+    end_signal: signal.Signals = signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,7 @@ def start(command: Command, output: Output) -> Agent:
         stderr=subprocess.PIPE,
         # A process group of its own: Ctrl-C reaches us alone, and we end it in order.
         start_new_session=True,
-        # Not SIGTERM: with nobody to read what it writes, torchrun may not get to its end. Its ranks get SIGTERM in turn.
-        preexec_fn=partial(end_with_parent, signal.SIGKILL),
+        preexec_fn=partial(end_with_parent, command.end_signal),
     )
     os.close(its_end)
     assert process.stderr is not None

@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
@@ -43,8 +45,8 @@ class Ending:
     lines: tuple[str, ...] = ()
     log: str = ""
 
-    def to_lines(self) -> str:
-        return record_lines({"ending": asdict(self)})
+    def record(self) -> dict:
+        return {"ending": asdict(self)}
 
     @property
     def error(self) -> str:
@@ -55,12 +57,18 @@ class Ending:
         return f"{self.who}: {' '.join(said.split())}"
 
 
-def record_lines(record: dict) -> str:
+def send(record: dict) -> None:
+    """Write a record to stderr, each of its lines by itself: a pipe with several writers takes so many bytes in one piece, and no more."""
+    for line in record_lines(record):
+        print(line, file=sys.stderr, flush=True)
+
+
+def record_lines(record: dict) -> list[str]:
     """A record as lines, each short enough to stay whole on its way."""
     text = json.dumps(record)
     chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
     key = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
-    return "\n".join(f"{MARK}{key} {number} {len(chunks)} {chunk}" for number, chunk in enumerate(chunks))
+    return [f"{MARK}{key} {number} {len(chunks)} {chunk}" for number, chunk in enumerate(chunks)]
 
 
 def marked(line: str) -> bool:
@@ -73,11 +81,16 @@ def records(lines: Iterable[str]) -> list[dict]:
     found: dict[str, dict[int, str]] = {}
     sizes: dict[str, int] = {}
     for line in lines:
-        key, number, size, chunk = line.partition(MARK)[2].split(" ", 3)
-        found.setdefault(key, {})[int(number)] = chunk
-        sizes[key] = int(size)
-    whole = [chunks for key, chunks in found.items() if len(chunks) == sizes[key]]
-    return [json.loads("".join(chunk for _, chunk in sorted(chunks.items()))) for chunks in whole]
+        if part := re.match(r"(\S+) (\d+) (\d+) (.*)", line.partition(MARK)[2]):
+            found.setdefault(part[1], {})[int(part[2])] = part[4]
+            sizes[part[1]] = int(part[3])
+    whole = []
+    for key, chunks in found.items():
+        # One whose writer was killed in the middle of it is lost.
+        with suppress(ValueError):
+            if len(chunks) == sizes[key]:
+                whole.append(json.loads("".join(chunk for _, chunk in sorted(chunks.items()))))
+    return whole
 
 
 def ending(fields: dict) -> Ending:

@@ -45,8 +45,9 @@ class Place:
     folder: str
 
 
-# Seconds that nodes wait for each other; torchrun's own is 10 minutes.
-RENDEZVOUS_TIMEOUT = 50
+# Seconds that nodes wait for each other, all of which import torch first, some perhaps from a cold network file system. That they
+# can reach node 0 is known by then.
+RENDEZVOUS_TIMEOUT = 300
 
 Started = tuple[dict[str, str], tuple[str, ...]]
 

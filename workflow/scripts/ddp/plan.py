@@ -96,8 +96,13 @@ def srun_command(launcher: str, geometry: Geometry, gpus_per_node: int, program:
         # A task a node in Slurm's order: node ranks, and so ranks, are then the same in every attempt.
         "distribution": "block",
         "kill-on-bad-exit": 1,
-        "wait": 60,
+        # Not a site's own: it ends tasks that are still at work so long after the first is done.
+        "wait": 0,
         "label": None,
+        # Ranks find each other by themselves.
+        "mpi": "none",
+        # A step that cannot begin within so many seconds, in a job whose resources another step holds, fails aloud.
+        "immediate": 60,
         # The batch shell of the job holds no step of its own, but an interactive one does.
         "overlap": None,
     }

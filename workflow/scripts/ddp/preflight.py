@@ -13,8 +13,11 @@ from torch.distributed.distributed_c10d import Store
 
 from ddp.errors import Refusal
 
-# How long ranks wait for each other before the first step. All import torch at the same time, from the same file system.
-JOIN = timedelta(seconds=50)
+# How long ranks wait for one that has not come: importing torch from a cold network file system takes minutes on some nodes and
+# seconds on others. One that has ended ends the job at once, see supervise.py.
+COME = timedelta(minutes=5)
+# How long an exchange over the network may take once all are there.
+ANSWER = timedelta(seconds=50)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class RankReport:
         return f"rank {self.rank} on {self.host} ({self.address}): {device}, {self.threads} threads, may use {self.cpus} CPUs"
 
 
-def join(store: Store, report: RankReport, world_size: int, wait: timedelta = JOIN) -> None:
+def join(store: Store, report: RankReport, world_size: int, wait: timedelta = COME) -> None:
     """Wait for all ranks to have reported through the store; rank 0 judges, and prints what they said.
 
     Raises:

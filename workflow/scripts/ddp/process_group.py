@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ddp.errors import Refusal
-from ddp.preflight import JOIN, RankReport, check_sum, join
+from ddp.preflight import ANSWER, COME, RankReport, check_sum, join
 
 # Long enough for the first step on a busy GPU; by then the preflight has seen that all are there.
 TIMEOUT = timedelta(minutes=10)
@@ -73,7 +73,7 @@ def join_others(process: Process) -> None:
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     here = report(process)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=JOIN))
+        store, _, _ = next(rendezvous("env://", timeout=COME))
     except dist.DistError as error:
         raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {here.host}: {error}") from None
     join(store, here, process.world_size)
@@ -84,7 +84,7 @@ def join_others(process: Process) -> None:
         dist.init_process_group(backend, store=own, rank=process.rank, world_size=process.world_size, timeout=timeout)
 
     try:
-        connect("preflight", JOIN)
+        connect("preflight", ANSWER)
         check_sum(process.rank + 1, here, process.world_size)
     except RuntimeError as error:
         raise Refusal(

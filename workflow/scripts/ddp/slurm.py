@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,11 @@ class Allocation:
         job: its id.
         hosts: names of the nodes, in Slurm's order, which is that of the tasks of a job step.
         addresses: where Slurm itself reaches them: a name or an IP address.
-        first_host_name: what the first of them calls itself, without its domain.
     """
 
     job: int
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
-    first_host_name: str
 
 
 def allocation() -> Allocation:
@@ -39,11 +38,17 @@ def allocation() -> Allocation:
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
         raise Refusal("transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local")
-    listed = field(scontrol("show", "job", job, "--oneliner"), "NodeList")
+    # Of a job array, all jobs are shown, one a line.
+    shown = scontrol("show", "job", job, "--oneliner").splitlines()
+    listed = field(next((line for line in shown if line.startswith(f"JobId={job} ")), ""), "NodeList")
     hosts = tuple(scontrol("show", "hostnames", listed).split())
-    nodes = {field(line, "NodeName"): line for line in scontrol("show", "node", listed, "--oneliner").splitlines()}
-    addresses = tuple(field(nodes[host], "NodeAddr") for host in hosts)
-    return Allocation(int(job), hosts, addresses, field(nodes[hosts[0]], "NodeHostName").partition(".")[0])
+    try:
+        nodes = {field(line, "NodeName"): line for line in scontrol("show", "node", listed, "--oneliner").splitlines()}
+        addresses = tuple(field(nodes[host], "NodeAddr") for host in hosts)
+    except (Refusal, KeyError):
+        # Some sites do not show nodes to users.
+        addresses = hosts
+    return Allocation(int(job), hosts, addresses)
 
 
 def status_command(wanted: str | None) -> tuple[str, str]:
@@ -76,15 +81,22 @@ def status_command(wanted: str | None) -> tuple[str, str]:
 
 
 def with_plain_states(query: Query) -> Query:
-    """The Slurm plugin's query for the state of jobs, with `CANCELLED by 1000` as `CANCELLED`.
+    """The Slurm plugin's query for the state of jobs, with the words for those that are over for good made `CANCELLED`.
 
-    The first is what sacct says of a job that somebody cancelled. The plugin does not know it, takes the job for one that runs,
-    and Snakemake waits for it for ever (measured with version 2.8.0).
+    sacct says `CANCELLED by 1000` of a job that somebody cancelled, and goes on to say `PREEMPTED` of one that had to make way and
+    is not queued again. The plugin knows neither for an end and Snakemake waits for such a job for ever (the first measured, the
+    second read, in version 2.8.0).
     """
+    preempted: Counter[str] = Counter()
+
+    def plainly(job: str, state: str) -> str:
+        preempted[job] = preempted[job] + 1 if state == "PREEMPTED" else 0
+        # One that is queued again says so within seconds.
+        return "CANCELLED" if preempted[job] >= 3 else state.split()[0]
 
     async def plain(command: str, logger: Any) -> tuple[dict[str, str] | None, float | None]:
         states, seconds = await query(command, logger)
-        return states and {job: state.split()[0] for job, state in states.items() if state}, seconds
+        return states and {job: plainly(job, state) for job, state in states.items() if state}, seconds
 
     return plain
 
