@@ -7,27 +7,27 @@ arguments follow `--`.
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import IO
 
 from ddp import atomic
-from ddp.agents import Command, Outcome, Output, run_all
-from ddp.endings import cause, ending, how, last_words, records
+from ddp.agents import Command, Output, run_all
+from ddp.endings import ending, records
 from ddp.errors import Refusal, told_in_one_line
+from ddp.failure import first_failure
+from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
 from ddp.plan import local_plan, srun_command, srun_plan
-from ddp.slurm import allocation
+from ddp.ports import bound_pair, welcome
+from ddp.slurm import allocation, only_the_job
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
@@ -149,23 +149,6 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def welcome(door: socket.socket) -> None:
-    """Take in whoever connects. Left waiting, more than the kernel lets wait would be turned away, on some systems 128."""
-    with suppress(OSError):  # closed at the end
-        while True:
-            door.accept()[0].close()
-
-
-def only_the_job() -> None:
-    """Forget what Slurm told a shell or a step that we were started in: srun would take it for options of the step that it makes.
-
-    In a Snakemake job it is gone already. In an interactive one, a shell of one CPU would have all ranks share that CPU.
-    """
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "SBATCH_"))]:
-        if name not in ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR"):
-            del os.environ[name]
-
-
 def labelled(label: str, line: str) -> tuple[str, str]:
     return label, line
 
@@ -190,92 +173,16 @@ def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
         output = Output(log, files.enter_context(open(args.logs / "launcher.log", "a", encoding="utf-8")) if args.logs else log)
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
         if not outcome.good:
-            line = told(outcome, output, args.transport, log)
-            raise Refusal(f"{Path(args.program[0]).stem} failed: {line}" + (f"; see {args.log}" if args.log else ""))
+            endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
+            failure = first_failure(outcome, endings, output.errors, os.environ["SLURM_JOB_ID"] if args.transport == "srun" else None)
+            print(*failure.details, sep="\n", end="\n" if failure.details else "", file=sys.stderr)
+            print(*failure.details, f"launch: {failure.line}", sep="\n", file=log)
+            raise Refusal(f"{Path(args.program[0]).stem} failed: {failure.line}" + (f"; see {args.log}" if args.log else ""))
     if args.collect:
         nodes = sorted((found["result"] for found in records(output.records) if "result" in found), key=lambda node: node["node_rank"])
         if len(nodes) != args.nodes:
             raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported" + (f"; see {args.log}" if args.log else ""))
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
-
-
-def told(outcome: Outcome, output: Output, transport: str, log: IO[str]) -> str:
-    """The first failure in one line; before it, on stderr and in the log, the last lines of the rank that it was."""
-    endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
-    if outcome.stopped:
-        why = f"cancelled, preempted, or over its time: sacct -X -j {os.environ['SLURM_JOB_ID']}"
-        line = f"stopped; {why}" if transport == "srun" else "stopped"
-    elif endings:
-        first = cause(endings)
-        line = first.error + (f"; its own log is {first.log}" if first.log else "")
-        if len(first.lines) > 1:
-            for stream in (sys.stderr, log):
-                print(*(f"{first.who} | {text}" for text in first.lines), sep="\n", file=stream)
-    else:
-        line = silent_failure(outcome, output, transport)
-    print(f"launch: {line}", file=log)
-    return line
-
-
-def silent_failure(outcome: Outcome, output: Output, transport: str) -> str:
-    """What is known where no rank could say how it ended: its launcher failed, or everything on its node was killed."""
-    for text in output.errors:
-        # `slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T07:00:00 DUE TO TIME LIMIT ***`
-        if found := re.search(r"ON (\S+) CANCELLED AT \S+ DUE TO (.*?) \*\*\*", text):
-            return f"Slurm ended it on {found[1]}: {found[2].lower()}"
-    for text in output.errors:
-        # Slurm names the node and the task: `srun: error: n2: task 1: Killed`, `… tasks 2-3: Exited with exit code 1`.
-        if found := re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.*)", text):
-            host, task, ended = found.groups()
-            said = last_words([line.partition(": ")[2] for line in output.errors if re.match(rf"\s*{task}: ", line)], "")
-            return f"{host}: {ended}" + (f": {said[-1]}" if said else "")
-    started = f"the command of node {outcome.failed}" if transport == "local" else "srun"
-    return f"{started} {how(outcome.status)}"
-
-
-def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]:
-    """Two sockets bound to free ports outside the ephemeral range, from which any outgoing connection may take one from under us.
-
-    Args:
-        number: of the job or process. Each has a pair of ports of its own to try first: jobs that start together on a node, with
-            numbers in a row, were seen to take each other's between the test and the use.
-    """
-    for attempt in range(5000):
-        first = 20_000 + 2 * ((number + 997 * attempt) % 5000)
-        pair = socket.socket(), socket.socket()
-        try:
-            for candidate, port in zip(pair, (first, first + 1), strict=True):
-                candidate.bind((address, port))
-            return pair
-        except OSError:
-            for candidate in pair:
-                candidate.close()
-    raise Refusal(f"no two ports from 20000 to 29999 are free on {socket.gethostname()}; end what holds them")
-
-
-def usable_gpus(device: str, world_size: int) -> list[str]:
-    """The GPUs to share out; none if the device is `cpu`, or `auto` and there are fewer than processes.
-
-    Raises:
-        Refusal: the device is `cuda` and there are fewer GPUs than processes.
-    """
-    gpus = [] if device == "cpu" else visible_gpus()
-    if device == "cuda" and len(gpus) < world_size:
-        raise Refusal(f"device: cuda needs {world_size} GPUs, one per process; {socket.gethostname()} has {len(gpus)}")
-    return gpus if len(gpus) >= world_size else []
-
-
-def visible_gpus() -> list[str]:
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
-    if not shutil.which("nvidia-smi"):
-        return []
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:
-        raise Refusal(f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator") from None
-    return done.stdout.split() if done.returncode == 0 else []
 
 
 if __name__ == "__main__":

@@ -51,6 +51,16 @@ def allocation() -> Allocation:
     return Allocation(int(job), hosts, addresses)
 
 
+def only_the_job() -> None:
+    """Forget what Slurm told a shell or a step that we were started in: srun would take it for options of the step that it makes.
+
+    In a Snakemake job it is gone already. In an interactive one, a shell of one CPU would have all ranks share that CPU.
+    """
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "SBATCH_"))]:
+        if name not in ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR"):
+            del os.environ[name]
+
+
 def status_command(wanted: str | None) -> tuple[str, str]:
     """The command by which Snakemake is to ask how its jobs are doing, and a line that says why.
 

@@ -1,0 +1,42 @@
+"""What a launch says of its failure. The lines are ones that Slurm wrote."""
+
+from ddp.agents import Outcome
+from ddp.endings import Ending
+from ddp.failure import Failure, first_failure
+
+FAILED = Outcome(failed=0, status=1)
+TIMED_OUT = "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO TIME LIMIT ***"
+
+
+def test_a_rank_that_could_tell_is_believed_before_slurm() -> None:
+    ending = Ending("rank 1 on n2", "ended with status 1", 1.0, ("Traceback (most recent call last):", "ValueError: x"), "logs/rank=1.log")
+    assert first_failure(FAILED, [ending], ["srun: error: n1: task 0: Killed"], "7") == Failure(
+        "rank 1 on n2: ValueError: x; its own log is logs/rank=1.log",
+        ("rank 1 on n2 | Traceback (most recent call last):", "rank 1 on n2 | ValueError: x"),
+    )
+
+
+def test_a_task_that_was_killed_is_named_by_slurm() -> None:
+    errors = ["1: loading", "0: all well", "srun: error: n2: task 1: Killed", "srun: error: n1: task 0: Exited with exit code 1"]
+    assert first_failure(FAILED, [], errors, "7") == Failure("n2: Killed: loading")
+    assert first_failure(FAILED, [], ["srun: error: n2: tasks 2-3: Out Of Memory"], "7") == Failure("n2: Out Of Memory")
+
+
+def test_a_time_limit_is_told_as_one() -> None:
+    errors = ["srun: error: n1: task 0: Exited with exit code 1", TIMED_OUT]
+    assert first_failure(FAILED, [], errors, "7") == Failure("Slurm ended it on n1: time limit")
+
+
+def test_a_step_that_could_not_begin_says_why() -> None:
+    errors = ["srun: error: Unable to create step for job 12: Requested nodes are busy"]
+    assert first_failure(FAILED, [], errors, "12") == Failure("Unable to create step for job 12: Requested nodes are busy")
+
+
+def test_where_nobody_said_anything_the_status_is_told() -> None:
+    assert first_failure(Outcome(failed=1, status=-9), [], ["x"], None).line.startswith("the command of node 1 was ended by SIGKILL")
+    assert first_failure(FAILED, [], [], "7") == Failure("srun ended with status 1")
+
+
+def test_stopped() -> None:
+    assert first_failure(Outcome(stopped=True), [], [], None) == Failure("stopped")
+    assert first_failure(Outcome(stopped=True), [], [], "7") == Failure("stopped; cancelled, preempted, or over its time: sacct -X -j 7")
