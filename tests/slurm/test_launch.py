@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -104,6 +104,16 @@ def test_gpus_that_torch_does_not_see_end_the_job_in_time(cluster: Cluster, fold
         r"launch: train failed: rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0", said
     ), said
     assert "status 1" in said
+
+
+def test_nodes_whose_own_name_is_loopback_s_find_each_other(cluster: Cluster, folder: Path) -> None:
+    """As Debian has it: 127.0.1.1 for the host itself, the network's addresses for the others."""
+    with ExitStack() as changed:
+        for number, node in enumerate(cluster.nodes, start=1):
+            changed.enter_context(other_hosts(cluster, node, f"s/10.77.0.1{number}/127.0.1.1/"))
+        assert cluster.run("getent", "hosts", "n2", node="n2").stdout.split() == ["127.0.1.1", "n2"]
+        said = job(cluster, folder, training(folder, "debian"))
+    assert said.endswith("status 0\n"), said
 
 
 @contextmanager

@@ -248,6 +248,17 @@ def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
     assert done.stderr == wanted
 
 
+def test_a_dry_run_of_srun_needs_no_slurm(tmp_path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    arguments = ["--dry-run", "--transport", "srun", "--launcher", "srun", "--nodes", 2, "--nproc-per-node", 2, "--", script(tmp_path, "")]
+    done = program("launch", *arguments, env=environment)
+    assert done.returncode == 0, done.stderr
+    step, *nodes = done.stdout.splitlines()
+    assert step.startswith("srun --nodes=2 --ntasks=4 --ntasks-per-node=2 ")
+    assert [line.split("]")[0] for line in nodes] == ["[node 0, NODE-0", "[node 1, NODE-1"]
+    assert all("MASTER_ADDR=NODE-0" in line and "RANK=$SLURM_PROCID" in line for line in nodes)
+
+
 def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     """`srun` needs a Slurm and is compared there."""
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2, "nproc_per_node": 2}'

@@ -7,6 +7,7 @@ arguments follow `--`.
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ from ddp.errors import Refusal, told_in_one_line
 from ddp.failure import first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
-from ddp.plan import local_plan, srun_command, srun_plan
+from ddp.plan import NodeCommand, local_plan, srun_command, srun_plan
 from ddp.ports import bound_pair, welcome
 from ddp.slurm import allocation, only_the_job
 
@@ -109,6 +110,12 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
 
 def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
     """One job step over all nodes of the Slurm job; this process has to be on the first of them, as batch scripts are."""
+    if args.dry_run and "SLURM_JOB_ID" not in os.environ:
+        print("launch: this is no Slurm job; NODE-0 and so on stand for the nodes of one", file=sys.stderr)
+        names = tuple(f"NODE-{rank}" for rank in range(geometry.nodes))
+        step, plan = step_and_plan(args, geometry, names, names, "NODE-0:PORT", 20_000)
+        print(shlex.join(step), *plan, sep="\n")
+        return
     job = allocation()
     here = os.environ.get("SLURMD_NODENAME", socket.gethostname().partition(".")[0])
     if here != job.hosts[0]:
@@ -121,21 +128,15 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
         raise Refusal(f"nodes: the run wants {geometry.nodes}, job {job.job} has {len(job.hosts)}: {', '.join(job.hosts)}")
     if not args.logs and args.launcher != "none":
         raise Refusal("transport srun needs --logs, a folder that every node sees, for launchers to put their files in")
-    gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
     # Two ports: one that every node must be able to reach now, and one that stays free for the ranks.
     free, door = bound_pair(job.job, "")
     with free, door:
         door.listen(geometry.world_size)
         reach, port = f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1]
         free.close()
-        # Seen by every node, so that nothing of the launcher's stays in the temporary folders of nodes that this process is not on.
-        folder = str((args.logs or Path()) / "launcher")
-        plan = srun_plan(args.launcher, geometry, supervised(args), job.hosts, job.addresses, port, folder)
-        program = [sys.executable, str(HERE / "dispatch.py"), "--reach", reach]
-        step = srun_command(args.launcher, geometry, gpus_per_node, program)
+        step, plan = step_and_plan(args, geometry, job.hosts, job.addresses, reach, port)
         if args.dry_run:
-            print(*step)
-            print(*plan, sep="\n")
+            print(shlex.join(step), *plan, sep="\n")
             return
         stdin = json.dumps([{"environment": node.environment, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
@@ -146,7 +147,22 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
             launch([command], args)
         finally:
             if args.logs:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(launcher_folder(args), ignore_errors=True)
+
+
+def step_and_plan(
+    args: argparse.Namespace, geometry: Geometry, hosts: Sequence[str], addresses: Sequence[str], reach: str, port: int
+) -> tuple[tuple[str, ...], list[NodeCommand]]:
+    """The srun command, and what it starts on each node."""
+    plan = srun_plan(args.launcher, geometry, supervised(args), hosts, addresses, port, str(launcher_folder(args)))
+    gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
+    dispatch = [sys.executable, str(HERE / "dispatch.py"), "--reach", reach]
+    return srun_command(args.launcher, geometry, gpus_per_node, dispatch), plan
+
+
+def launcher_folder(args: argparse.Namespace) -> Path:
+    """For the launcher's own files. Every node sees it, so that nothing stays in the temporary folders of other nodes."""
+    return (args.logs or Path()) / "launcher"
 
 
 def labelled(label: str, line: str) -> tuple[str, str]:

@@ -47,8 +47,11 @@ class RankReport:
         return f"rank {self.rank} on {self.host} ({self.address}): {device}, {self.threads} threads, may use {self.cpus} CPUs"
 
 
-def join(store: Store, report: RankReport, world_size: int, wait: timedelta = COME) -> None:
+def join(store: Store, report: RankReport, world_size: int, wait: timedelta = COME) -> dict[str, str]:
     """Wait for all ranks to have reported through the store; rank 0 judges, and prints what they said.
+
+    Returns:
+        The address of every host.
 
     Raises:
         Refusal: on every rank, if one is missing or what they report does not fit together.
@@ -56,6 +59,7 @@ def join(store: Store, report: RankReport, world_size: int, wait: timedelta = CO
     store.set(f"preflight/{report.rank}", json.dumps(asdict(report)))
     if report.rank == 0:
         keys = [f"preflight/{rank}" for rank in range(world_size)]
+        reports: list[RankReport] = []
         try:
             store.wait(keys, wait)
         except RuntimeError:
@@ -66,12 +70,14 @@ def join(store: Store, report: RankReport, world_size: int, wait: timedelta = CO
             fault = judge(reports)
             print(*(f"preflight: {report}" for report in reports), sep="\n", file=sys.stderr)
             print(summary(reports), *warnings(reports), sep="\n", flush=True)
-        store.set("preflight/verdict", fault or "")
+        addresses = {report.host: report.address for report in reports}
+        store.set("preflight/verdict", json.dumps({"fault": fault, "addresses": addresses}))
     else:
         store.wait(["preflight/verdict"], 2 * wait)
-        fault = store.get("preflight/verdict").decode()
-    if fault:
-        raise Refusal(f"preflight: {fault}")
+    verdict = json.loads(store.get("preflight/verdict"))
+    if verdict["fault"]:
+        raise Refusal(f"preflight: {verdict['fault']}")
+    return verdict["addresses"]
 
 
 def summary(reports: Sequence[RankReport]) -> str:

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ddp.errors import Refusal
+from ddp.network import let_gloo_be_reached, own_address
 from ddp.preflight import ANSWER, COME, RankReport, check_sum, join
 
 # Long enough for the first step on a busy GPU; by then the preflight has seen that all are there.
@@ -76,7 +77,7 @@ def join_others(process: Process) -> None:
         store, _, _ = next(rendezvous("env://", timeout=COME))
     except dist.DistError as error:
         raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {here.host}: {error}") from None
-    join(store, here, process.world_size)
+    let_gloo_be_reached(os.environ["MASTER_ADDR"], join(store, here, process.world_size))
 
     def connect(name: str, timeout: timedelta) -> None:
         backend = "nccl" if process.device.type == "cuda" else "gloo"
@@ -102,23 +103,13 @@ def report(process: Process) -> RankReport:
         rank=process.rank,
         local_rank=process.local_rank,
         host=socket.gethostname(),
-        address=own_address(),
+        address=own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")),
         device=str(process.device),
         device_name=properties.name if properties else "",
         device_id=str(properties.uuid) if properties else "",
         threads=torch.get_num_threads(),
         cpus=len(os.sched_getaffinity(0)),
     )
-
-
-def own_address() -> str:
-    """The address under which rank 0 sees this node. Nothing is sent: connecting a datagram socket only chooses a route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return ""
 
 
 def choose_device(device: str, local_rank: int) -> torch.device:
