@@ -83,7 +83,7 @@ def test_training_does_not_outlive_a_killed_snakemake(checkout) -> None:
         assert time.monotonic() < deadline
         assert snakemake.poll() is None
         time.sleep(0.2)
-    assert len(processes_in(checkout.path, "train.py")) == 5  # launch, two agents, two ranks
+    assert len(processes_in(checkout.path, "train.py")) == 7  # launch, two agents, two ranks, and what watches over each
     os.kill(snakemake.pid, signal.SIGKILL)
     snakemake.wait()
     while processes_in(checkout.path, "train.py"):
