@@ -154,6 +154,31 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Clu
     assert submitted(said)
 
 
+MISTAKES = {
+    "slurm_partition=nope": "slurm: sbatch would not take a job with --partition=nope --nodes=",
+    "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
+    "constraint=nope": "slurm: sbatch would not take a job with --constraint=nope --nodes=",
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_what_slurm_would_never_take_is_said_before_anything_starts(checkout: SlurmCheckout, given: str) -> None:
+    done = checkout.snakemake("--default-resources", given, *TINY, "experiment=mistaken", "nodes=3")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith(MISTAKES[given])
+    assert not (checkout.path / "results/mistaken").exists()
+
+
+def test_what_slurm_cannot_give_now_is_said(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """More memory than any node has, which is for Slurm to refuse: it may come with another node."""
+    larger = ["--set-resources", "train:mem_mb=99999", "stage:mem_mb=99999"]
+    done = checkout.snakemake(*larger, *TINY, "experiment=large", "nodes=3")
+    assert done.returncode == 1
+    assert re.search(r"^slurm: of a job with .*--mem=99999 .* sbatch says: Requested node configuration is not available$",
+                     done.stdout, re.MULTILINE)  # fmt: skip
+    assert cluster.run("squeue", "--noheader").stdout == ""
+
+
 def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, checkout: SlurmCheckout) -> None:
     (controller,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmctld"))
     os.kill(controller, signal.SIGSTOP)

@@ -14,7 +14,12 @@ from ddp.errors import Refusal
 from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
 from ddp.provenance import code_sha256
 from ddp.schema import refuse_duplicate_keys, with_types
-from ddp.slurm import status_command, with_plain_states
+from ddp.slurm import (
+    asked_for,
+    status_command,
+    try_submission,
+    with_plain_states,
+)
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
@@ -52,13 +57,20 @@ def transport(wildcards):
 
 
 def prepare_slurm():
-    """See to it that Snakemake notices how its jobs end: where accounting is off, and where somebody cancels one."""
+    """See to it that what Slurm will not take is said, and that Snakemake notices how its jobs end."""
     settings = workflow.executor_settings
     try:
         settings.status_command, why = status_command(settings.status_command)
+        asked = {
+            asked_for(job.resources)
+            for job in workflow.dag.needrun_jobs()
+            if not job.is_local
+        }
+        objections = [try_submission(options) for options in sorted(asked)]
     except Refusal as refusal:
         sys.exit(f"slurm: {refusal}")
-    print(f"slurm: {why}", file=sys.stderr)
+    for line in [why, *filter(None, objections)]:
+        print(f"slurm: {line}", file=sys.stderr)
     plugin = sys.modules[workflow.executor_plugin.executor.__module__]
     plugin.query_job_status = with_plain_states(plugin.query_job_status)
 

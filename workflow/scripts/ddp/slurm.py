@@ -1,10 +1,11 @@
 """What Slurm tells: the nodes of the job that we are in, and which of its commands can say how jobs are doing."""
 
+import getpass
 import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,56 @@ def status_command(wanted: str | None) -> tuple[str, str]:
     found = re.search(r"MinJobAge\s*=\s*(\d+)", config)
     forgets = f", which forgets a job {found[1]} s after its end" if found else ""
     return "squeue", f"{reason}; the state of jobs is asked from squeue{forgets}"
+
+
+def asked_for(resources: Mapping[str, Any]) -> tuple[str, ...]:
+    """A job's resources as options of sbatch: those that a site can find wrong."""
+    options = {
+        "slurm_partition": "partition",
+        "slurm_account": "account",
+        "qos": "qos",
+        "constraint": "constraint",
+        "nodes": "nodes",
+        "cpus_per_task": "cpus-per-task",
+        "mem_mb": "mem",
+        "runtime": "time",
+        "gres": "gres",
+    }
+    return tuple(f"--{option}={resources.get(name)}" for name, option in options.items() if resources.get(name))
+
+
+def try_submission(options: Sequence[str]) -> str | None:
+    """Have Slurm look at what a job will ask for, without submitting it.
+
+    Snakemake does not show why a job of several rules could not be submitted, and waits for ever for one whose account is not the
+    user's (both seen with version 2.8.0 of its plugin).
+
+    Returns:
+        What Slurm says against it that may pass, such as nodes out of service; None if nothing.
+
+    Raises:
+        Refusal: it will never be accepted.
+    """
+    account = next((option.removeprefix("--account=") for option in options if option.startswith("--account=")), "")
+    known = said("sacctmgr", "--noheader", "-s", "list", "user", getpass.getuser(), "format=account%256")[0].split()
+    if account and known and not {name.lower() for name in re.split(r"[,\s]+", account)} <= {name.lower() for name in known}:
+        raise Refusal(f"slurm_account: {account} is not yours; yours are {', '.join(sorted(set(known)))}")
+    # Several accounts are the plugin's affair: it tries one after the other.
+    single = [option for option in options if not re.match("--account=.*[, ]", option)]
+    _, error = said("sbatch", "--test-only", *single, "--wrap=true")
+    reason = " ".join(error.split()).removeprefix("allocation failure: ")
+    if "nvalid" in reason:
+        raise Refusal(f"sbatch would not take a job with {' '.join(options)}: {reason}")
+    return None if " to start at " in reason or not reason else f"of a job with {' '.join(options)} sbatch says: {reason}"
+
+
+def said(*command: str) -> tuple[str, str]:
+    """What a command of Slurm's writes to stdout and to stderr; nothing if it is not there or does not answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return "", ""
+    return done.stdout, done.stderr
 
 
 def with_plain_states(query: Query) -> Query:
