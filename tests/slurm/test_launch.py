@@ -97,12 +97,16 @@ def test_launch_away_from_the_first_node_is_refused(cluster: Cluster, folder: Pa
 
 def test_gpus_that_torch_does_not_see_end_the_job_in_time(cluster: Cluster, folder: Path) -> None:
     """Slurm gives a GPU on every node; that it is one is for torch to say."""
+    error = r"rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0"
+    fails_in_time(cluster, folder, training(folder, "gpus", device="cuda"), error, options=("--gres=gpu:1",))
+
+
+def fails_in_time(cluster: Cluster, folder: Path, launch: list[object], error: str, **options) -> None:
+    """Run a launch that is to end within 60 s, with a line that matches `error`."""
     start = time.monotonic()
-    said = job(cluster, folder, training(folder, "gpus", device="cuda"), options=("--gres=gpu:1",))
+    said = job(cluster, folder, launch, **options)
     assert time.monotonic() - start < 60
-    assert re.search(
-        r"launch: train failed: rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0", said
-    ), said
+    assert re.search(f"launch: train failed: {error}", said), said
     assert "status 1" in said
 
 
@@ -134,14 +138,9 @@ def other_hosts(cluster: Cluster, node: str, change: str) -> Iterator[None]:
     ("/10.77.0.11/d", "(Name or service not known|Temporary failure in name resolution)"),
 ])  # fmt: skip
 def test_a_node_that_cannot_reach_rank_0_is_named_in_time(cluster: Cluster, folder: Path, change: str, why: str) -> None:
-    start = time.monotonic()
+    error = rf"node 2 on n3: cannot reach rank 0's node at n1:2\d{{4}}: {why}; see to name resolution"
     with other_hosts(cluster, "n3", change):
-        said = job(cluster, folder, training(folder, "unreachable"))
-    assert time.monotonic() - start < 60
-    assert re.search(
-        rf"launch: train failed: node 2 on n3: cannot reach rank 0's node at n1:2\d{{4}}: {why}; see to name resolution", said
-    ), said
-    assert "status 1" in said
+        fails_in_time(cluster, folder, training(folder, "unreachable"), error)
 
 
 def test_in_a_job_array_each_job_has_its_own_nodes(cluster: Cluster, folder: Path) -> None:

@@ -49,10 +49,10 @@ def transport(wildcards):
     """How `launch` reaches the nodes: as Snakemake does. Not a profile's affair, where a second profile would override it unseen."""
     # A job's rule is run by a Snakemake of its own, whose executor may be any; a dry run does not know what it stands for, and
     # the command that it shows finds out where it is run.
-    in_a_job = workflow.remote_exec and os.getenv("SLURM_JOB_ID")
-    executor = "in a job" if in_a_job else workflow.executor_plugin.name
-    return {"in a job": "srun", "slurm": "srun", "dryrun": "auto"}.get(
-        executor, "local"
+    if workflow.remote_exec and os.getenv("SLURM_JOB_ID"):
+        return "srun"
+    return {"slurm": "srun", "dryrun": "auto"}.get(
+        workflow.executor_plugin.name, "local"
     )
 
 

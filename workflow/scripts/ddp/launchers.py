@@ -134,7 +134,14 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
 
 
 def legacy(geometry: Geometry, place: Place) -> Started:
-    return {}, torch_distributed_launch.command(static_rendezvous(geometry, place))
+    """torchrun's predecessor; `--use-env` has it put the rank into the environment, as torchrun does.
+
+    Raises:
+        Refusal: the installed torch no longer has it.
+    """
+    torch_distributed_launch.refuse_if_dropped()
+    options = {"use-env": None} | static_rendezvous(geometry, place)
+    return {}, (*module(torch_distributed_launch.MODULE, options), "--")
 
 
 def none(_geometry: Geometry, _place: Place) -> Started:

@@ -84,7 +84,7 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
 
 def discard(staged: Staged) -> None:
     """Remove a copy that nobody will reuse; for one process of a node, once all of them have read it."""
-    if staged.own and staged.status != "fallback":
+    if staged.own:
         shutil.rmtree(staged.path, ignore_errors=True)
 
 
