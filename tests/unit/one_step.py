@@ -1,16 +1,15 @@
-"""Not a test: what test_train.py launches. A few steps of `train.step` on a linear model, whose weights rank 0 saves."""
+"""Not a test: what test_train.py launches. A few steps of `steps.step` on a linear model, whose weights rank 0 saves."""
 
 import sys
 from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-import train
 from ddp.batches import share
 from ddp.config import Experiment
-from ddp.process_group import process_group
+from ddp.process_group import all_reduce, process_group
+from ddp.steps import average_batchnorm, distributed, step
 
 with process_group("cpu") as process:
     run = replace(Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size, weight_decay=0.0)
@@ -19,17 +18,18 @@ with process_group("cpu") as process:
     model = nn.Linear(12, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    network = DistributedDataParallel(model) if process.world_size > 1 else model
+    network, largest = distributed(model, process.world_size, (images[:2], labels[:2]))
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
     sums = []
     # 11, 10 and 7 images: shares of different sizes on 2 and on 3 processes.
     for batch in torch.arange(28).split([11, 10, 7]):
         mine = share(batch, process.rank, process.world_size)
-        sums.append(train.step(network, optimizer, 0.1, images[mine], labels[mine], run, len(batch)))
-    totals = train.all_reduce(torch.stack(sums))
+        done = step(network, optimizer, 0.1, images[mine], labels[mine], run, len(batch), largest)
+        sums.append(done[0])
+    totals = all_reduce(torch.stack(sums))
     norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))
     norms[1].running_var += process.rank
-    train.average_batchnorm(norms, process.world_size)
+    average_batchnorm(norms, process.world_size)
     if process.first:
         torch.save(
             {"weight": model.weight.detach(), "bias": model.bias.detach(), "totals": totals, "variance": norms[1].running_var}, sys.argv[1]

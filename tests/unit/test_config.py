@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from ddp.config import Experiment, Run
+from ddp.config import SITE, Experiment, Run
 from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
 from ddp.launchers import LAUNCHERS
@@ -174,7 +174,7 @@ def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:
-    site = ("experiment", "dataset", "launcher", "scratch", "widths", "model")
+    site = ("experiment", "dataset", "widths", "model", *SITE)
     config = {key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site}
     with pytest.raises(Refusal, match=r"18 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)"):
         Experiment.from_config(config)
@@ -207,7 +207,8 @@ def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
 
 
 def test_the_science_of_a_configuration_leaves_the_site_out() -> None:
-    here = Experiment.from_config({"scratch": ["/a"], "launcher": "srun", "dataset": {"name": "digits", "archive": "/b"}})
+    site = {"scratch": ["/a"], "launcher": "srun", "resume": "fresh", "save_every_seconds": 9}
+    here = Experiment.from_config(site | {"dataset": {"name": "digits", "archive": "/b"}})
     there = Experiment.from_config({"scratch": [], "dataset": {"name": "digits"}})
     assert here.science == there.science
     assert Experiment.from_config(json.loads(here.science)).runs == here.runs
@@ -240,7 +241,7 @@ def test_the_readme_has_every_key_with_the_schema_s_default_and_description() ->
 
 def test_schema_and_library_know_the_same_keys_and_names() -> None:
     assert jsonschema.Draft202012Validator.check_schema(schema()) is None
-    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", "launcher", "scratch"}
+    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", *SITE}
     assert {key.replace("dataset.name", "dataset") for key in keys(schema()["properties"])} - site == {
         field.name for field in dataclasses.fields(Run)
     }

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train
-from ddp import models
+from ddp import models, steps
 from ddp.config import Experiment
 from ddp.process_group import Process
 from programs import SCRIPTS, program
@@ -20,10 +19,10 @@ RUN = Experiment.from_config({}).runs["run"]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return steps(1, tmp_path_factory.mktemp("steps") / "1.pt")
+    return take_steps(1, tmp_path_factory.mktemp("steps") / "1.pt")
 
 
-def steps(processes: int, output: Path) -> dict[str, torch.Tensor]:
+def take_steps(processes: int, output: Path) -> dict[str, torch.Tensor]:
     script = Path(__file__).with_name("one_step.py")
     done = program("launch", "--nproc-per-node", processes, "--", script, output, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
     assert done.returncode == 0, done.stderr
@@ -32,7 +31,7 @@ def steps(processes: int, output: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("processes", [2, 3])
 def test_uneven_shares_give_the_gradient_of_the_global_batch(alone, tmp_path, processes) -> None:
-    together = steps(processes, tmp_path / "weights.pt")
+    together = take_steps(processes, tmp_path / "weights.pt")
     for name in ("weight", "bias", "totals"):
         # The order of at most 11 float32 additions is what differs.
         torch.testing.assert_close(together[name], alone[name], rtol=1e-5, atol=1e-6)
@@ -58,7 +57,7 @@ def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])
 def test_the_learning_rate_rises_and_falls_once_and_is_never_nought(warmup) -> None:
     run = replace(RUN, warmup=warmup, epochs=4, learning_rate=2.0)
-    rates = list(train.learning_rates(run, 25))
+    rates = steps.learning_rates(run, 25)
     assert len(rates) == 100
     assert 0 < min(rates) <= max(rates) <= 2.0
     peak = rates.index(max(rates))
@@ -73,16 +72,16 @@ def test_validation_divides_the_sums_once() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
     generator = torch.Generator().manual_seed(1)
     # One chunk is full, the last is not.
-    n = train.VALIDATION_BATCH + 7
+    n = steps.VALIDATION_BATCH + 7
     images, labels = torch.randn(n, 12, generator=generator), torch.randint(0, 10, (n,), generator=generator)
-    loss, accuracy = train.validate(network, images, labels, Process(0, 0, 1, torch.device("cpu")))
+    loss, accuracy = steps.validate(network, images, labels, Process(0, 0, 1, torch.device("cpu")))
     logits = network(images)
     assert loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
     assert accuracy == (logits.argmax(1) == labels).sum().item() / n
-    assert train.validate(network, images[:0], labels[:0], Process(0, 0, 1, torch.device("cpu"))) == (None, None)
+    assert steps.validate(network, images[:0], labels[:0], Process(0, 0, 1, torch.device("cpu"))) == (None, None)
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
 def test_the_optimizer_is_the_one_asked_for(optimizer, kind) -> None:
     classifier = models.build("airbench", (8, 8, 8), 10)
-    assert isinstance(train.make_optimizer(replace(RUN, optimizer=optimizer), classifier), kind)
+    assert isinstance(steps.make_optimizer(replace(RUN, optimizer=optimizer), classifier), kind)

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,10 +35,20 @@ except Refusal as refusal:
     sys.exit(str(refusal))
 
 
-# How this site gets its data, where it stages them and what starts its ranks. The rules take these as resources, which are what
-# a site has: as parameters, a change would retrain what it cannot change.
+# How this site gets its data, where it stages them, what starts its ranks and how often they save. The rules take these as resources,
+# which are what a site has: as parameters, a change would retrain what it cannot change.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
 LAUNCHER = EXPERIMENT.config["launcher"]
+RESUME = {
+    "exact": "",
+    "other_world_size": " --other-world-size",
+    "fresh": " --fresh",
+}
+SAVING = (
+    f"--save-every-epochs {EXPERIMENT.config['save_every_epochs']}"
+    f" --save-every-seconds {EXPERIMENT.config['save_every_seconds']}"
+    f"{RESUME[EXPERIMENT.config['resume']]}"
+)
 ORIGIN = shlex.join(
     f"--{key}={value}"
     for key, value in EXPERIMENT.config["dataset"].items()
@@ -87,6 +98,24 @@ def sized_by(size):
 onstart:
     if workflow.executor_plugin.name == "slurm":
         prepare_slurm()
+
+
+def forget_states():
+    """Remove what finished trainings could have gone on from, now that Snakemake knows that they are finished.
+
+    Not before, as what Snakemake has not seen finished, because it was killed meanwhile, it runs once more.
+    """
+    for job in workflow.dag.jobs:
+        if job.rule.name == "train" and workflow.dag.noneedrun_finished(job):
+            shutil.rmtree(f"{job.params.results}/state", ignore_errors=True)
+
+
+onsuccess:
+    forget_states()
+
+
+onerror:
+    forget_states()
 
 
 def run_of(wildcards):

@@ -53,6 +53,7 @@ rule train:
         transport=transport,
         launcher=LAUNCHER,
         scratch=SCRATCH,
+        saving=SAVING,
     params:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
@@ -63,7 +64,7 @@ rule train:
         code=code_sha256("train.py"),
     shell:
         "python {params.launch:q} --transport {resources.transport} --launcher {resources.launcher}"
-        " --end-with-parent {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
+        " --end-with-parent --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
         " --log {log:q} --logs {params.results:q}/logs --"
         " {params.train:q} --run {params.run:q} --data {params.data:q}"
-        " --scratch {resources.scratch} --output {params.results:q}"
+        " --scratch {resources.scratch} --output {params.results:q} {resources.saving}"

@@ -7,6 +7,7 @@ length. Before that it sees that rank 0's node can be reached from here, because
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -36,6 +37,10 @@ def main() -> None:
     for name, value in own["environment"].items():
         # Slurm's own numbers for this task: $SLURM_PROCID and the like.
         os.environ[name] = os.environ[value[1:]] if value.startswith("$") else value
+    # Meant for the ranks, which take note of them, they reach every process of the job (sbatch --signal) and would end a launcher. What is
+    # ignored here stays so in what this process becomes and what that starts.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.execvp(own["command"][0], own["command"])

@@ -13,25 +13,33 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import IO, NoReturn
 
 from ddp import atomic
 from ddp.agents import Command, Output, run_all
 from ddp.endings import ending, records
-from ddp.errors import Refusal, told_in_one_line
-from ddp.failure import first_failure
+from ddp.errors import Refusal, Stopped, told_in_one_line
+from ddp.failure import Failure, first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
 from ddp.plan import NodeCommand, local_plan, srun_command, srun_plan
 from ddp.ports import bound_pair, welcome
-from ddp.slurm import allocation, only_the_job
+from ddp.slurm import allocation, only_the_job, queue_again
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
+# Seconds before the end of a Slurm job's time at which its ranks are to stop: for the step that they are in, and to save.
+BEFORE_THE_END = 60
+# Seconds in which a scheduler that ends our processes ends us too.
+ENDED_TOO = 5
+# Seconds in which Slurm ends a job that it was asked to queue again.
+ENDED_BY_SLURM = 120
 HERE = Path(__file__).resolve().parent
 
 
@@ -50,6 +58,9 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for a log of each rank's, and one of the launcher's")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write the nodes' reports there, as JSON")
     parser.add_argument("--end-with-parent", action="store_true", help="stop when whoever started this is gone")
+    parser.add_argument("--requeue", action="store_true",
+                        help="transport srun: have Slurm queue the job again if the program stops for want of time, or fails after it has "
+                        "saved something new")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print every node's environment and command, and start nothing")
     parser.add_argument("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
@@ -104,8 +115,12 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
         if args.dry_run:
             print(*plan, sep="\n")
             return
-        commands = [Command(node.command, node.environment, label=partial(labelled, f"[node {node.node_rank}] ")) for node in plan]
-        launch(commands if len(plan) > 1 else [Command(plan[0].command, plan[0].environment)], args)
+        owner = {"RUN_OWNER": f"process {os.getpid()} on {socket.gethostname()}"}
+        one = len(plan) == 1
+        label = "" if one else "[node {}] "
+        launch(
+            [Command(node.command, node.environment | owner, label=partial(labelled, label.format(node.node_rank))) for node in plan], args
+        )
 
 
 def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
@@ -138,13 +153,15 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
         if args.dry_run:
             print(shlex.join(step), *plan, sep="\n")
             return
-        stdin = json.dumps([{"environment": node.environment, "command": node.command} for node in plan])
+        # The same job, queued again, is the same owner: what it has begun is its own to go on with.
+        own = {"RUN_OWNER": f"Slurm job {job.job}"} | ({"STOP_AT": str(job.end - BEFORE_THE_END)} if job.end else {})
+        stdin = json.dumps([{"environment": node.environment | own, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
         Thread(target=welcome, args=(door,), daemon=True).start()
         # Told to end when we are gone, srun ends the step; killed, it would leave the step to go on.
         command = Command(step, {}, stdin, partial(relabelled, kind), end_signal=signal.SIGTERM)
         try:
-            launch([command], args)
+            launch([command], args, job.job)
         finally:
             if args.logs:
                 shutil.rmtree(launcher_folder(args), ignore_errors=True)
@@ -175,8 +192,16 @@ def relabelled(kind: str, line: str) -> tuple[str, str]:
     return (f"[{kind} {task.strip()}] ", text) if colon and task.strip().isdecimal() else ("", line)
 
 
-def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
-    """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT."""
+def launch(commands: Sequence[Command], args: argparse.Namespace, job: int | None = None) -> None:
+    """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT.
+
+    Args:
+        job: the Slurm job that we are, if we are one.
+
+    Raises:
+        Stopped: the program was asked to stop, and can go on.
+        Refusal: it failed.
+    """
     if args.logs:
         shutil.rmtree(args.logs, ignore_errors=True)
         # It may be there still, with what a network file system keeps of files that are open.
@@ -184,21 +209,55 @@ def launch(commands: Sequence[Command], args: argparse.Namespace) -> None:
     if args.log:
         args.log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = files.enter_context(open(args.log or os.devnull, "a", encoding="utf-8"))
+        log = files.enter_context(log_file(args.log or Path(os.devnull)))
         # With a log of each rank's, what is left on stderr is the launcher's own, of which there is much when a rank fails.
-        output = Output(log, files.enter_context(open(args.logs / "launcher.log", "a", encoding="utf-8")) if args.logs else log)
+        output = Output(log, files.enter_context(log_file(args.logs / "launcher.log")) if args.logs else log)
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
         if not outcome.good:
             endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
-            failure = first_failure(outcome, endings, output.errors, os.environ["SLURM_JOB_ID"] if args.transport == "srun" else None)
-            print(*failure.details, sep="\n", end="\n" if failure.details else "", file=sys.stderr)
-            print(*failure.details, f"launch: {failure.line}", sep="\n", file=log)
-            raise Refusal(f"{Path(args.program[0]).stem} failed: {failure.line}" + (f"; see {args.log}" if args.log else ""))
+            failure = first_failure(outcome, endings, output.errors, str(job) if job else None)
+            tell_and_end(failure, args, log, job)
     if args.collect:
         nodes = sorted((found["result"] for found in records(output.records) if "result" in found), key=lambda node: node["node_rank"])
         if len(nodes) != args.nodes:
             raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported" + (f"; see {args.log}" if args.log else ""))
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
+
+
+def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: int | None) -> NoReturn:
+    """Say what went wrong, have the job queued again if that is wanted and helps, and end."""
+    line = failure.line
+    queued_again = False
+    if failure.again and args.requeue and job:
+        # A job that is being cancelled must not be queued again; and this ends here if it is.
+        time.sleep(ENDED_TOO)
+        refused = queue_again(job)
+        queued_again = refused is None
+        line += f"; job {job} is queued again, to go on from there" if queued_again else f"; job {job} is not queued again: {refused}"
+    if failure.preempted and not queued_again:
+        line += "; the same command goes on from there"
+    with suppress(OSError):
+        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
+    program = f"{Path(args.program[0]).stem} {'was preempted' if failure.preempted else 'failed'}"
+    whole = f"{program}: {line}" + (f"; see {args.log}" if args.log else "")
+    for text in failure.details:
+        print(text, file=sys.stderr)
+    if queued_again:
+        print(f"launch: {whole}", file=sys.stderr, flush=True)
+        # Were we quicker than Slurm, Snakemake would take the job for failed, and clear up after it.
+        time.sleep(ENDED_BY_SLURM)
+    raise Stopped(whole) if failure.preempted else Refusal(whole)
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[IO[str]]:
+    """A log to add to. That a full disk takes none of it must not hide what is to be said."""
+    file = path.open("a", encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Outcome:
 
     Attributes:
         stopped: we were asked to stop.
-        failed: number of the command that failed first; None if none did.
+        failed: number of the command that failed first, before it was asked to end if we were not asked to stop; None if none did.
         status: of that command, as subprocess has it.
     """
 
@@ -110,6 +110,8 @@ def run_all(commands: Sequence[Command], output: Output, grace: float, stop_with
         deadline = time.monotonic() + grace
         for agent in agents:
             end(agent, deadline)
+        if first is None and stop.is_set():
+            first = failed(agents)
         if first is None:
             return Outcome(stop.is_set())
         return Outcome(stop.is_set(), first, agents[first].process.returncode)

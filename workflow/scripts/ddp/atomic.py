@@ -1,9 +1,18 @@
 """Files that are whole or not there."""
 
+import errno
 import os
+import shutil
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# What the name of a temporary file ends with; nobody else's does.
+TEMPORARY = ".ddp-tmp"
+# Seconds after which one that is not written to has lost its writer, on whatever machine that was.
+ABANDONED = 3600
 
 
 def fsync(path: Path) -> None:
@@ -23,7 +32,8 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: the folder is not writable, or the disk is full; `path` is then as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_leftovers(path.parent)
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary
         fsync(temporary)
@@ -34,10 +44,44 @@ def replacing(path: Path) -> Iterator[Path]:
         error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        # On a read-only file system even removing what is not there fails, and would hide what failed first.
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in a folder whose writers were killed: SIGKILL lets nobody tidy up."""
+    for leftover in folder.glob(f".*{TEMPORARY}"):
+        name, _, pid = leftover.stem.rpartition(".")
+        # The number of a process says nothing on another machine, and a writer there may be at work.
+        gone = name.endswith(f".{socket.gethostname()}") and not Path("/proc", pid).exists()
+        # Whoever else finds it removes it too, and one that stays does no harm.
+        with suppress(OSError):
+            if gone or time.time() - leftover.stat().st_mtime > ABANDONED:
+                leftover.unlink()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is whole or not there.
+
+    Raises:
+        OSError: as for `replacing`; on a full disk it says how much is needed and how much there is.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # A quota's rest cannot be asked for like a disk's.
+            free = f", {megabytes(shutil.disk_usage(path.parent).free)} free" if error.errno == errno.ENOSPC else ""
+            raise OSError(error.errno, f"{os.strerror(error.errno)}: {megabytes(len(content))} needed{free}", str(path)) from None
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is whole or not there."""
-    with replacing(path) as temporary:
-        temporary.write_text(text)
+    """The same for text."""
+    write_bytes(path, text.encode())
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.3f} MB"

@@ -16,6 +16,8 @@ from ddp.errors import Refusal
 from ddp.model_names import OWN_MODELS, refuse_unfit_model
 from ddp.schema import validate
 
+# Keys that change no result, beside where the data come from.
+SITE = ("launcher", "scratch", "save_every_epochs", "save_every_seconds", "resume")
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -129,7 +131,7 @@ class Experiment:
     @property
     def science(self) -> str:
         """The configuration less the site's own keys, as JSON: what the results depend on."""
-        science = {key: value for key, value in self.config.items() if key not in ("launcher", "scratch")}
+        science = {key: value for key, value in self.config.items() if key not in SITE}
         return json.dumps(science | {"dataset": {"name": self.config["dataset"]["name"]}})
 
 

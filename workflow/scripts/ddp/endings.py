@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
 CHUNK = 700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
@@ -37,6 +37,8 @@ class Ending:
         time: when, in seconds since the epoch.
         lines: what it wrote last to stderr.
         log: file with all that it wrote; empty if there is none.
+        report: what the program has reported of itself: `saved`, how far it was when it last saved since it began, and `stopped`, why it
+            stopped.
     """
 
     who: str
@@ -44,6 +46,7 @@ class Ending:
     time: float
     lines: tuple[str, ...] = ()
     log: str = ""
+    report: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> dict:
         return {"ending": asdict(self)}

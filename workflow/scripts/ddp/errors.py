@@ -5,6 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# What a program ends with that was asked to stop, and goes on where it was when it is started again; EX_TEMPFAIL of sysexits.h.
+STOPPED = 75
+
+
+class Stopped(Exception):
+    """The program was asked to stop, and has saved what it needs to go on. Its text is one line."""
+
 
 class Refusal(Exception):
     """Something the user can put right. Its text is one line: what is wrong, and what would be right."""
@@ -26,10 +33,14 @@ def os_error_line(error: OSError) -> str:
 def told_in_one_line(program: str) -> Iterator[None]:
     """End the program with status 1 and one line on stderr, instead of a traceback, for what a user can put right.
 
+    With status STOPPED for what can go on later.
     Any other exception is a defect of ours and keeps its traceback.
     """
     try:
         yield
+    except Stopped as stopped:
+        print(f"{program}: {stopped}", file=sys.stderr)
+        sys.exit(STOPPED)
     except (Refusal, OSError) as error:
         line = os_error_line(error) if isinstance(error, OSError) else str(error)
         sys.exit(f"{program}: {' '.join(line.split())}")

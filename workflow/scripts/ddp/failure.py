@@ -15,10 +15,16 @@ class Failure:
     Attributes:
         line: who it was and why, in one line.
         details: the last lines of the rank that it was, if they are more than one.
+        preempted: nothing failed: the program was asked to stop, and can go on where it was.
+        again: it is worth being started again at once. What has been stopped by a signal of the scheduler's is not: the scheduler starts it
+            again if it will. What has failed is only if it has saved something before: so what fails again at the same place, before
+            anything new is saved, has an end.
     """
 
     line: str
     details: tuple[str, ...] = ()
+    preempted: bool = False
+    again: bool = False
 
 
 def first_failure(outcome: Outcome, endings: Sequence[Ending], errors: Sequence[str], job: str | None) -> Failure:
@@ -29,14 +35,31 @@ def first_failure(outcome: Outcome, endings: Sequence[Ending], errors: Sequence[
         errors: last lines of stderr of what was started.
         job: id of the Slurm job if srun was started, else None.
     """
+    stopped = [ending for ending in endings if "stopped" in ending.report]
+    failed = [ending for ending in endings if "stopped" not in ending.report]
+    saved = any("saved" in ending.report for ending in endings)
+    if stopped and not failed:
+        # Rank 0 says where it has saved.
+        said = min(stopped, key=lambda ending: "saved" not in ending.report).lines[-1]
+        terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
+        if outcome.stopped or not terminated:
+            return Failure(said, preempted=True, again=not outcome.stopped)
+        # Neither the scheduler's doing nor ours: somebody's, or the rank's launcher was killed.
+        killed = how(outcome.status) if outcome.status < 0 else said_by_slurm(errors) or ""
+        first = min(terminated, key=lambda ending: ending.time)
+        who = f"{starter(job, outcome)} {killed}" if outcome.status < 0 else killed if "Killed" in killed else f"{first.who} got SIGTERM"
+        return Failure(f"{who}; {said}", again=saved)
     if outcome.stopped:
         return Failure(f"stopped; cancelled, preempted, or over its time: sacct -X -j {job}" if job else "stopped")
-    if endings:
-        first = cause(endings)
+    if failed:
+        first = cause(failed)
         details = tuple(f"{first.who} | {text}" for text in first.lines) if len(first.lines) > 1 else ()
-        return Failure(first.error + (f"; its own log is {first.log}" if first.log else ""), details)
-    started = "srun" if job else f"the command of node {outcome.failed}"
-    return Failure((said_by_slurm(errors) if job else None) or f"{started} {how(outcome.status)}")
+        return Failure(first.error + (f"; its own log is {first.log}" if first.log else ""), details, again=saved)
+    return Failure((said_by_slurm(errors) if job else None) or f"{starter(job, outcome)} {how(outcome.status)}")
+
+
+def starter(job: str | None, outcome: Outcome) -> str:
+    return "srun" if job else f"the command of node {outcome.failed}"
 
 
 def said_by_slurm(errors: Sequence[str]) -> str | None:

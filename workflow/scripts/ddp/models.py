@@ -137,8 +137,7 @@ def save(classifier: Classifier, path: Path) -> None:
     """Write weights and description as safetensors, whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in classifier.state_dict().items()}
     # A single metadata key: safetensors writes several in an order of its own, and the file must be the same every time.
-    with atomic.replacing(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"classifier": json.dumps(classifier.description)}))
+    atomic.write_bytes(path, safetensors.torch.save(tensors, metadata={"classifier": json.dumps(classifier.description)}))
 
 
 def load(path: Path) -> Classifier:

@@ -140,3 +140,12 @@ def gather(value: Any, process: Process) -> list[Any]:
     values: list[Any] = [None] * process.world_size
     dist.gather_object(value, values if process.first else None)
     return values if process.first else []
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's value, on every process."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]

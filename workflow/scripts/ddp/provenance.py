@@ -10,7 +10,10 @@ from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 # Modules that check, carry or report, and cannot change a result: a clearer message in them must not cost a night of training.
-NO_RESULT = ("atomic", "config", "errors", "lifetime", "model_names", "network", "preflight", "provenance", "schema", "staging")
+NO_RESULT = (
+    "atomic", "config", "errors", "lifetime", "model_names", "network", "owner", "preflight", "provenance", "saver", "schema", "staging",
+    "state", "stopping", "vote",
+)  # fmt: skip
 
 
 def code_sha256(program: str) -> str:

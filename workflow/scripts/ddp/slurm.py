@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -24,11 +25,13 @@ class Allocation:
         job: its id.
         hosts: names of the nodes, in Slurm's order, which is that of the tasks of a job step.
         addresses: where Slurm itself reaches them: a name or an IP address.
+        end: when its time is up, in seconds since the epoch; None if never.
     """
 
     job: int
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
+    end: float | None = None
 
 
 def allocation() -> Allocation:
@@ -42,7 +45,9 @@ def allocation() -> Allocation:
         raise Refusal("transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local")
     # Of a job array, all jobs are shown, one a line.
     shown = scontrol("show", "job", job, "--oneliner").splitlines()
-    listed = field(next((line for line in shown if line.startswith(f"JobId={job} ")), ""), "NodeList")
+    own = next((line for line in shown if line.startswith(f"JobId={job} ")), "")
+    listed = field(own, "NodeList")
+    ends = re.search(r" EndTime=(\d\S+)", own)
     hosts = tuple(scontrol("show", "hostnames", listed).split())
     try:
         nodes = {field(line, "NodeName"): line for line in scontrol("show", "node", listed, "--oneliner").splitlines()}
@@ -50,7 +55,20 @@ def allocation() -> Allocation:
     except (Refusal, KeyError):
         # Some sites do not show nodes to users.
         addresses = hosts
-    return Allocation(int(job), hosts, addresses)
+    return Allocation(int(job), hosts, addresses, datetime.fromisoformat(ends[1]).timestamp() if ends else None)
+
+
+def queue_again(job: int) -> str | None:
+    """Have Slurm end this job, queue it again under the same id, and start it anew when its turn comes.
+
+    Returns:
+        Why it does not; None if it does, and ends what runs of the job.
+    """
+    try:
+        scontrol("requeue", str(job))
+    except Refusal as refusal:
+        return str(refusal)
+    return None
 
 
 def only_the_job() -> None:
@@ -179,7 +197,9 @@ def field(line: str, name: str) -> str:
 
 def scontrol(*arguments: str) -> str:
     try:
-        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        # A user may have times shown in another form.
+        done = subprocess.run(["scontrol", *arguments], env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
+                              capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     except FileNotFoundError:
         raise Refusal("scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local") from None
     except subprocess.TimeoutExpired:

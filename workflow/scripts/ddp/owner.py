@@ -1,0 +1,226 @@
+"""One training of a run at a time: who is at it, on a file system that many machines share.
+
+The owner keeps touching its record. Whoever finds a record watches it: one that is not touched any more has a dead owner, wherever that
+was. Locks of the file system would not do: on many a network file system they hold on one machine only, and some outlive their owner.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ddp import atomic
+from ddp.errors import Refusal
+
+BEAT = 2.0  # seconds between two touches of the record
+# Seconds without a touch after which an owner is dead. Opening a file asks the server even where attributes are cached for a minute.
+LEASE = 30.0
+# Seconds between taking over a record and the first write: an owner who lives after all sees within BEAT that the run is no longer its own.
+SETTLE = 2 * BEAT
+# How often one job may begin at the same place: Slurm queues a job whose node dies again and again.
+MOST_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """Who owns a run.
+
+    Attributes:
+        token: of this owner and nobody else.
+        name: `Slurm job 12`, `process 345 on host`. The same job, queued again, has the same name.
+        host: where rank 0 runs.
+        process: what tells its process from any other, on any machine and after any restart.
+        released: it has ended, in order.
+        place: where in the training it began, as epoch and step.
+        starts: how often the job of that name has begun there.
+    """
+
+    token: str
+    name: str
+    host: str
+    process: str
+    released: bool = False
+    place: tuple[int, int] = (-1, -1)
+    starts: int = 0
+
+
+class Owner:
+    """The hold on a run, as long as it lasts. Made by `own`."""
+
+    def __init__(self, path: Path, record: Record, before: Record | None) -> None:
+        self.path, self.record, self.before = path, record, before
+        self.confirmed = time.monotonic()
+        self.taken: Record | None = None
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.keep_touching, daemon=True)
+        self.thread.start()
+
+    def keep_touching(self) -> None:
+        while not self.ended.wait(BEAT):
+            # Storage that is away for a while takes nothing from us: others do not see it either.
+            with suppress(OSError):
+                self.confirm()
+
+    def confirm(self) -> None:
+        there = look(self.path)
+        if there and there[0].token == self.record.token:
+            os.utime(self.path)
+            self.confirmed = time.monotonic()
+        else:
+            self.taken = there[0] if there else Record("", "somebody", "unknown", "")
+
+    def hold(self) -> None:
+        """See that the run is still ours; to be called before anything is written. It costs nothing while the record is being touched.
+
+        Raises:
+            Refusal: another has taken the run over, or the record was removed.
+        """
+        if time.monotonic() - self.confirmed > 2 * BEAT:
+            self.confirm()
+        if self.taken:
+            raise Refusal(f"{self.path.parent} was taken over by {self.taken.name} on {self.taken.host}; this training ends here")
+
+    def begin_at(self, epoch: int, step: int) -> None:
+        """Note where the training begins.
+
+        Raises:
+            Refusal: the same job has begun there too often.
+        """
+        again = self.before and (self.before.name, self.before.place) == (self.record.name, (epoch, step))
+        starts = self.before.starts + 1 if self.before and again else 1
+        if starts > MOST_STARTS:
+            raise Refusal(
+                f"{self.record.name} has begun {MOST_STARTS} times after epoch {epoch}, step {step} and got no further; "
+                "see what ended it each time (sacct --duplicates -j, .snakemake/slurm_logs), and run the same command again"
+            )
+        self.write(replace(self.record, place=(epoch, step), starts=starts))
+
+    def write(self, record: Record) -> None:
+        self.record = record
+        atomic.write_text(self.path, json.dumps(asdict(record), indent=2) + "\n")
+
+    def release(self) -> None:
+        self.ended.set()
+        self.thread.join()
+        with suppress(OSError):
+            self.confirm()
+            if not self.taken:
+                self.write(replace(self.record, released=True))
+
+
+@contextmanager
+def own(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]:
+    """Own the run whose states are in the folder.
+
+    Args:
+        name: who asks.
+        tell: gets a line if it takes long.
+
+    Raises:
+        Refusal: somebody who lives owns it.
+        OSError: the folder cannot be written to.
+    """
+    path = folder / "owner.json"
+    mine = Record(secrets.token_hex(8), name, socket.gethostname(), this_process())
+    folder.mkdir(parents=True, exist_ok=True)
+    before = look(path)
+    if before:
+        take_over(path, mine, before, tell)
+    elif not create(path, mine):
+        raise Refusal(f"{folder.parent} has just been begun by somebody else; wait until that has ended, or end it")
+    owner = Owner(path, mine, before[0] if before else None)
+    try:
+        yield owner
+    finally:
+        owner.release()
+
+
+def look(path: Path) -> tuple[Record, int] | None:
+    """The record and when it was touched, in ns; None if there is none. One that cannot be read is nobody's."""
+    try:
+        with path.open() as file:
+            touched, text = os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        fields = json.loads(text)
+        return Record(**fields | {"place": tuple(fields["place"])}), touched
+    except (ValueError, TypeError, KeyError):
+        return Record("", "nobody", "unknown", "", released=True), touched
+
+
+def create(path: Path, record: Record) -> bool:
+    """Write the record unless there is one; whether it was written."""
+    temporary = path.with_name(f".{path.name}.{record.token}")
+    temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    try:
+        # Of all that make files, this one is exclusive on network file systems too, and with the content in it.
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callable[[str], None]) -> None:
+    """Replace the record of an owner who is gone.
+
+    Raises:
+        Refusal: it is not gone, or another was quicker.
+    """
+    record, touched = before
+    gone = record.released or is_gone(record)
+    # The same job, queued again: its scheduler says that the one before is over. Cut off from the network it may not know it yet.
+    if not gone and record.name != mine.name:
+        tell(f"{record.name} on {record.host} had this run last; waiting {LEASE:.0f} s to see whether it is still there")
+        deadline = time.monotonic() + LEASE
+        while time.monotonic() < deadline:
+            time.sleep(BEAT / 2)
+            now = look(path)
+            if now is None or now[0].released:
+                break
+            if (now[0].token, now[1]) != (record.token, touched):
+                raise Refusal(still_there(path, now[0]))
+    atomic.write_text(path, json.dumps(asdict(mine), indent=2) + "\n")
+    # Two who find the same dead owner both come here; the later one has it.
+    time.sleep(SETTLE)
+    now = look(path)
+    if now is None or now[0].token != mine.token:
+        raise Refusal(still_there(path, now[0]) if now else f"{path} was removed; run the same command again")
+
+
+def still_there(path: Path, record: Record) -> str:
+    return (
+        f"{path.parent.parent} is being trained by {record.name} on {record.host}; wait until that has ended, or end it, "
+        "and run the same command again"
+    )
+
+
+def this_process() -> str:
+    """This process: the machine since its last start, the namespace of process numbers, the number, and the time of its own start."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getpid()} {started(os.getpid())}"
+
+
+def started(pid: int) -> str:
+    """When a process was started, in clock ticks since the machine was; see proc(5)."""
+    # The name of the program, in parentheses, may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def is_gone(record: Record) -> bool:
+    """Whether its process is known to be gone: one of this machine's that is no longer there."""
+    *machine, pid, start = record.process.split()
+    if machine != this_process().split()[:2]:
+        return False
+    try:
+        return started(int(pid)) != start
+    except FileNotFoundError:
+        return True
