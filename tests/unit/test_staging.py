@@ -88,6 +88,34 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
     assert "npy" not in done.stdout.split("need 6 MB")[1]
 
 
+def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_named(data, tmp_path) -> None:
+    # Room for as many bytes as the data have, but a file takes whole pages: the last one finds none.
+    full = tmp_path / "full"
+    full.mkdir()
+    pages = -(-sum(path.stat().st_size for path in data.glob("*.npy")) // 4096)
+    stage = f"{sys.executable} {SCRIPTS}/stage.py --data {data} --scratch {full}"
+    inside = f"mount -t tmpfs -o size={pages * 4}k tmpfs {full} && {stage} && find {full}"
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said, *found = done.stdout.splitlines()
+    assert f"fallback {data}, 5.5 MB" in said
+    mine = f"{full}/ddp-data-{os.getuid()}"
+    assert said.endswith(f"because {mine}: No space left on device; free some space there and run the same command again")
+    assert [path for path in found if not path.endswith(".lock")] == [str(full), mine]
+
+
+def test_a_read_only_scratch_falls_back(data, scratch) -> None:
+    inside = f"mount -t tmpfs -o ro tmpfs {scratch} && {sys.executable} {SCRIPTS}/stage.py --data {data} --scratch {scratch}"
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"fallback {data}, 5.5 MB" in done.stdout
+    assert f"because {scratch}/ddp-data-{os.getuid()}: Read-only file system; choose a folder that can be written to" in done.stdout
+
+
 def test_a_damaged_shared_copy_is_refused_wherever_it_is_read(data, scratch) -> None:
     (data / "train_labels.npy").write_bytes(b"not what was fetched")
     for folders in ([str(scratch)], []):

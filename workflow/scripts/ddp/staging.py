@@ -1,5 +1,6 @@
 """One verified copy of a data folder on a node's scratch, however many processes ask for it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -145,6 +146,11 @@ def copy_once(source: Path, manifest: dict, size: int, target: Path) -> str:
             work.rename(target)
         except FileNotFoundError:
             refuse_damaged_source(source, manifest)
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                # copyfile blames what it read for what it could not write.
+                error.filename = str(target.parent)
             raise
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,217 @@
+"""fetch, stage, evaluate, aggregate and plot, ended at any moment and run again, give what they give when left alone.
+
+And those of them that have only results to write say in one line where they cannot.
+"""
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddp import atomic
+from programs import SCRIPTS, program
+from waiting import until
+
+SEED = 8
+# How often each program is ended right before a change of its folder, at any time, and in the midst of writing.
+CHANGES, ANY_TIME, WRITING = 4, 2, 2
+CONFIG = {"dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "checkpoint_every": 1, "global_batch_size": 64, "flip": False}
+# One thread each: several run at once.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+KILLED_AT = Path(__file__).with_name("killed_at.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, with its arguments but for the folder that it writes into."""
+
+    name: str
+    arguments: Callable[[Path], list[object]]
+
+    def command(self, folder: Path) -> list[str]:
+        return [str(SCRIPTS / f"{self.name}.py"), *map(str, self.arguments(folder))]
+
+    def start(self, folder: Path, *before: object) -> subprocess.Popen[str]:
+        command = [sys.executable, *map(str, before), *self.command(folder)]
+        return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, folder: Path, *before: object) -> str:
+        """The last line on stderr, if there is one."""
+        process = self.start(folder, *before)
+        said = process.communicate(timeout=240)[1].splitlines()
+        assert process.returncode == 0, said
+        return said[-1] if said else ""
+
+
+@pytest.fixture(scope="module")
+def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """All five by name, with a small trained run to evaluate, and its tables."""
+    results = tmp_path_factory.mktemp("trained") / "results"
+    trained = results / "run"
+    run = CONFIG | {"dataset": "digits"}
+    done = program("train", "--run", json.dumps(run), "--data", digits, "--output", trained, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    weights = ["--model", trained / "model.safetensors", "--checkpoints", trained / "checkpoints", "--device", "cpu"]
+    config = ["--config", json.dumps(CONFIG), "--results", results]
+    tables = ["--summary", results / "summary.csv", "--curves", results / "curves.csv"]
+    listed = [
+        Job("fetch", lambda folder: ["--dataset", "digits", "--output", folder]),
+        Job("stage", lambda folder: ["--data", digits, "--scratch", folder]),
+        Job("evaluate", lambda folder: ["--data", digits, *weights, "--output", folder / "evaluation.json"]),
+        Job("aggregate", lambda folder: [*config, "--summary", folder / "summary.csv", "--curves", folder / "curves.csv"]),
+        Job("plot", lambda folder: [*tables, "--output", folder]),
+    ]
+    by_name = {job.name: job for job in listed}
+    by_name["evaluate"].run(trained)
+    by_name["aggregate"].run(results)
+    return by_name
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    """All that lies in a folder, but the files that are locked, which stay."""
+    paths = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"a folder" for path in paths}
+
+
+def writing(folder: Path) -> bool:
+    """Whether a file is there under a name that is not its last."""
+    try:
+        return any("/." in str(path) and path.suffix != ".lock" and path.name != ".lock" and path.is_file() for path in folder.rglob("*"))
+    except FileNotFoundError:
+        return False  # something was removed while it was looked at
+
+
+def halve_one(folder: Path, chance: random.Random) -> None:
+    """Damage a file of an earlier run, but no manifest: nobody reads that of a copy."""
+    names = [name for name in entries(folder) if (folder / name).is_file() and not name.endswith("manifest.json")]
+    path = folder / chance.choice(sorted(names))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["fetch", "stage", "evaluate", "aggregate", "plot"])
+def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
+    job = jobs[name]
+    # The pages and figures bear the folder's name.
+    alone = tmp_path / "alone" / "results"
+    alone.mkdir(parents=True)
+    since = time.monotonic()
+    changes = int(job.run(alone, KILLED_AT, 0, alone))
+    seconds = time.monotonic() - since
+    whole = entries(alone)
+    assert whole
+    chance = random.Random(f"{SEED} {name}")
+    moments: list[tuple[str, float]] = [("change", n) for n in chance.sample(range(1, changes + 1), min(changes, CHANGES))]
+    moments += [("seconds", chance.uniform(0, seconds)) for _ in range(ANY_TIME)]
+    moments += [("seconds into the writing", chance.uniform(0, 0.02)) for _ in range(WRITING)]
+
+    def end(number: int) -> bool:
+        """End it once and run it again; whether it was ended before its own end."""
+        what, moment = moments[number]
+        draw = random.Random(f"{SEED} {name} {number}")
+        how = signal.SIGKILL if what == "change" else draw.choice([signal.SIGKILL, signal.SIGTERM])
+        folder = tmp_path / str(number) / "results"
+        folder.mkdir(parents=True)
+        if draw.random() < 0.5:
+            shutil.copytree(alone, folder, dirs_exist_ok=True)
+            halve_one(folder, draw)
+        earlier = entries(folder)
+        told = (
+            f"seed {SEED}, {name}, ended with {how.name} at {what} {moment}, {'over an earlier run' if earlier else 'in an empty folder'}"
+        )
+        process = job.start(folder, *([KILLED_AT, moment, folder] if what == "change" else []))
+        if what == "seconds":
+            time.sleep(moment)
+        if what == "seconds into the writing":
+            while process.poll() is None and not writing(folder):
+                time.sleep(0.0002)
+            time.sleep(moment)
+        if what != "change":
+            process.send_signal(how)
+        said = process.communicate(timeout=240)
+        assert process.returncode in (0, -how), (told, said)
+        visible = {name: content for name, content in entries(folder).items() if not any(p.startswith(".") for p in Path(name).parts)}
+        for path, content in visible.items():
+            assert content in (whole.get(path), earlier.get(path)), (told, path)
+        if not earlier and any(Path(path).name == "manifest.json" for path in visible):
+            assert visible == whole, told
+        job.run(folder)
+        assert sorted(entries(folder)) == sorted(whole), told
+        assert entries(folder) == whole, told
+        return process.returncode != 0
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = sum(pool.map(end, range(len(moments))))
+    assert ended >= min(changes, CHANGES), f"of {len(moments)} runs, {ended} were ended before their own end"
+
+
+def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
+    """One on this machine that is there, and one elsewhere that wrote a moment ago: another job's."""
+    atomic.write_text(tmp_path / "first", "")
+    with atomic.replacing(tmp_path / "mine") as mine:
+        mine.touch()
+        elsewhere = tmp_path / f".mine.another-node.1{atomic.TEMPORARY}"
+        elsewhere.touch()
+        atomic.write_text(tmp_path / "first", "again")
+        assert mine.exists()
+        assert elsewhere.exists()
+    long_ago = time.time() - atomic.ABANDONED - 60
+    os.utime(elsewhere, (long_ago, long_ago))
+    atomic.write_text(tmp_path / "first", "and again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine"]
+
+
+@pytest.mark.parametrize(("name", "first"), [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "loss.svg")])
+@pytest.mark.parametrize(("hindrance", "reason"), [
+    ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),
+    ("mount -o remount,ro .", "Read-only file system; choose a folder that can be written to"),
+], ids=["full", "read-only"])  # fmt: skip
+def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, reason) -> None:
+    """On a real file system of 1 MB in a mount namespace of its own: nothing new is left there, and what was there is as it was."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    line = shlex.join([sys.executable, *jobs[name].command(folder)])
+    before = f"mount -t tmpfs -o size=1m tmpfs {folder} && cd {folder} && echo earlier > {first} && {{ {hindrance}; }}"
+    inside = f"{before}; {line}; ls -A; cat {first}"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
+    assert done.stderr.startswith(f"{name}: {folder / first}: {reason}")
+    assert done.stderr.count("\n") == 1
+    assert set(done.stdout.split()) - {"full"} == {first, "earlier"}
+
+
+def test_npm_ends_with_a_fetch_that_is_killed(tmp_path) -> None:
+    """It would go on downloading, beside the next fetch."""
+    out = tmp_path / "out"
+
+    def npm() -> list[str]:
+        """The processes that work in the folder, or in one that was in it, and are npm by now."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                there = str((process / "cwd").readlink()).startswith(str(out))
+                found += [process.name] if there and b"pack" in (process / "cmdline").read_bytes() else []
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        registry = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = ENVIRONMENT | {"npm_config_registry": registry, "npm_config_cache": str(tmp_path / "cache")}
+        command = [sys.executable, str(SCRIPTS / "fetch.py"), "--dataset", "cifar10", "--source", "npm", "--output", str(out)]
+        process = subprocess.Popen(command, env=environment)
+        until(npm, 60)
+        process.kill()
+        process.wait()
+        until(lambda: not npm(), 20)
