@@ -9,6 +9,7 @@ import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import PROGRAM, Cluster
+from waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -32,4 +33,7 @@ def cluster() -> Iterator[Cluster]:
 def checkout(cluster: Cluster) -> Iterator[SlurmCheckout]:
     checkout = SlurmCheckout(cluster)
     yield checkout
+    # What a test that failed has left running would go on writing there.
+    cluster.run("scancel", "--user=root")
+    until(lambda: not cluster.run("squeue", "--noheader").stdout, 60)
     shutil.rmtree(checkout.path.parent)

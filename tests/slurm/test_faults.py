@@ -19,7 +19,8 @@ from waiting import until
 # Seconds in which a job must be over on all nodes after a rank of it has failed.
 LIMIT = 60
 ENDLESS = ["--config", "dataset={name: digits}", "widths=[8, 8, 8]", "epochs=1000000", "global_batch_size=72", "learning_rate=0.01",
-           "flip=false", "cpus_per_proc=1", "checkpoint_every=0", 'scratch=["/scratch"]', "nodes=3"]  # fmt: skip
+           "flip=false", "cpus_per_proc=1", "checkpoint_every=0", 'scratch=["/scratch"]', "nodes=3",
+           "save_every_epochs=1000000"]  # fmt: skip
 
 RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": 1_000_000, "global_batch_size": 72, "learning_rate": 0.01, "flip": False,
        "checkpoint_every": 0, "nodes": 3}  # fmt: skip
@@ -37,7 +38,10 @@ def left(cluster: Cluster) -> list[str]:
 
 
 class Submitted:
-    """An endless training on three nodes through Snakemake, under way."""
+    """An endless training on three nodes through Snakemake, under way.
+
+    It saves nothing: what fails before it has saved anything is not worth being started again.
+    """
 
     def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
         self.cluster = cluster
@@ -84,7 +88,7 @@ def kill(cluster: Cluster) -> None:
     os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGKILL)
 
 
-def exit_(cluster: Cluster) -> None:
+def stop(cluster: Cluster) -> None:
     os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGTERM)
 
 
@@ -105,7 +109,7 @@ def kill_launcher(cluster: Cluster) -> None:
 FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {
     "killed": (kill, Submitted, r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"),
     "raises": (raise_, Launched, r"rank 1 on n2: KeyboardInterrupt"),
-    "exits": (exit_, Launched, r"rank 1 on n2 was ended by SIGTERM"),
+    "stops": (stop, Launched, r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state"),
     "out of memory": (exhaust, Launched, r"rank 1 on n2: .*([Mm]emory|alloc).*"),
     "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
 }
@@ -144,7 +148,8 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(cluster: Cluster
     assert cluster.run("scancel", job).returncode == 0
     _, said = training.await_end()
     assert job_states(cluster)[-1].startswith("CANCELLED")
-    assert f"launch: stopped; cancelled, preempted, or over its time: sacct -X -j {job}\n" in said
+    saved = "saved in results/cancelled/run/state"
+    assert re.search(rf"launch: stopped \(SIGTERM\) after .*; {saved}; what by: sacct -X -j {job}; the same command goes on", said)
 
 
 def job_states(cluster: Cluster) -> list[str]:

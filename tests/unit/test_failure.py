@@ -37,6 +37,42 @@ def test_where_nobody_said_anything_the_status_is_told() -> None:
     assert first_failure(FAILED, [], [], "7") == Failure("srun ended with status 1")
 
 
+SAVED = "stopped (SIGTERM) after step 3 of epoch 2, of 9 epochs; saved in results/x/run/state"
+
+
+def stopped(who: str, reason: str, time: float, saved: bool = False) -> Ending:
+    report = {"stopped": reason} | ({"saved": "step 3 of epoch 2"} if saved else {})
+    return Ending(who, "ended with status 75", time, (SAVED if saved else "stopped",), report=report)
+
+
+def test_what_was_asked_to_stop_and_has_saved_was_preempted() -> None:
+    endings = [stopped("rank 1 on n2", "SIGTERM", 1.0), stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
+    by_slurm = Outcome(stopped=True, failed=0, status=1)
+    assert first_failure(by_slurm, endings, [], "7") == Failure(f"{SAVED}; what by: sacct -X -j 7", preempted=True)
+    assert first_failure(by_slurm, endings, [], None) == Failure(SAVED, preempted=True)
+
+
+def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
+    endings = [stopped("rank 1 on n2", "another rank was asked to", 1.0), stopped("rank 0 on n1", "SIGUSR1", 2.0, saved=True)]
+    assert first_failure(FAILED, endings, [], "7") == Failure(SAVED, preempted=True, again=True)
+
+
+def test_a_rank_that_somebody_ends_is_named_and_what_all_have_saved() -> None:
+    endings = [stopped("rank 1 on n2", "SIGTERM", 1.0), stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True)]
+    assert first_failure(FAILED, endings, [], "7") == Failure(f"rank 1 on n2 got SIGTERM; {SAVED}", again=True)
+    killed = ["srun: error: n2: task 1: Killed"]
+    assert first_failure(FAILED, endings, killed, "7") == Failure(f"n2: Killed; {SAVED}", again=True)
+    agent = Outcome(failed=1, status=-9)
+    assert first_failure(agent, endings, [], None).line.startswith("the command of node 1 was ended by SIGKILL; ")
+
+
+def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
+    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 1.0)
+    peer = Ending("rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection closed by peer",), report={"saved": "epoch 2"})
+    assert first_failure(FAILED, [killed, peer], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL", again=True)
+    assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
+
+
 def test_stopped() -> None:
     assert first_failure(Outcome(stopped=True), [], [], None) == Failure("stopped")
     assert first_failure(Outcome(stopped=True), [], [], "7") == Failure("stopped; cancelled, preempted, or over its time: sacct -X -j 7")

@@ -80,6 +80,8 @@ def prepare_slurm():
         objections = [try_submission(options) for options in sorted(asked)]
     except Refusal as refusal:
         sys.exit(f"slurm: {refusal}")
+    # A job that is queued again adds to its own output, which would otherwise be lost with what it says of the interruption.
+    os.environ.setdefault("SBATCH_OPEN_MODE", "append")
     for line in [why, *filter(None, objections)]:
         print(f"slurm: {line}", file=sys.stderr)
     plugin = sys.modules[workflow.executor_plugin.executor.__module__]

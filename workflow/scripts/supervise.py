@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddp.agents import Command, Output, run_all
 from ddp.endings import Ending, how, last_words, send
-from ddp.errors import STOPPED, os_error_line
+from ddp.errors import os_error_line
 from ddp.lifetime import end_with_parent
 
 # Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
@@ -53,8 +53,8 @@ def supervise(program: list[str], log: Path | None, who: str) -> int:
             output = Output(sink, sink, show_errors=not log)
             outcome = run_all([Command((sys.executable, *program), {"NODE_REPORT": str(result)})], output, GRACE)
         report = json.loads(result.read_text()) if result.exists() else {}
-        # One that ends because we are to end has nothing to say, unless it has seen to it that it can go on.
-        if outcome.failed is not None and (not outcome.stopped or outcome.status == STOPPED):
+        # One that ends because we are to end has nothing to say, but what it has saved.
+        if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)
             send(Ending(who, how(outcome.status), time.time(), words, str(log or ""), report).record())
         elif outcome.good and report:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
 CHUNK = 700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
-MOST_LINES = 20
+MOST_LINES = 40
 MOST_CHARACTERS = 4000
 
 # What torch, gloo and NCCL say in a process whose peer is gone.

@@ -43,7 +43,8 @@ def first_failure(outcome: Outcome, endings: Sequence[Ending], errors: Sequence[
         said = min(stopped, key=lambda ending: "saved" not in ending.report).lines[-1]
         terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
         if outcome.stopped or not terminated:
-            return Failure(said, preempted=True, again=not outcome.stopped)
+            by = f"; what by: sacct -X -j {job}" if outcome.stopped and job else ""
+            return Failure(said + by, preempted=True, again=not outcome.stopped)
         # Neither the scheduler's doing nor ours: somebody's, or the rank's launcher was killed.
         killed = how(outcome.status) if outcome.status < 0 else said_by_slurm(errors) or ""
         first = min(terminated, key=lambda ending: ending.time)

@@ -37,8 +37,8 @@ class Record:
         host: where rank 0 runs.
         process: what tells its process from any other, on any machine and after any restart.
         released: it has ended, in order.
-        place: where in the training it began, as epoch and step.
-        starts: how often the job of that name has begun there.
+        place: where in the training the job of that name began last, as epoch and step.
+        starts: how often it has begun there.
     """
 
     token: str
@@ -53,8 +53,8 @@ class Record:
 class Owner:
     """The hold on a run, as long as it lasts. Made by `own`."""
 
-    def __init__(self, path: Path, record: Record, before: Record | None) -> None:
-        self.path, self.record, self.before = path, record, before
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
         self.confirmed = time.monotonic()
         self.taken: Record | None = None
         self.ended = threading.Event()
@@ -92,8 +92,7 @@ class Owner:
         Raises:
             Refusal: the same job has begun there too often.
         """
-        again = self.before and (self.before.name, self.before.place) == (self.record.name, (epoch, step))
-        starts = self.before.starts + 1 if self.before and again else 1
+        starts = self.record.starts + 1 if self.record.place == (epoch, step) else 1
         if starts > MOST_STARTS:
             raise Refusal(
                 f"{self.record.name} has begun {MOST_STARTS} times after epoch {epoch}, step {step} and got no further; "
@@ -131,10 +130,13 @@ def own(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]
     folder.mkdir(parents=True, exist_ok=True)
     before = look(path)
     if before:
+        if before[0].name == name:
+            # How often it has begun counts on, even if it now ends before it begins.
+            mine = replace(mine, place=before[0].place, starts=before[0].starts)
         take_over(path, mine, before, tell)
     elif not create(path, mine):
         raise Refusal(f"{folder.parent} has just been begun by somebody else; wait until that has ended, or end it")
-    owner = Owner(path, mine, before[0] if before else None)
+    owner = Owner(path, mine)
     try:
         yield owner
     finally:
@@ -157,15 +159,15 @@ def look(path: Path) -> tuple[Record, int] | None:
 
 def create(path: Path, record: Record) -> bool:
     """Write the record unless there is one; whether it was written."""
-    temporary = path.with_name(f".{path.name}.{record.token}")
-    temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    # Of all that make files, a link is exclusive on network file systems too, and with the content in it.
+    own = path.with_name(f"owner-{record.token}.json")
+    atomic.write_text(own, json.dumps(asdict(record), indent=2) + "\n")
     try:
-        # Of all that make files, this one is exclusive on network file systems too, and with the content in it.
-        os.link(temporary, path)
+        os.link(own, path)
     except FileExistsError:
         return False
     finally:
-        temporary.unlink()
+        own.unlink()
     return True
 
 

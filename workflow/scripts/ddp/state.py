@@ -221,14 +221,17 @@ def newest(folder: Path, wanted: Wanted, tell: Callable[[str], None]) -> bytes |
             tell(f"passed over: {path} is not named like a state")
     passed_over = []
     found: bytes | None = None
+    ended = False
     for path, _ in states(folder):
         try:
             state, content = read(path)
             reason, different = wanted.leaves(state), ", ".join(wanted.differs(state))
+            # The results of a run that has ended are out; the states before its last are its own too.
+            ended |= state.finished
         except ValueError as problem:
             reason = str(problem)
-        if not reason and different and state.finished:
-            reason = f"is the end of another run: {different}"
+        if not reason and different and ended:
+            reason = f"is of another run, which has ended: {different}"
         if reason:
             tell(f"passed over: {path} {reason}")
             passed_over.append(path)

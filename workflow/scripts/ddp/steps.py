@@ -25,13 +25,13 @@ def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=run.learning_rate, momentum=run.momentum, nesterov=run.momentum > 0)
 
 
-def learning_rates(run: Run, steps_per_epoch: int) -> list[float]:
-    """The learning rate of every step: up to the peak over the warm-up's share of the steps, then down towards 0."""
+def learning_rate(run: Run, steps_per_epoch: int, done: int) -> float:
+    """The learning rate of the step after `done` steps: up to the peak over the warm-up's share of all steps, then down towards 0."""
     steps = run.epochs * steps_per_epoch
     peak = run.warmup * steps
     # In the middle of its step, so that neither the first nor the last step is taken with a rate of 0.
-    middles = (done + 0.5 for done in range(steps))
-    return [run.learning_rate * (now / peak if now < peak else (steps - now) / (steps - peak)) for now in middles]
+    now = done + 0.5
+    return run.learning_rate * (now / peak if now < peak else (steps - now) / (steps - peak))
 
 
 class LargestGradient:

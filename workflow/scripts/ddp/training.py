@@ -16,8 +16,8 @@ from ddp.errors import Refusal
 from ddp.process_group import Process, all_reduce, everyone_is_here
 from ddp.saver import Saver
 from ddp.staging import Staged, discard
-from ddp.state import State
-from ddp.steps import average_batchnorm, distributed, learning_rates, make_optimizer, random_state, set_random_state, step, validate
+from ddp.state import State, place
+from ddp.steps import average_batchnorm, distributed, learning_rate, make_optimizer, random_state, set_random_state, step, validate
 from ddp.stopping import Stopping
 from ddp.vote import Vote
 
@@ -48,7 +48,6 @@ class Training:
         images, self.labels = images[held_in], labels[held_in].long()
         self.padded = batches.pad(images, run.shift)
         self.sizes = batches.deal(len(self.labels), run.global_batch_size)
-        self.rates = learning_rates(run, len(self.sizes))
 
         torch.manual_seed(run.seed)
         self.classifier = models.build(run.model, run.widths, manifest["classes"])
@@ -67,6 +66,11 @@ class Training:
     @property
     def steps_done(self) -> int:
         return self.epoch * len(self.sizes) + self.step
+
+    @property
+    def remedy(self) -> str:
+        """For numbers that are not finite."""
+        return f"use a lower learning_rate than {self.run.learning_rate} or a longer warmup; the last good state is kept"
 
     def restore(self, state: State) -> None:
         self.classifier.load_state_dict(state.model)
@@ -87,6 +91,16 @@ class Training:
         return {"buffers": buffers, "totals": self.totals.cpu(), "rng": random_state(self.process.device)}
 
     def state(self, ranks: list[dict[str, Any]]) -> State:
+        """The state of all, of what each rank has handed in.
+
+        Raises:
+            Refusal: there is a number in it that is not finite.
+        """
+        # Steps whose loss and gradient are finite can leave a weight that is not, or a variance in BatchNorm.
+        for tensors in (dict(self.classifier.named_parameters()), *(rank["buffers"] for rank in ranks)):
+            for name, tensor in tensors.items():
+                if not tensor.isfinite().all():
+                    raise Refusal(f"after {place(self.epoch, self.step)}: {name} is not finite; {self.remedy}")
         self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
         return State(
             run=asdict(self.run),
@@ -117,7 +131,7 @@ class Training:
         for batch in plan.order.split(self.sizes)[self.step :]:
             mine = batches.share(batch, rank, run.world_size)
             pixels = batches.crop(self.padded, mine, plan)
-            lr = self.rates[self.steps_done]
+            lr = learning_rate(run, len(self.sizes), self.steps_done)
             sums, gradient = step(self.network, self.optimizer, lr, pixels, self.labels[mine], run, len(batch), self.largest)
             self.totals += sums
             self.step += 1
@@ -144,10 +158,7 @@ class Training:
             stop, save = stop or verdict.stop, save or verdict.save
             for what, bad in (("loss", verdict.bad_loss), ("gradient", verdict.bad_gradient)):
                 if bad is not None:
-                    raise Refusal(
-                        f"epoch {self.epoch + 1}, step {number}: the {what} of rank {bad} is not finite; use a lower learning_rate than "
-                        f"{self.run.learning_rate} or a longer warmup; the last good state is kept"
-                    )
+                    raise Refusal(f"epoch {self.epoch + 1}, step {number}: the {what} of rank {bad} is not finite; {self.remedy}")
         return stop, save
 
     def end_epoch(self) -> None:
@@ -159,7 +170,7 @@ class Training:
         val_loss, val_accuracy = validate(self.classifier, *self.validation, self.process)
         self.epoch, self.step = self.epoch + 1, 0
         seconds = self.seconds + time.perf_counter() - start
-        rate = self.rates[self.steps_done - 1]
+        rate = learning_rate(self.run, len(self.sizes), self.steps_done - 1)
         row = (self.epoch, self.steps_done, rate, loss, accuracy, val_loss, val_accuracy, n / self.seconds, seconds)
         self.history.append(dict(zip(HISTORY, row, strict=True)))
         self.totals.zero_()

@@ -37,10 +37,10 @@ class Vote:
 
     def __init__(self, process: Process, stop: bool, save: bool, loss: Tensor, gradient: Tensor) -> None:
         self.nobody = process.world_size
-        # The smallest rank that has something to say; for stop and save any will do.
+        # The smallest rank that has something to say; for stop and save any will do. Filled in on the device: a copy would wait for it.
+        asked = [torch.full((1,), process.rank if wish else self.nobody, device=process.device) for wish in (stop, save)]
         finite = torch.stack((loss.double(), gradient.double())).isfinite()
-        asked = torch.tensor((not stop, not save), device=process.device)
-        votes = torch.where(torch.cat((asked, finite)), process.world_size, process.rank)
+        votes = torch.cat((*asked, torch.where(finite, self.nobody, process.rank)))
         if dist.is_initialized():
             dist.all_reduce(votes, dist.ReduceOp.MIN)
         self.result = votes

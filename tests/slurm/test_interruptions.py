@@ -1,0 +1,341 @@
+"""What clusters do to jobs, done to trainings on a real Slurm: each goes on, ends with the weights of one that was left alone, and loses
+at most what it did since it last saved.
+
+With `-s` it prints the table of docs/failures.md.
+"""
+
+import csv
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from test_experiment import sha256, submitted
+from test_faults import on
+
+from checkout import SlurmCheckout
+from cluster.handle import Cluster
+from programs import program
+from waiting import until
+
+SEED = 20261121
+EPOCHS = 60
+RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": EPOCHS, "global_batch_size": 72, "learning_rate": 0.5, "flip": False,
+       "checkpoint_every": 20}  # fmt: skip
+
+
+RANK, AGENT, LAUNCH = "workflow/scripts/train.py", "torch.distributed.run", "workflow/scripts/launch.py"
+
+
+class Training:
+    """What a training has come to, in its folder, and the Slurm job that is at it."""
+
+    def __init__(self, cluster: Cluster, results: Path, job: str = "") -> None:
+        self.cluster, self.results, self.id = cluster, results, job
+
+    @property
+    def state(self) -> str:
+        return self.cluster.run("squeue", "--noheader", f"--jobs={self.id}", "--format=%T").stdout.strip()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes of the running job."""
+        listed = self.cluster.run("squeue", "--noheader", f"--jobs={self.id}", "--states=RUNNING", "--format=%N").stdout.strip()
+        return self.cluster.run("scontrol", "show", "hostnames", listed).stdout.split() if listed else []
+
+    @property
+    def epochs(self) -> list[dict[str, str]]:
+        """The rows of history.csv less the times."""
+        try:
+            with (self.results / "history.csv").open() as file:
+                rows = list(csv.DictReader(file))
+        except FileNotFoundError:
+            return []
+        return [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in rows]
+
+    @property
+    def attempts(self) -> list[dict]:
+        return json.loads((self.results / "run.json").read_text())["attempts"]
+
+    def go_on(self, epochs: int, seconds: float = 120) -> int:
+        """Wait for so many more epochs; returns how many there are then."""
+        before = len(self.epochs)
+        until(lambda: len(self.epochs) >= before + epochs, seconds)
+        return len(self.epochs)
+
+    def find(self, what: str) -> list[int]:
+        return [pid for node in self.cluster.nodes for pid in on(self.cluster, node, what)]
+
+
+class Job(Training):
+    """A training in a job of its own, submitted with sbatch."""
+
+    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str, nodes: int = 2, more: Mapping[str, object] = {}) -> None:
+        super().__init__(cluster, checkout.path / f"results/{name}/run")
+        self.checkout, self.nodes = checkout, nodes
+        self.results.mkdir(parents=True)
+        data = checkout.path / "results/data/digits"
+        done = program("fetch", "--dataset", "digits", "--output", data, cwd=checkout.path)
+        assert done.returncode == 0, done.stderr
+        output = f"results/{name}/run"
+        train = [RANK, "--run", json.dumps(RUN | {"nodes": nodes} | more), "--data", str(data), "--output", output]
+        launch = [
+            LAUNCH,
+            "--nodes",
+            str(nodes),
+            "--end-with-parent",
+            "--requeue",
+            "--log",
+            f"{output}/train.log",
+            "--logs",
+            f"{output}/logs",
+        ]
+        self.script = self.results / "job.sh"
+        self.script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch, '--', *train])}\nexit $?\n")
+        self.submit()
+
+    def submit(self) -> None:
+        options = [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--requeue", "--open-mode=append", "--parsable"]
+        done = self.cluster.run("sbatch", *options, f"--output={self.results}/job.out", self.script, cwd=self.checkout.path)
+        assert done.returncode == 0, done.stderr
+        self.id = done.stdout.strip()
+
+    def await_end(self, seconds: float = 180) -> None:
+        until(lambda: (self.results / "run.json").exists(), seconds)
+        until(lambda: self.state in ("", "COMPLETED", "FAILED"), 30)
+
+
+Fault = Callable[[Training, random.Random], None]
+
+
+def send(number: signal.Signals, what: str) -> Fault:
+    def fault(job: Training, rng: random.Random) -> None:
+        os.kill(rng.choice(job.find(what)), number)
+
+    return fault
+
+
+def send_to_script(number: signal.Signals) -> Fault:
+    def fault(job: Training, _rng: random.Random) -> None:
+        lines = {pid: line for node in job.cluster.nodes for pid, line in job.cluster.processes(node).items()}
+        (script,) = [pid for pid, line in lines.items() if re.search(r"^/bin/bash \S*/slurm_script", line)]
+        os.kill(script, number)
+
+    return fault
+
+
+def ask(*command: str) -> Fault:
+    def fault(job: Training, _rng: random.Random) -> None:
+        done = job.cluster.run(*command, job.id)
+        assert done.returncode == 0, done.stderr
+
+    return fault
+
+
+def preempt(job: Training, _rng: random.Random) -> None:
+    """A job with more right to them takes all nodes for three seconds."""
+    done = job.cluster.run("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    assert done.returncode == 0, done.stderr
+
+
+# In three trainings, each in an order of its own: what Slurm or launch sees to, and what needs the same command once more.
+GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
+    "ranks": (False, {
+        "a rank killed": send(signal.SIGKILL, RANK),
+        "SIGTERM to a rank": send(signal.SIGTERM, RANK),
+        "torchrun killed": send(signal.SIGKILL, AGENT),
+        "SIGTERM to torchrun": send(signal.SIGTERM, AGENT),
+    }),
+    "slurm": (False, {
+        "preempted": preempt,
+        "scontrol requeue": ask("scontrol", "requeue"),
+        "warned (--signal=USR1)": ask("scancel", "--signal=USR1"),
+    }),
+    "batch": (True, {
+        "launch killed": send(signal.SIGKILL, LAUNCH),
+        "SIGTERM to launch": send(signal.SIGTERM, LAUNCH),
+        "batch script killed": send_to_script(signal.SIGKILL),
+        "SIGTERM to the batch script": send_to_script(signal.SIGTERM),
+        "scancel": ask("scancel"),
+    }),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, checkout: SlurmCheckout) -> Job:
+    """A training that is left alone."""
+    job = Job(cluster, checkout, "whole")
+    job.await_end()
+    return job
+
+
+def assert_same(job: Training, whole: Training) -> None:
+    assert job.epochs == whole.epochs
+    for file in ("model.safetensors", *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (20, 40, 60))):
+        assert sha256(job.results / file) == sha256(whole.results / file), file
+
+
+def tell(fault: str, seconds: float, before: int, resumed: dict[str, int]) -> None:
+    """A row of the table; and that no more was lost than one interval, which is an epoch."""
+    at = f"resumed after epoch {resumed['epoch']}, step {resumed['step']}; before, epoch {before} was finished"
+    print(f"| {fault} | training again after {seconds:.0f} s | {at} |")
+    assert before - resumed["epoch"] <= 1
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_whatever_ends_a_job_its_training_goes_on(cluster: Cluster, checkout: SlurmCheckout, whole: Job, group: str) -> None:
+    by_hand, faults = GROUPS[group]
+    rng = random.Random(f"{SEED}-{group}")
+    job = Job(cluster, checkout, group)
+    done = []
+    job.go_on(1)
+    for name in rng.sample(list(faults), len(faults)):
+        before = job.go_on(3)
+        time.sleep(rng.uniform(0, 0.5))
+        faults[name](job, rng)
+        start = time.monotonic()
+        if by_hand:
+            until(lambda: job.state not in ("RUNNING", "COMPLETING"), 60)
+            assert not (job.results / "model.safetensors").exists()
+            job.submit()
+        job.go_on(2)
+        done.append((name, time.monotonic() - start, before))
+    job.await_end()
+    assert_same(job, whole)
+    assert len(job.attempts) == len(faults) + 1, job.attempts
+    for (name, seconds, before), attempt in zip(done, job.attempts[1:], strict=True):
+        tell(name, seconds, before, attempt["from"])
+
+
+def test_nodes_that_die_or_are_cut_off_and_a_controller_that_restarts(cluster: Cluster, checkout: SlurmCheckout, whole: Job) -> None:
+    job = Job(cluster, checkout, "nodes")
+    job.go_on(3)
+    (controller,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmctld"))
+    os.kill(controller, signal.SIGKILL)
+    assert cluster.run("slurmctld").returncode == 0
+    job.go_on(3)
+    done = []
+    for fault, heal in ((cluster.kill, cluster.start), (cluster.cut, cluster.start)):
+        node = job.hosts[-1]
+        before, start = len(job.epochs), time.monotonic()
+        fault(node)
+        until(lambda gone=node: job.hosts and gone not in job.hosts, 120)
+        job.go_on(2)
+        done.append((f"node {fault.__name__}", time.monotonic() - start, before))
+        heal(node)
+    job.await_end()
+    assert_same(job, whole)
+    assert [len(attempt["hosts"]) for attempt in job.attempts] == [2, 2, 2]
+    for (name, seconds, before), attempt in zip(done, job.attempts[1:], strict=True):
+        tell(name, seconds, before, attempt["from"])
+
+
+# Longer than it takes Slurm to give up a node, and than one job of two minutes.
+LONG = {"epochs": 300, "checkpoint_every": 0}
+
+
+@pytest.fixture(scope="module")
+def long(cluster: Cluster, checkout: SlurmCheckout) -> Job:
+    """A long training on one node, left alone and still under way."""
+    return Job(cluster, checkout, "long", 1, LONG)
+
+
+def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(cluster: Cluster, checkout: SlurmCheckout, long: Job) -> None:
+    """Its storage still within reach, it does not notice; Slurm has given it up and begins the job anew elsewhere."""
+    job = Job(cluster, checkout, "cut", 1, LONG)
+    job.go_on(3)
+    (node,) = job.hosts
+    (rank,) = on_run(cluster, node, job)
+    before, start = len(job.epochs), time.monotonic()
+    cluster.cut(node)
+    until(lambda: job.hosts and job.hosts != [node], 120)
+    assert Path(f"/proc/{rank}").exists()
+    until(lambda: not Path(f"/proc/{rank}").exists(), 60)
+    log = (job.results / "state" / "owner.json").read_text()
+    assert json.loads(log)["host"] != node
+    job.go_on(2)
+    seconds = time.monotonic() - start
+    # Slurm asks a node that has been away for long only now and then whether it is back; one that starts says so.
+    cluster.kill(node)
+    cluster.start(node)
+    job.await_end(300)
+    long.await_end(300)
+    assert job.epochs == long.epochs
+    assert sha256(job.results / "model.safetensors") == sha256(long.results / "model.safetensors")
+    print(f"| node cut, rank 0 on it | training elsewhere after {seconds:.0f} s | at epoch {before} when it was cut |")
+
+
+def on_run(cluster: Cluster, node: str, job: Job) -> list[int]:
+    """The ranks of a job on a node."""
+    return [pid for pid in on(cluster, node, RANK) if str(job.results.relative_to(job.checkout.path)) in cluster.processes(node)[pid]]
+
+
+def config(name: str, nodes: int, **more: object) -> list[str]:
+    """The same run through Snakemake."""
+    science = RUN | {"dataset": "{name: digits}", "nodes": nodes, "cpus_per_proc": 1, "experiment": name} | more
+    return ["--config", *(f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in science.items())]
+
+
+def test_a_job_longer_than_its_time_is_finished_by_several(cluster: Cluster, checkout: SlurmCheckout, long: Job) -> None:
+    """Two minutes, of which the last is kept for the end; Snakemake is started once."""
+    minutes = ["--set-resources", "stage:runtime=1", "train:runtime=1"]
+    said = checkout.run(*minutes, *config("limit", 1, **LONG))
+    results = checkout.path / "results/limit/run"
+    (job,) = {attempt["by"] for attempt in json.loads((results / "run.json").read_text())["attempts"]}
+    states = cluster.run("sacct", "-X", "--duplicates", "--noheader", "--parsable2", f"--jobs={job.split()[-1]}", "--format=State")
+    assert states.stdout.split() == ["REQUEUED"] * (len(states.stdout.split()) - 1) + ["COMPLETED"]
+    assert len(states.stdout.split()) >= 2
+    long.await_end(300)
+    assert sha256(results / "model.safetensors") == sha256(long.results / "model.safetensors")
+    assert len(submitted(said)) == 2
+
+
+def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(cluster: Cluster, checkout: SlurmCheckout, whole: Job) -> None:
+    said = checkout.path / "survivor.out"
+    with said.open("w") as out:
+        snakemake = checkout.start(*config("survivor", 2), stdout=out, stderr=subprocess.STDOUT)
+    training = Training(cluster, checkout.path / "results/survivor/run")
+    training.go_on(3)
+    preempt(training, random.Random(SEED))
+    until(lambda: len(training.epochs) == 0, 60)
+    before = training.go_on(12)
+    training.id = submitted(said.read_text())[0]
+    node = training.hosts[-1]
+    cluster.kill(node)
+    try:
+        assert snakemake.wait(400) == 0, said.read_text()
+    finally:
+        cluster.start(node)
+    assert_same(training, whole)
+    assert len(training.attempts) == 3
+    assert before - training.attempts[-1]["from"]["epoch"] <= 1
+    assert len(submitted(said.read_text())) == 2
+    assert not (training.results / "state").exists()
+
+
+def test_a_snakemake_that_was_killed_finds_its_jobs_work(cluster: Cluster, checkout: SlurmCheckout, whole: Job) -> None:
+    said = checkout.path / "orphan.out"
+    with said.open("w") as out:
+        snakemake = checkout.start(*config("orphan", 2), stdout=out, stderr=subprocess.STDOUT)
+    training = Training(cluster, checkout.path / "results/orphan/run")
+    training.go_on(3)
+    snakemake.kill()
+    snakemake.wait()
+    training.id = submitted(said.read_text())[0]
+    checkout.run("--unlock", *config("orphan", 2))
+    done = checkout.snakemake(*config("orphan", 2))
+    assert done.returncode == 1
+    refused = f"results/orphan/run is being trained by Slurm job {training.id} on "
+    assert refused in done.stdout, done.stdout
+    until(lambda: not training.hosts, 120)
+    checkout.run(*config("orphan", 2))
+    assert_same(training, whole)
+    assert [attempt["from"]["epoch"] for attempt in training.attempts] == [0, EPOCHS]
