@@ -1,10 +1,15 @@
-"""What the unit tests share: the digits, fetched once."""
+"""What the unit tests share: the digits, fetched once, and trainings on them."""
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from programs import program
+from trainings import Training, complete, result
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +19,38 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = program("fetch", "--dataset", "digits", "--output", folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The output of a training on so many processes that nothing has interrupted. Tests that change it copy it first."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    def output(processes: int) -> Path:
+        trained = folder / str(processes)
+        if not trained.exists():
+            complete(trained, digits, processes=processes)
+        return trained
+
+    return output
+
+
+@pytest.fixture(scope="session")
+def reference(finished: Callable[[int], Path]) -> Callable[[int], dict[str, Any]]:
+    """What that training came to."""
+    return lambda processes: result(finished(processes))
+
+
+@pytest.fixture(scope="session")
+def interrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a training on one process that was stopped in the midst of epoch 14 or 15, of 16.
+
+    Tests copy it. It lacks the owner's record: to go on without one, nobody waits to see whether the owner is still there.
+    """
+    output = tmp_path_factory.mktemp("interrupted") / "out"
+    training = Training(output, digits)
+    training.reach(13)
+    os.kill(training.process.pid, signal.SIGTERM)
+    assert training.end() == 75, training.said
+    (output / "state" / "owner.json").unlink()
+    return output

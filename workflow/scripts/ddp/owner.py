@@ -49,6 +49,10 @@ class Record:
     place: tuple[int, int] = (-1, -1)
     starts: int = 0
 
+    @property
+    def who(self) -> str:
+        return self.name if self.name.endswith(f" on {self.host}") else f"{self.name} on {self.host}"
+
 
 class Owner:
     """The hold on a run, as long as it lasts. Made by `own`."""
@@ -84,7 +88,7 @@ class Owner:
         if time.monotonic() - self.confirmed > 2 * BEAT:
             self.confirm()
         if self.taken:
-            raise Refusal(f"{self.path.parent} was taken over by {self.taken.name} on {self.taken.host}; this training ends here")
+            raise Refusal(f"{self.path.parent} was taken over by {self.taken.who}; this training ends here")
 
     def begin_at(self, epoch: int, step: int) -> None:
         """Note where the training begins.
@@ -160,14 +164,18 @@ def look(path: Path) -> tuple[Record, int] | None:
 def create(path: Path, record: Record) -> bool:
     """Write the record unless there is one; whether it was written."""
     # Of all that make files, a link is exclusive on network file systems too, and with the content in it.
-    own = path.with_name(f"owner-{record.token}.json")
-    atomic.write_text(own, json.dumps(asdict(record), indent=2) + "\n")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{atomic.TEMPORARY}")
     try:
-        os.link(own, path)
+        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
+        os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
-        own.unlink()
+        with suppress(OSError):
+            temporary.unlink()
     return True
 
 
@@ -181,7 +189,7 @@ def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callab
     gone = record.released or is_gone(record)
     # The same job, queued again: its scheduler says that the one before is over. Cut off from the network it may not know it yet.
     if not gone and record.name != mine.name:
-        tell(f"{record.name} on {record.host} had this run last; waiting {LEASE:.0f} s to see whether it is still there")
+        tell(f"{record.who} had this run last; waiting {LEASE:.0f} s to see whether it is still there")
         deadline = time.monotonic() + LEASE
         while time.monotonic() < deadline:
             time.sleep(BEAT / 2)
@@ -199,10 +207,7 @@ def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callab
 
 
 def still_there(path: Path, record: Record) -> str:
-    return (
-        f"{path.parent.parent} is being trained by {record.name} on {record.host}; wait until that has ended, or end it, "
-        "and run the same command again"
-    )
+    return f"{path.parent.parent} is being trained by {record.who}; wait until that has ended, or end it, and run the same command again"
 
 
 def this_process() -> str:

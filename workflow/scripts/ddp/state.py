@@ -111,7 +111,7 @@ def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
 
 def states(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
     """The files that are named like states, with their epoch and step, newest first."""
-    named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("*.pt"))
+    named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("*.pt") if path.is_file())
     found = [(path, (int(name[1]), int(name[2]))) for path, name in named if name]
     yield from sorted(found, key=lambda entry: entry[1], reverse=True)
 

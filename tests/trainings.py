@@ -1,0 +1,114 @@
+"""Small trainings on the digits, started as a user would, and what they come to."""
+
+import csv
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddp import state
+from programs import SCRIPTS
+from waiting import until
+
+# About 0.4 s an epoch. 72 images divide among 1, 2 and 3 processes.
+RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": 16, "global_batch_size": 72, "learning_rate": 0.5, "flip": False,
+       "checkpoint_every": 4}  # fmt: skip
+# As each rank has when a launch starts it; direct and launched trainings must not differ in that.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+PATIENCE = 180  # seconds; the machine may have other things to do
+
+
+class Training:
+    """A training in the making, on one process by itself or on several through `launch`.
+
+    Args:
+        options: of train.py.
+        logs: folder for what `launch` keeps of what is said.
+        changes: to RUN.
+    """
+
+    def __init__(self, output: Path, data: Path, *options: object, processes: int = 1, environment: dict[str, str] | None = None,
+                 scripts: Path = SCRIPTS, logs: Path | None = None, **changes: object) -> None:  # fmt: skip
+        self.output = output
+        run = RUN | {"nproc_per_node": processes} | changes
+        train = [scripts / "train.py", "--run", json.dumps(run), "--data", data, "--output", output, *options]
+        self.logs = logs or output.with_name(f"{output.name}.logs")
+        where = ["--log", self.logs / "log", "--logs", self.logs / "ranks"]
+        launch = [scripts / "launch.py", "--nproc-per-node", processes, *where, "--"]
+        command = [sys.executable, *map(str, [*launch, *train] if processes > 1 else train)]
+        self.process = subprocess.Popen(command, env=ENVIRONMENT | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.bytes = b""
+
+    @property
+    def said(self) -> str:
+        """All that it has written so far."""
+        assert self.process.stdout is not None
+        self.bytes += self.process.stdout.read() or b""
+        return self.bytes.decode()
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs that it has told of, in its order."""
+        return [int(number) for number in re.findall(r"^epoch (\d+)/", self.said, re.MULTILINE)]
+
+    def reach(self, epoch: int) -> None:
+        until(lambda: self.epochs[-1:] >= [epoch] or self.process.poll() is not None, PATIENCE)
+        assert self.process.poll() is None, self.said
+
+    def await_start(self, what: str) -> list[int]:
+        """Wait until there is one of its processes or more whose command is so."""
+        until(lambda: self.find(what), PATIENCE)
+        return self.find(what)
+
+    def end(self) -> int:
+        """Wait until nothing of it is left; its status."""
+        until(lambda: self.said is not None and self.process.poll() is not None, PATIENCE)
+        until(lambda: not self.find(""), PATIENCE)
+        return self.process.returncode
+
+    def find(self, what: str) -> list[int]:
+        """Its processes that run this, a program of ours or a module of torch's."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue  # it has ended meanwhile
+            # Of what a launch starts, everything has the arguments of train.py in its own.
+            if str(self.output) in words and any(word.endswith(what) for word in words[1:3]):
+                found.append(int(process.name))
+        return found
+
+
+def complete(output: Path, data: Path, *options: object, **how: Any) -> Training:
+    """Train to the end."""
+    training = Training(output, data, *options, **how)
+    assert training.end() == 0, training.said
+    return training
+
+
+def result(output: Path) -> dict[str, Any]:
+    """All of a finished training that must not depend on how it came about."""
+    files = [output / "model.safetensors", *sorted((output / "checkpoints").iterdir())]
+    return {"history": history(output)} | {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def history(output: Path) -> list[dict[str, str]]:
+    with (output / "history.csv").open() as file:
+        return [{key: row[key] for key in row if key not in ("seconds", "images_per_second")} for row in csv.DictReader(file)]
+
+
+def attempts(output: Path) -> list[dict[str, Any]]:
+    return json.loads((output / "run.json").read_text())["attempts"]
+
+
+def newest_place(output: Path) -> tuple[int, int]:
+    """Epoch and step of the newest state that is whole."""
+    whole = [state.read(path)[0] for path, _ in state.states(output / "state")]
+    return (whole[0].epoch, whole[0].step) if whole else (0, 0)

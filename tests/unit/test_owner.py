@@ -1,0 +1,213 @@
+"""One training of a run at a time: who gets it when its owner lives, is dead, or cannot be asked.
+
+What waits for a while waits meanwhile: all of it is begun at once.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from ddp import owner
+from ddp.errors import Refusal
+from ddp.owner import Record, own
+from programs import SCRIPTS
+from trainings import PATIENCE, Training, attempts, result
+from waiting import until
+
+ELSEWHERE = Record("0123456789abcdef", "Slurm job 7", "another-node", "another-boot pid:[1] 7 7")
+# A process that owns a folder under a name, begins at a place in it if one is given, says so, and does not end by itself.
+OWNER = """
+import sys, time
+from pathlib import Path
+from ddp.errors import Refusal
+from ddp.owner import own
+try:
+    with own(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)) as owner:
+        if sys.argv[3:]:
+            owner.begin_at(*map(int, sys.argv[3:]))
+        print("begun" if sys.argv[3:] else "owns", flush=True)
+        time.sleep(300)
+except Refusal as refusal:
+    print(f"refused: {refusal}", flush=True)
+"""
+
+
+class OwnerProcess:
+    def __init__(self, folder: Path, name: str, place: tuple[int, ...] = (0, 0)) -> None:
+        command = [sys.executable, "-c", OWNER, str(folder), name, *map(str, place)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def leave(folder: Path, record: Record) -> Path:
+    """The record that an owner has left."""
+    folder.mkdir(parents=True)
+    path = folder / "owner.json"
+    path.write_text(json.dumps(asdict(record)))
+    return path
+
+
+def begin_four_times(folder: Path) -> list[str]:
+    """What a job says that begins at a place, gets on, and begins at the next again and again; it is killed each time, once before that."""
+    said = []
+    for place in ((2, 5), (3, 0), (3, 0), (), (3, 0), (3, 0)):
+        process = OwnerProcess(folder / "state", "Slurm job 7", place)
+        said.append(process.says())
+        process.kill()
+    return said
+
+
+def take_over_from_nowhere(folder: Path) -> tuple[float, list[str]]:
+    """How long it takes, and what is said, where the record is of a machine that is not to be heard of."""
+    leave(folder / "state", ELSEWHERE)
+    lines: list[str] = []
+    since = time.monotonic()
+    with own(folder / "state", "process 1 on here", lines.append):
+        return time.monotonic() - since, lines
+
+
+def two_at_once(folder: Path) -> list[str]:
+    """What two say that find the same dead owner."""
+    dead = OwnerProcess(folder / "state", "process 1 on here")
+    assert dead.says() == "begun"
+    dead.kill()
+    both = [OwnerProcess(folder / "state", f"process {number} on here") for number in (2, 3)]
+    # The one that comes a moment later watches the other first, and says so.
+    said = [next(line for line in iter(process.says, "") if "had this run last" not in line) for process in both]
+    for process in both:
+        process.kill()
+    return said
+
+
+@pytest.fixture(scope="module")
+def meanwhile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callable, Future]]:
+    folder = tmp_path_factory.mktemp("owners")
+    slow = (begin_four_times, take_over_from_nowhere, two_at_once)
+    with ThreadPoolExecutor(len(slow)) as pool:
+        yield {function: pool.submit(function, folder / function.__name__) for function in slow}
+
+
+@pytest.mark.usefixtures("meanwhile")
+def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(digits, reference, tmp_path) -> None:
+    output = tmp_path / "out"
+    first = Training(output, digits)
+    first.reach(1)
+    # Held up, so that it is not over before the other is there: it is alive all the same.
+    os.kill(first.process.pid, signal.SIGSTOP)
+    second = Training(output, digits)
+    until(lambda: "had this run last" in second.said, PATIENCE)
+    os.kill(first.process.pid, signal.SIGCONT)
+    assert second.process.wait(PATIENCE) == 1
+    here = os.uname().nodename
+    name = f"process {first.process.pid} on {here}"
+    assert f"train: {name} had this run last; waiting 30 s to see whether it is still there\n" in second.said
+    *_, last = second.said.splitlines()
+    refused = f"{output} is being trained by {name}; wait until that has ended, or end it, and run the same command again"
+    assert last == f"train: {refused}"
+    assert first.end() == 0, first.said
+    assert first.epochs == list(range(1, 17))
+    assert result(output) == reference(1)
+    assert [attempt["by"] for attempt in attempts(output)] == [name]
+
+
+def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path) -> None:
+    dead = OwnerProcess(tmp_path, "process 1 on here")
+    assert dead.says() == "begun"
+    dead.kill()
+    lines: list[str] = []
+    since = time.monotonic()
+    with own(tmp_path, "process 2 on here", lines.append):
+        assert time.monotonic() - since < owner.LEASE / 2
+    assert lines == []
+    record, _ = owner.look(tmp_path / "owner.json") or pytest.fail("no record")
+    assert (record.name, record.released) == ("process 2 on here", True)
+
+
+def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) -> None:
+    path = leave(tmp_path / "state", ELSEWHERE)
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.wait(owner.BEAT):
+            os.utime(path)
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        with (
+            pytest.raises(Refusal, match=f"{tmp_path} is being trained by Slurm job 7 on another-node; wait until"),
+            own(tmp_path / "state", "process 1 on here", print),
+        ):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+    assert json.loads(path.read_text())["token"] == ELSEWHERE.token
+
+
+@pytest.mark.parametrize("how", ["taken over", "removed"])
+def test_an_owner_whose_record_is_gone_writes_nothing_more(tmp_path, how) -> None:
+    path = tmp_path / "owner.json"
+    with own(tmp_path, "process 1 on here", print) as held:
+        held.hold()
+        if how == "removed":
+            path.unlink()
+        else:
+            path.write_text(json.dumps(asdict(ELSEWHERE)))
+        until(lambda: held.taken, 3 * owner.BEAT)
+        with pytest.raises(Refusal, match="was taken over by Slurm job 7 on another-node" if how == "taken over" else "somebody"):
+            held.hold()
+    # Nor does it say that it has ended: the record is another's.
+    assert not path.exists() if how == "removed" else json.loads(path.read_text())["token"] == ELSEWHERE.token
+
+
+def test_a_record_that_nobody_can_read_is_nobody_s(tmp_path) -> None:
+    (tmp_path / "owner.json").write_text('{"token": ')
+    with own(tmp_path, "process 1 on here", print) as held:
+        held.hold()
+
+
+def test_only_the_process_itself_is_known_to_be_there() -> None:
+    """Neither one that bears its number later, nor one of that number elsewhere."""
+    mine = Record("0", "me", "here", owner.this_process())
+    *machine, pid, start = mine.process.split()
+    assert not owner.is_gone(mine)
+    assert owner.is_gone(replace(mine, process=" ".join([*machine, pid, str(int(start) + 1)])))
+    assert not owner.is_gone(replace(mine, process=f"another-boot {machine[1]} 4194999 1"))
+    assert owner.is_gone(replace(mine, process=" ".join([*machine, "4194999", "1"])))
+
+
+def test_one_of_two_that_find_the_same_dead_owner_gets_the_run(meanwhile) -> None:
+    one, other = sorted(meanwhile[two_at_once].result())
+    assert one == "begun"
+    assert other.startswith("refused: ")
+    assert "is being trained by process " in other
+
+
+def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
+    *began, refused = meanwhile[begin_four_times].result()
+    assert began == ["begun", "begun", "begun", "owns", "begun"]
+    assert refused.startswith("refused: Slurm job 7 has begun 3 times after epoch 3, step 0 and got no further; see what ended it")
+
+
+def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile) -> None:
+    seconds, lines = meanwhile[take_over_from_nowhere].result()
+    assert owner.LEASE <= seconds < owner.LEASE + 30
+    assert lines == ["Slurm job 7 on another-node had this run last; waiting 30 s to see whether it is still there"]

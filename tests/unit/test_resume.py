@@ -1,0 +1,322 @@
+"""Trainings that are interrupted in whatever way go on where they were, and come to what one comes to that was left alone.
+
+To the same weights, history and kept checkpoints, bit for bit. Every process here is a real one.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_killed import KILLED_AT
+
+from ddp import state
+from ddp.data_folder import content_sha256, file_sha256
+from programs import SCRIPTS
+from trainings import ENVIRONMENT, RUN, Training, attempts, complete, history, newest_place, result
+
+SEED = 20261121
+# What is done to which of a training's processes. All of it once on 2 processes or on 3, where the order of float sums shows.
+FAULTS = {
+    2: ("SIGKILL train.py", "SIGTERM launch.py", "SIGKILL torch.distributed.run", "SIGTERM supervise.py", "time is up"),
+    3: ("SIGTERM train.py", "SIGKILL launch.py", "SIGKILL supervise.py", "SIGTERM torch.distributed.run", "SIGUSR1 train.py"),
+}
+# Asked to stop in order, a training says so in its status; of SIGTERM it must be launch that was asked.
+STOPPED_IN_ORDER = ("SIGTERM launch.py", "SIGUSR1 train.py", "time is up")
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_interrupted_again_and_again_at_random_moments(digits, reference, tmp_path, processes) -> None:
+    rng = random.Random(f"{SEED} {processes}")
+    output = tmp_path / "out"
+    told, saved = [f"seed {SEED}, {processes} processes"], {}
+    faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
+    # One comes while the training starts; a stop in order can be had only once it is at work.
+    early = rng.choice([fault for fault in faults if fault not in STOPPED_IN_ORDER])
+    for fault in faults:
+        before = newest_place(output)
+        what, _, victim = fault.partition(" ")
+        moment = rng.uniform(0, 4) if fault == early else rng.uniform(0, 0.8)
+        environment = {"STOP_AT": str(time.time() + rng.uniform(3, 9))} if fault == "time is up" else {}
+        training = Training(output, digits, processes=processes, environment=environment)
+        if fault not in (early, "time is up"):
+            training.reach(before[0] + 1)
+        if fault != "time is up":
+            time.sleep(moment)
+            os.kill(rng.choice(training.await_start(victim)), getattr(signal, what))
+        status = training.end()
+        after = newest_place(output)
+        if after > before:
+            saved[f"process {training.process.pid}"] = before
+        told.append(f"{fault} after {moment:.2f} s{' of its start' if fault == early else ''}: {before} to {after}\n{training.said}")
+        problem = "\n\n".join(told)
+        assert status == (75 if fault in STOPPED_IN_ORDER else -signal.SIGKILL if fault == "SIGKILL launch.py" else 1), problem
+        if fault in STOPPED_IN_ORDER:
+            said = re.search(rf"^launch: train was preempted: .* after (.*), of 16 epochs; saved in {output}/state; the same command",
+                             training.said, re.MULTILINE)  # fmt: skip
+            assert said, problem
+            assert said[1] == state.place(*after), problem
+        # At most an interval, here an epoch, is lost.
+        assert after >= max(before, (max(training.epochs, default=0) - 1, 0)), problem
+    last = complete(output, digits, processes=processes)
+    saved[f"process {last.process.pid}"] = after
+    assert result(output) == reference(processes), problem
+    assert [int(row["epoch"]) for row in history(output)] == list(range(1, 17))
+    # Each began with the newest state that there was; what ended before it had saved anything is no part of the result.
+    noted = {attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"]) for attempt in attempts(output)}
+    assert noted == saved, problem
+
+
+@pytest.fixture
+def left(interrupted: Path, tmp_path: Path) -> Path:
+    """An interrupted training of this test's own, to be damaged."""
+    return Path(shutil.copytree(interrupted, tmp_path / "left"))
+
+
+def states(output: Path) -> list[Path]:
+    """Newest first."""
+    return [path for path, _ in state.states(output / "state")]
+
+
+def truncate(output: Path) -> Path:
+    (path, *_) = states(output)
+    os.truncate(path, path.stat().st_size * 2 // 3)
+    return path
+
+
+def flip_a_bit(output: Path) -> Path:
+    (path, *_) = states(output)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def empty(output: Path) -> Path:
+    (path, *_) = states(output)
+    path.write_bytes(b"")
+    return path
+
+
+def lose_the_sum(output: Path) -> Path:
+    (path, *_) = states(output)
+    state.sum_of(path).unlink()
+    return path
+
+
+def damage_the_sum(output: Path) -> Path:
+    (path, *_) = states(output)
+    state.sum_of(path).write_bytes(b"\xff\xfe no sum")
+    return path
+
+
+@dataclass(frozen=True)
+class MakesFolder:
+    path: str
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)
+
+
+def put_a_program(output: Path) -> Path:
+    (path, *_) = states(output)
+    content = pickle.dumps(MakesFolder(f"{output}/code-was-run"))
+    path.write_bytes(content)
+    state.sum_of(path).write_text(f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
+    return path
+
+
+def rename(output: Path) -> Path:
+    (path, *_) = states(output)
+    later = path.with_name("epoch=0015_step=000001.pt")
+    path.rename(later)
+    state.sum_of(path).rename(state.sum_of(later))
+    return later
+
+
+def add_a_file(output: Path) -> Path:
+    path = output / "state" / "x.pt"
+    path.write_bytes(b"x")
+    return path
+
+
+def damage_a_checkpoint(output: Path) -> Path:
+    kept = state.checkpoint(output / "state", 12)
+    os.truncate(kept, 1000)
+    return states(output)[0]
+
+
+def damage_all(output: Path) -> Path:
+    for path in states(output):
+        path.write_bytes(b"all alike")
+    return path
+
+
+DAMAGED = "does not have the SHA-256 that stands beside it: it is cut short or damaged"
+# By what is done: what is said of the file, and whether the newest state, the one before, or none is gone on from.
+DAMAGES: dict[Callable[[Path], Path], tuple[str, int | None]] = {
+    truncate: (DAMAGED, 1),
+    flip_a_bit: (DAMAGED, 1),
+    empty: ("is empty", 1),
+    lose_the_sum: ("has no SHA-256 beside it", 1),
+    damage_the_sum: (DAMAGED, 1),
+    put_a_program: ("is no state of this version of the workflow", 1),
+    rename: ("was renamed", 1),
+    add_a_file: ("is not named like a state", 0),
+    damage_a_checkpoint: ("needs epoch=012.safetensors, which is missing or damaged", None),
+    damage_all: (DAMAGED, None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_state_that_cannot_be_used_is_named_and_passed_over(digits, reference, left, damage) -> None:
+    told, number = DAMAGES[damage]
+    before = states(left)
+    path = damage(left)
+    said = complete(left, digits).said
+    (named,) = [line for line in said.splitlines() if line.startswith(f"train: passed over: {path} ")]
+    assert told in named
+    if number is None:
+        line = f"train: starts from the beginning: none of the {len(before)} states in {left}/state is gone on from"
+        assert line in said.splitlines()
+    else:
+        assert re.search(f"^train: resumed after .*, of 16 epochs, from {before[number]}$", said, re.MULTILINE), said
+    assert result(left) == reference(1)
+    assert not (left / "code-was-run").exists()
+
+
+def other_data(digits: Path, folder: Path) -> Path:
+    """The digits with one other label."""
+    data = Path(shutil.copytree(digits, folder / "other-data"))
+    labels = np.load(data / "train_labels.npy")
+    labels[0] = (labels[0] + 1) % 10
+    np.save(data / "train_labels.npy", labels)
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["files"]["train_labels.npy"]["sha256"] = file_sha256(data / "train_labels.npy")
+    manifest["content_sha256"]["train_labels"] = content_sha256(labels)
+    manifest["sha256"] = hashlib.sha256("".join(manifest["content_sha256"].values()).encode()).hexdigest()
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    return data
+
+
+def other_code(folder: Path) -> Path:
+    """The programs, of which one computes something otherwise."""
+    shutil.copytree(SCRIPTS.parent, folder / "workflow", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "workflow" / "scripts" / "ddp" / "steps.py"
+    path.write_text(path.read_text().replace("VALIDATION_BATCH = 500", "VALIDATION_BATCH = 499"))
+    return path.parents[1]
+
+
+@pytest.mark.parametrize("other", ["configuration", "data", "code"])
+def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(digits, left, tmp_path, other) -> None:
+    how: dict = {"learning_rate": 0.25, "epochs": 2} if other == "configuration" else {}
+    data, scripts = (other_data(digits, tmp_path) if other == "data" else digits), (other_code(tmp_path) if other == "code" else SCRIPTS)
+    there = {path: path.read_bytes() for path in left.rglob("*") if path.is_file()}
+    training = Training(left, data, scripts=scripts, **how)
+    assert training.end() == 1
+    *_, last = training.said.splitlines()
+    commit = attempts_of_newest(left)[-1]["commit"]
+    different = {"configuration": "epochs was 16 and is 2, learning_rate was 0.5 and is 0.25", "data": "the data's SHA-256 was ",
+                 "code": f"the code has changed since commit {commit}; "}[other]  # fmt: skip
+    assert last.startswith(f"train: {states(left)[0]} is a state of another run: {different}"), last
+    assert last.endswith("put that back to go on with it; to start over: --fresh, through Snakemake --config resume=fresh")
+    assert {path: path.read_bytes() for path in left.rglob("*") if path.is_file() and path.name != "owner.json"} == there
+    if other == "configuration":
+        (left / "state" / "owner.json").unlink()
+        assert f"train: starts from the beginning: none of the {len(states(left))} states" in complete(left, data, "--fresh", **how).said
+        complete(tmp_path / "alone", data, **how)
+        assert result(left) == result(tmp_path / "alone")
+
+
+def attempts_of_newest(output: Path) -> list[dict]:
+    return state.read(states(output)[0])[0].attempts
+
+
+def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(digits, reference, tmp_path) -> None:
+    """The loss is near that of the other number, not the same: every process has statistics of its own in BatchNorm.
+
+    Here they are of 36 images on each of two processes or of 72 on one, and a training multiplies the difference while its loss falls
+    steeply. Uninterrupted trainings on 1, 2 and 3 processes were measured to differ by up to 0.17 in an epoch's training loss, and by
+    up to 0.07 in each of the last six; one that changes the number by no more, up to 0.16 and 0.04, wherever it does. One with fresh
+    weights would be off by 0.8 at first.
+    """
+    output = tmp_path / "out"
+    training = Training(output, digits, "--save-every-seconds", 1, processes=2)
+    training.reach(4)
+    os.kill(training.find("train.py")[0], signal.SIGUSR2)
+    assert training.end() == 75, training.said
+    there = sorted(path.name for path in (output / "state").glob("*.pt*"))
+    epoch, _ = newest_place(output)
+    training = Training(output, digits)
+    assert training.end() == 1
+    assert training.said.splitlines()[-1].startswith(
+        f"train: {states(output)[0]} is a state of another run: it was on 2 processes and is on 1 (to go on from its last whole epoch: "
+        "--other-world-size, through Snakemake --config resume=other_world_size); put that back"
+    )
+    assert sorted(path.name for path in (output / "state").glob("*.pt*")) == there
+    training = complete(output, digits, "--other-world-size")
+    assert f"train: resumed after epoch {epoch}, of 16 epochs" in training.said
+    assert training.epochs == list(range(epoch + 1, 17))
+    *_, last = attempts(output)
+    assert last["from"] == {"epoch": epoch, "step": 0}
+    rows, on_one, on_two = history(output), reference(1)["history"], reference(2)["history"]
+    assert rows[:epoch] == on_two[:epoch]
+    assert [(row["epoch"], row["step"], row["lr"]) for row in rows] == [(row["epoch"], row["step"], row["lr"]) for row in on_one]
+    losses, due = ([float(row["train_loss"]) for row in some] for some in (rows, on_one))
+    assert losses == pytest.approx(due, abs=0.2)
+    assert losses[-6:] == pytest.approx(due[-6:], abs=0.08)
+
+
+def test_a_finished_training_gives_its_files_again_without_training(digits, finished, reference, tmp_path) -> None:
+    output = Path(shutil.copytree(finished(1), tmp_path / "out"))
+    shutil.rmtree(output / "checkpoints")
+    (output / "model.safetensors").write_bytes(b"damaged")
+    training = complete(output, digits)
+    assert "train: resumed after epoch 16, of 16 epochs" in training.said
+    assert training.epochs == []
+    assert result(output) == reference(1)
+
+
+@pytest.mark.parametrize("name", ["interrupted", "finished"])
+def test_killed_right_before_it_changes_its_output(digits, finished, interrupted, reference, tmp_path, name) -> None:
+    """At any of its changes, and at the last ones, where the last state is written and the outputs are not, or not all of them."""
+    source = interrupted if name == "interrupted" else finished(1)
+    rng = random.Random(f"{SEED} {name}")
+    # States are written every epoch, and not beside them by the clock, so that each time the same is written.
+    options = ["--save-every-seconds", 1000]
+
+    def left() -> Path:
+        output = Path(shutil.copytree(source, tmp_path / str(rng.random())))
+        (output / "state" / "owner.json").unlink(missing_ok=True)
+        return output
+
+    def command(at: int, output: Path) -> list[object]:
+        return [KILLED_AT, at, output, SCRIPTS / "train.py", "--run", json.dumps(RUN), "--data", digits, "--output", output, *options]
+
+    alone = left()
+    done = subprocess.run([sys.executable, *map(str, command(0, alone))], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    changes = int(done.stderr.splitlines()[-1])
+    # Each file is written under another name and renamed: model.safetensors, run.json, and at last the record of the owner.
+    moments = rng.sample(range(1, changes - 5), 2) if name == "interrupted" else [changes - 5, changes - 2]
+
+    def end(at: int, output: Path) -> None:
+        status = subprocess.run([sys.executable, *map(str, command(at, output))], env=ENVIRONMENT, capture_output=True).returncode
+        assert status == -signal.SIGKILL, (at, changes)
+        complete(output, digits, *options)
+        assert result(output) == reference(1), (at, changes)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(end, moments, [left() for _ in moments]))

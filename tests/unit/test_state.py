@@ -1,0 +1,151 @@
+"""States on disk: which stay, which are taken, and that nothing in a file is trusted."""
+
+import dataclasses
+import hashlib
+import io
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp import state
+from ddp.config import Experiment
+from ddp.errors import Refusal
+from ddp.state import State, Wanted
+
+RUN = Experiment.from_config({}).runs["run"]
+WANTED = Wanted(RUN, "data", "code", "process 2 on here", fresh=False, other_world_size=False)
+
+
+def some_state(epoch: int, step: int = 0, processes: int = 1, by: str = "process 1 on here", **changes: object) -> State:
+    ranks = [{"buffers": {}, "totals": torch.tensor([float(rank), 0.0]), "rng": {}} for rank in range(processes)]
+    fields = {"run": dataclasses.asdict(RUN), "data_sha256": "data", "code_sha256": "code", "epoch": epoch, "step": step,
+              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}}, "ranks": ranks, "history": [{"epoch": 1}], "seconds": 0.5,
+              "attempts": [{"by": by, "commit": "0123"}], "checkpoints": {}}  # fmt: skip
+    return State(**fields | changes)
+
+
+def put(folder: Path, *states: State) -> None:
+    folder.mkdir(exist_ok=True)
+    for one in states:
+        state.write(folder, one.epoch, one.step, one.encode())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def places(folder: Path) -> list[tuple[int, int]]:
+    return [place for _, place in state.states(folder)]
+
+
+def test_what_is_written_is_read(tmp_path) -> None:
+    before = some_state(2, 7, processes=2)
+    put(tmp_path, before)
+    path = tmp_path / "epoch=0002_step=000007.pt"
+    after, content = state.read(path)
+    assert content == path.read_bytes()
+    assert dataclasses.replace(after, model={}, ranks=[]) == dataclasses.replace(before, model={}, ranks=[])
+    torch.testing.assert_close([after.model, after.ranks], [before.model, before.ranks], rtol=0, atol=0)
+    assert (tmp_path / f"{path.name}.sha256").read_text() == f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+
+
+def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
+    """Another number of processes can go on from the end of an epoch only."""
+    put(tmp_path, *(some_state(*place) for place in ((1, 0), (2, 0), (2, 5), (2, 9), (2, 14))))
+    assert places(tmp_path) == [(2, 14), (2, 9), (2, 0)]
+    put(tmp_path, some_state(3))
+    assert places(tmp_path) == [(3, 0), (2, 14)]
+    assert len(names(tmp_path)) == 4  # and what stands beside them
+
+
+def test_the_newest_is_told_by_its_numbers(tmp_path) -> None:
+    for place in ((9999, 0), (10000, 0), (10000, 999_999), (10000, 1_000_000)):
+        (tmp_path / f"epoch={place[0]:04}_step={place[1]:06}.pt").touch()
+    assert places(tmp_path) == [(10000, 1_000_000), (10000, 999_999), (10000, 0), (9999, 0)]
+
+
+class RunsCode:
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("code_was_run",)
+
+
+def saved(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("content", [
+    pickle.dumps(RunsCode(), 2), saved({"format": state.FORMAT, "model": RunsCode()}), saved({"format": state.FORMAT + 1}),
+    saved({"format": state.FORMAT, "epoch": 3}), saved([1, 2]), saved(torch.ones(2)), b"PK\x03\x04", b"nonsense" * 1000,
+], ids=["pickle", "torch with code", "other format", "fields missing", "list", "tensor", "start of a zip", "nonsense"])  # fmt: skip
+def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, content) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "states", some_state(2))
+    state.write(tmp_path / "states", 3, 0, content)
+    lines: list[str] = []
+    found = state.newest(tmp_path / "states", WANTED, lines.append)
+    assert lines == [
+        "passed over: {}/epoch=0003_step=000000.pt is no state of this version of the workflow".format(tmp_path / "states"),
+        f"resumed after epoch 2, of {RUN.epochs} epochs, from {tmp_path}/states/epoch=0002_step=000000.pt",
+    ]
+    assert found == (tmp_path / "states" / "epoch=0002_step=000000.pt").read_bytes()
+    assert places(tmp_path / "states") == [(2, 0)]
+    assert not (tmp_path / "code_was_run").exists()
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"learning_rate": 0.25}, f"learning_rate was 0.25 and is {RUN.learning_rate}"),
+    ({"epochs": 5, "seed": 3}, f"epochs was 5 and is {RUN.epochs}, seed was 3 and is {RUN.seed}"),
+    ({"nproc_per_node": 7, "device": "cuda", "cpus_per_proc": 3}, None),
+])  # fmt: skip
+def test_another_configuration_is_refused_another_place_is_not(tmp_path, change, told) -> None:
+    put(tmp_path, some_state(1, run=dataclasses.asdict(RUN) | change), some_state(2, 4, run=dataclasses.asdict(RUN) | change))
+    there = names(tmp_path)
+    if told:
+        with pytest.raises(Refusal) as refused:
+            state.newest(tmp_path, WANTED, print)
+        assert str(refused.value).startswith(f"{tmp_path}/epoch=0002_step=000004.pt is a state of another run: {told}; put that back")
+    else:
+        assert state.newest(tmp_path, WANTED, print) is not None
+    assert names(tmp_path) == there
+
+
+def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
+    """Its results are out; the configuration may change without further ado, although the state before its last is there as well."""
+    other = dataclasses.asdict(RUN) | {"learning_rate": 0.25}
+    put(tmp_path, *(some_state(epoch, run=other) for epoch in (RUN.epochs - 1, RUN.epochs)))
+    lines: list[str] = []
+    assert state.newest(tmp_path, WANTED, lines.append) is None
+    assert lines[0] == (
+        f"passed over: {tmp_path}/epoch={RUN.epochs:04}_step=000000.pt is of another run, which has ended: learning_rate was 0.25 and is "
+        f"{RUN.learning_rate}"
+    )
+    assert lines[-1] == f"starts from the beginning: none of the 2 states in {tmp_path} is gone on from"
+    assert names(tmp_path) == []
+
+
+def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) -> None:
+    """Or a job that is queued again and again would never come to its end."""
+    fresh = dataclasses.replace(WANTED, fresh=True)
+    put(tmp_path, some_state(1), some_state(2, by=fresh.by))
+    assert state.newest(tmp_path, fresh, print) is not None
+    assert places(tmp_path) == [(2, 0), (1, 0)]
+    put(tmp_path, some_state(3))
+    assert state.newest(tmp_path, dataclasses.replace(fresh, by="process 3 on here"), print) is None
+    assert names(tmp_path) == []
+
+
+def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may(tmp_path) -> None:
+    put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
+    with pytest.raises(Refusal, match=r"epoch=0001_step=000009.pt .* it was on 2 processes and is on 1 \(to go on .*: --other-world-size"):
+        state.newest(tmp_path, WANTED, print)
+    lines: list[str] = []
+    content = state.newest(tmp_path, dataclasses.replace(WANTED, other_world_size=True), lines.append)
+    assert content is not None
+    assert State.decode(content).step == 0
+    assert lines[0] == f"passed over: {tmp_path}/epoch=0001_step=000009.pt is in the midst of an epoch on 2 processes"
+    assert places(tmp_path) == [(1, 0)]

@@ -1,0 +1,133 @@
+"""Trainings whose storage is full or read-only: the line names the file, what was saved stays, and with room again they go on from it.
+
+On real file systems of a few hundred kB.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp import state
+from trainings import PATIENCE, Training, complete, newest_place, result
+from waiting import until
+
+ROOMY = 4_000_000
+
+
+class Disk:
+    """A file system in memory with a folder `out`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.output = path, path / "out"
+        path.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOMY}", "tmpfs", path], check=True)
+
+    def remount(self, options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", self.path], check=True)
+
+    def leave_free(self, kilobytes: int) -> None:
+        """Have so much room on it from now on, in pages of 4 kB."""
+        usage = os.statvfs(self.path)
+        self.remount(f"size={(usage.f_blocks - usage.f_bfree + kilobytes // 4) * usage.f_frsize}")
+
+    def make_room(self) -> None:
+        self.remount(f"size={ROOMY}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount file systems")
+    disk = Disk(tmp_path / "disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk.path], check=True)
+
+
+def refused(training: Training) -> str:
+    """The line that it ends with."""
+    assert training.end() == 1, training.said
+    assert "Traceback" not in training.said
+    return training.said.splitlines()[-1]
+
+
+FULL = r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space there and run the same command again"
+
+
+def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(digits, reference, interrupted, disk) -> None:
+    shutil.copytree(interrupted, disk.output)
+    there = {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()}
+    disk.remount("ro")
+    said = refused(Training(disk.output, digits))
+    assert re.fullmatch(
+        rf"train: {disk.output}/state/owner\S*\.json: Read-only file system; choose a folder that can be written to", said
+    ), said
+    assert {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()} == there
+    disk.remount("rw")
+    # A state takes 68 kB; there is room for the history and all that is smaller.
+    disk.leave_free(48)
+    place, before = newest_place(disk.output), [path.name for path, _ in state.states(disk.output / "state")]
+    said = refused(Training(disk.output, digits))
+    found = re.fullmatch(rf"train: {disk.output}/state/epoch=(\d+)_step=000000\.pt: {FULL}", said)
+    assert found, said
+    assert int(found[1]) == place[0] + 1
+    assert 0 < float(found[2]) < 0.06
+    assert newest_place(disk.output) == place
+    assert [path.name for path, _ in state.states(disk.output / "state")] == before
+    (disk.output / "state" / "owner.json").unlink()
+    disk.make_room()
+    assert f"train: resumed after {state.place(*place)}, of 16 epochs" in complete(disk.output, digits).said
+    assert result(disk.output) == reference(1)
+
+
+def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, disk) -> None:
+    disk.output.mkdir()
+    options = ["--save-every-epochs", 4, "--save-every-seconds", 1000]
+    training = Training(disk.output, digits, *options)
+    training.reach(5)
+    with (disk.path / "ballast").open("wb", 0) as ballast:
+
+        def filled() -> bool:
+            # Again and again: with every history that is replaced a page comes free.
+            try:
+                while True:
+                    ballast.write(bytes(4096))
+            except OSError:
+                return training.process.poll() is not None
+
+        until(filled, PATIENCE)
+    said = refused(training)
+    assert re.fullmatch(f"train: {disk.output}/history.csv: {FULL}", said), said
+    assert newest_place(disk.output) == (4, 0)
+    (disk.path / "ballast").unlink()
+    assert "train: resumed after epoch 4, of 16 epochs" in complete(disk.output, digits, *options).said
+    assert result(disk.output) == reference(1)
+
+
+def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], reference, disk) -> None:
+    """The training is over; what is left to be done is done with room again, without training."""
+    shutil.copytree(finished(1), disk.output)
+    (disk.output / "state" / "owner.json").unlink()
+    size = (disk.output / "model.safetensors").stat().st_size
+    shutil.rmtree(disk.output / "checkpoints")
+    (disk.output / "model.safetensors").unlink()
+    # The four kept checkpoints, of 24 kB each, fit, and the weights do not.
+    disk.leave_free(4 * 24 + 20)
+    said = refused(Training(disk.output, digits))
+    needed = f"{disk.output}/model.safetensors: No space left on device: {size / 1e6:.3f} MB needed, "
+    assert said.startswith(f"train: {needed}"), said
+    assert newest_place(disk.output) == (16, 0)
+    disk.make_room()
+    assert complete(disk.output, digits).epochs == []
+    assert result(disk.output) == reference(1)
+
+
+def test_logs_that_do_not_fit_are_no_reason_to_stop(digits, reference, disk, tmp_path) -> None:
+    disk.leave_free(0)
+    training = complete(tmp_path / "out", digits, processes=2, logs=disk.path)
+    assert training.epochs == list(range(1, 17))
+    assert result(tmp_path / "out") == reference(2)

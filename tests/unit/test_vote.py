@@ -1,0 +1,71 @@
+"""What ranks decide together, and trainings whose numbers go bad."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp import state
+from programs import SCRIPTS, program
+from trainings import Training
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, tuple]:
+    """By what was voted on: what came of it, which must be the same on both ranks."""
+    script = Path(__file__).with_name("votes.py")
+    done = program("launch", "--nproc-per-node", 2, "--", script, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+    assert done.returncode == 0, done.stderr
+    one, other = (json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found "))
+    assert one == other
+    return {name: tuple(verdict.values()) for name, verdict in one.items()}
+
+
+@pytest.mark.parametrize(("name", "verdict"), [
+    ("nothing", (False, False, None, None)),
+    ("stop on 1", (True, False, None, None)),
+    ("stop on both", (True, False, None, None)),
+    ("save on 0", (False, True, None, None)),
+    ("loss of 1", (False, False, 1, None)),
+    ("infinite loss of both", (False, False, 0, None)),
+    ("gradient of 1, and 0 stops", (True, False, None, 1)),
+])  # fmt: skip
+def test_all_ranks_come_to_the_same(verdicts, name, verdict) -> None:
+    assert verdicts[name] == verdict
+
+
+def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
+    """After that it is as bad on all ranks, and nobody knows whose it was."""
+    assert verdicts["step 1"] == (False, False, None, None)
+    assert verdicts["step 2"] == (False, False, None, 1)
+    # The step was taken, with the weights of all: the loss after it is everybody's.
+    assert verdicts["step 3"][2] == 0
+
+
+def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
+    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e30)
+    assert training.end() == 1
+    *_, last = training.said.splitlines()
+    assert "epoch 1, step 2: the loss of rank 0 is not finite; use a lower learning_rate than 1e+30 or a longer warmup" in last
+    logs = [(training.logs / "ranks" / f"rank={rank}.log").read_text() for rank in (0, 1)]
+    assert all("train: epoch 1, step 2: the loss of rank 0 is not finite" in log for log in logs), logs
+    assert training.epochs == []
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_path) -> None:
+    """A rate that rises for long: the training grows worse for epochs before it comes to numbers that are none.
+
+    The first of them is a variance in BatchNorm: loss and gradient of the step that brings it about are finite.
+    """
+    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1000.0, warmup=0.9, epochs=8)
+    assert training.end() == 1
+    *_, last = training.said.splitlines()
+    assert re.search(r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d) is not finite; use a lower "
+                     r"learning_rate than 1000\.0 or a longer warmup; the last good state is kept", last), last  # fmt: skip
+    found = [state.read(path)[0] for path, _ in state.states(tmp_path / "out" / "state")]
+    assert found
+    for tensors in [each.model for each in found] + [rank["buffers"] for each in found for rank in each.ranks]:
+        assert all(tensor.isfinite().all() for tensor in tensors.values())

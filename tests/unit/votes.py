@@ -1,0 +1,56 @@
+"""Not a test: what test_vote.py launches. Votes of two ranks on what one of them or both have to say; each prints what came of them."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor, nn
+
+from ddp.config import Experiment
+from ddp.process_group import process_group
+from ddp.steps import distributed, step
+from ddp.vote import Vote
+
+FINE, BAD = torch.tensor(1.0), torch.tensor(math.nan)
+
+
+class BadOn(nn.Linear):
+    """A layer whose gradient is not finite on one rank, in the second step; what it computes is."""
+
+    def __init__(self, bad: bool) -> None:
+        super().__init__(12, 10)
+        self.steps = 0
+        self.weight.register_hook(lambda gradient: gradient * math.inf if bad and self.steps == 3 else gradient)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # The first is `distributed`'s own.
+        self.steps += 1
+        return super().forward(images)
+
+
+with process_group("cpu") as process:
+    first, second = process.rank == 0, process.rank == 1
+
+    def vote(stop: bool = False, save: bool = False, loss: Tensor = FINE, gradient: Tensor = FINE) -> dict:
+        return asdict(Vote(process, stop, save, loss, gradient).verdict())
+
+    found = {
+        "nothing": vote(),
+        "stop on 1": vote(stop=second),
+        "stop on both": vote(stop=True),
+        "save on 0": vote(save=first),
+        "loss of 1": vote(loss=BAD if second else FINE),
+        "infinite loss of both": vote(loss=torch.tensor(math.inf)),
+        "gradient of 1, and 0 stops": vote(stop=first, gradient=BAD if second else FINE),
+    }
+    run = replace(Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size)
+    torch.manual_seed(process.rank)
+    images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))
+    model = BadOn(second)
+    network, largest = distributed(model, process.world_size, (images[:2], labels[:2]))
+    optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
+    for number in (1, 2, 3):
+        sums, gradient = step(network, optimizer, 0.1, images, labels, run, 16, largest)
+        found[f"step {number}"] = vote(loss=sums[0], gradient=gradient)
+    print("found", json.dumps(found))
