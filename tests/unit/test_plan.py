@@ -1,5 +1,6 @@
 """The launch plan, compared with what it should print, letter by letter."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,7 +16,8 @@ HOSTS, ADDRESSES = ["n1", "n3"], ["10.77.0.11", "10.77.0.13"]
 
 def golden(name: str, printed: list[str]) -> None:
     """Compare with tests/unit/plans/<name>.txt, in which the Python that runs is written python."""
-    assert "\n".join(printed).replace(sys.executable, "python") + "\n" == (GOLDEN / f"{name}.txt").read_text()
+    text = "\n".join(printed).replace(shlex.quote(sys.executable), "python")
+    assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_to_trust(tmp_path) -> N
 def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {sys.executable} {SCRIPTS}/fetch.py --dataset digits --output {full}/out"
+    inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {shlex.join([sys.executable, str(SCRIPTS / 'fetch.py')])} --dataset digits --output {full}/out"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
     )

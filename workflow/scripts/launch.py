@@ -30,7 +30,7 @@ from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
 from ddp.plan import NodeCommand, local_plan, srun_command, srun_plan
 from ddp.ports import bound_pair, welcome
-from ddp.slurm import allocation, only_the_job, queue_again
+from ddp.slurm import Allocation, allocation, only_the_job, queue_again
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
@@ -161,7 +161,7 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
         # Told to end when we are gone, srun ends the step; killed, it would leave the step to go on.
         command = Command(step, {}, stdin, partial(relabelled, kind), end_signal=signal.SIGTERM)
         try:
-            launch([command], args, job.job)
+            launch([command], args, job)
         finally:
             if args.logs:
                 shutil.rmtree(launcher_folder(args), ignore_errors=True)
@@ -192,7 +192,7 @@ def relabelled(kind: str, line: str) -> tuple[str, str]:
     return (f"[{kind} {task.strip()}] ", text) if colon and task.strip().isdecimal() else ("", line)
 
 
-def launch(commands: Sequence[Command], args: argparse.Namespace, job: int | None = None) -> None:
+def launch(commands: Sequence[Command], args: argparse.Namespace, job: Allocation | None = None) -> None:
     """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT.
 
     Args:
@@ -215,7 +215,7 @@ def launch(commands: Sequence[Command], args: argparse.Namespace, job: int | Non
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
         if not outcome.good:
             endings = [ending(found["ending"]) for found in records(output.records) if "ending" in found]
-            failure = first_failure(outcome, endings, output.errors, str(job) if job else None)
+            failure = first_failure(outcome, endings, output.errors, str(job.job) if job else None)
             tell_and_end(failure, args, log, job)
     if args.collect:
         nodes = sorted((found["result"] for found in records(output.records) if "result" in found), key=lambda node: node["node_rank"])
@@ -224,7 +224,7 @@ def launch(commands: Sequence[Command], args: argparse.Namespace, job: int | Non
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
-def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: int | None) -> NoReturn:
+def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: Allocation | None) -> NoReturn:
     """Say what went wrong, have the job queued again if that is wanted and helps, and end."""
     line = failure.line
     queued_again = False
@@ -233,7 +233,7 @@ def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: 
         time.sleep(ENDED_TOO)
         refused = queue_again(job)
         queued_again = refused is None
-        line += f"; job {job} is queued again, to go on from there" if queued_again else f"; job {job} is not queued again: {refused}"
+        line += f"; job {job.job} is " + ("queued again, to go on from there" if queued_again else f"not queued again: {refused}")
     if failure.preempted and not queued_again:
         line += "; the same command goes on from there"
     with suppress(OSError):

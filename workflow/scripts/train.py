@@ -29,8 +29,7 @@ from ddp.errors import Refusal, Stopped, told_in_one_line
 from ddp.owner import own
 from ddp.process_group import Process, broadcast, gather, process_group, report
 from ddp.provenance import code_sha256, git_state, versions
-from ddp.saver import Saver
-from ddp.saver import report as tell_supervisor
+from ddp.saver import Saver, tell_supervisor
 from ddp.staging import Staged, stage
 from ddp.state import State, Wanted, checkpoint, newest, place
 from ddp.stopping import listen

@@ -78,7 +78,7 @@ class Saver:
         assert self.owner is not None
         self.owner.hold()
         write(self.folder, epoch, step, content)
-        report(saved=place(epoch, step))
+        tell_supervisor(saved=place(epoch, step))
 
     def __enter__(self) -> "Saver":
         return self
@@ -89,7 +89,7 @@ class Saver:
             self.writing.result()
 
 
-def report(**what: str) -> None:
+def tell_supervisor(**what: str) -> None:
     """Add to what `supervise` tells of this process when it has ended."""
     if "NODE_REPORT" in os.environ:
         path = Path(os.environ["NODE_REPORT"])

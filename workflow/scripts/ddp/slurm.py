@@ -26,12 +26,14 @@ class Allocation:
         hosts: names of the nodes, in Slurm's order, which is that of the tasks of a job step.
         addresses: where Slurm itself reaches them: a name or an IP address.
         end: when its time is up, in seconds since the epoch; None if never.
+        restarts: how often Slurm has started it again.
     """
 
     job: int
     hosts: tuple[str, ...]
     addresses: tuple[str, ...]
-    end: float | None = None
+    end: float | None
+    restarts: int
 
 
 def allocation() -> Allocation:
@@ -43,9 +45,7 @@ def allocation() -> Allocation:
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
         raise Refusal("transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local")
-    # Of a job array, all jobs are shown, one a line.
-    shown = scontrol("show", "job", job, "--oneliner").splitlines()
-    own = next((line for line in shown if line.startswith(f"JobId={job} ")), "")
+    own = shown_job(job)
     listed = field(own, "NodeList")
     ends = re.search(r" EndTime=(\d\S+)", own)
     hosts = tuple(scontrol("show", "hostnames", listed).split())
@@ -55,17 +55,27 @@ def allocation() -> Allocation:
     except (Refusal, KeyError):
         # Some sites do not show nodes to users.
         addresses = hosts
-    return Allocation(int(job), hosts, addresses, datetime.fromisoformat(ends[1]).timestamp() if ends else None)
+    end = datetime.fromisoformat(ends[1]).timestamp() if ends else None
+    return Allocation(int(job), hosts, addresses, end, int(field(own, "Restarts")))
 
 
-def queue_again(job: int) -> str | None:
+def shown_job(job: object) -> str:
+    # Of a job array, all jobs are shown, one a line.
+    shown = scontrol("show", "job", str(job), "--oneliner").splitlines()
+    return next((line for line in shown if line.startswith(f"JobId={job} ")), "")
+
+
+def queue_again(allocation: Allocation) -> str | None:
     """Have Slurm end this job, queue it again under the same id, and start it anew when its turn comes.
 
     Returns:
         Why it does not; None if it does, and ends what runs of the job.
     """
     try:
-        scontrol("requeue", str(job))
+        # From a node that was cut off, and for which Slurm has put others in place, this would end what trains there.
+        if int(field(shown_job(allocation.job), "Restarts")) != allocation.restarts:
+            return "it has been started elsewhere meanwhile"
+        scontrol("requeue", str(allocation.job))
     except Refusal as refusal:
         return str(refusal)
     return None
