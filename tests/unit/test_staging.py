@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from ddp import staging
 from ddp.data_folder import damaged_files, read_manifest
 from ddp.errors import Refusal
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, shell
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
     # A real file system of 2 MB in a mount namespace of its own, where 5.5 MB are to be staged.
     full = tmp_path / "full"
     full.mkdir()
-    inside = f"mount -t tmpfs -o size=2m tmpfs {full} && {shlex.join([sys.executable, str(SCRIPTS / 'stage.py')])} --data {data} --scratch {full} && ls -A {full}/*"
+    inside = f"mount -t tmpfs -o size=2m tmpfs {full} && {shell('stage', '--data', data, '--scratch', full)} && ls -A {full}/*"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
     )
@@ -92,7 +91,7 @@ def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_n
     full = tmp_path / "full"
     full.mkdir()
     pages = -(-sum(path.stat().st_size for path in data.glob("*.npy")) // 4096)
-    stage = f"{shlex.join([sys.executable, str(SCRIPTS / 'stage.py')])} --data {data} --scratch {full}"
+    stage = shell("stage", "--data", data, "--scratch", full)
     inside = f"mount -t tmpfs -o size={pages * 4}k tmpfs {full} && {stage} && find {full}"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
@@ -106,7 +105,7 @@ def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_n
 
 
 def test_a_read_only_scratch_falls_back(data, scratch) -> None:
-    inside = f"mount -t tmpfs -o ro tmpfs {scratch} && {shlex.join([sys.executable, str(SCRIPTS / 'stage.py')])} --data {data} --scratch {scratch}"
+    inside = f"mount -t tmpfs -o ro tmpfs {scratch} && {shell('stage', '--data', data, '--scratch', scratch)}"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
     )
