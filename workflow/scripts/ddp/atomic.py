@@ -31,14 +31,37 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the folder is not writable, or the disk is full; `path` is then as it was.
     """
+    with beside(path) as temporary:
+        yield temporary
+        fsync(temporary)
+        temporary.replace(path)
+        fsync(path.parent)
+
+
+def create(path: Path, text: str) -> bool:
+    """Write a text file unless it is there; of all who try at once, one does. Returns whether it was written.
+
+    Raises:
+        OSError: as for `replacing`.
+    """
+    with beside(path) as temporary:
+        temporary.write_text(text)
+        try:
+            # Of all that make files, a link is exclusive on network file systems too, and with the content in it.
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, removed in the end; an OSError names `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary
-        fsync(temporary)
-        temporary.replace(path)
-        fsync(path.parent)
     except OSError as error:
         # A failed write does not say where it was: the path is half of what a user needs to know.
         error.filename = str(path)

@@ -106,7 +106,7 @@ class Owner:
 
     def write(self, record: Record) -> None:
         self.record = record
-        atomic.write_text(self.path, json.dumps(asdict(record), indent=2) + "\n")
+        atomic.write_text(self.path, text(record))
 
     def release(self) -> None:
         self.ended.set()
@@ -138,7 +138,7 @@ def own(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]
             # How often it has begun counts on, even if it now ends before it begins.
             mine = replace(mine, place=before[0].place, starts=before[0].starts)
         take_over(path, mine, before, tell)
-    elif not create(path, mine):
+    elif not atomic.create(path, text(mine)):
         raise Refusal(f"{folder.parent} has just been begun by somebody else; wait until that has ended, or end it")
     owner = Owner(path, mine)
     try:
@@ -151,32 +151,18 @@ def look(path: Path) -> tuple[Record, int] | None:
     """The record and when it was touched, in ns; None if there is none. One that cannot be read is nobody's."""
     try:
         with path.open() as file:
-            touched, text = os.fstat(file.fileno()).st_mtime_ns, file.read()
+            touched, content = os.fstat(file.fileno()).st_mtime_ns, file.read()
     except FileNotFoundError:
         return None
     try:
-        fields = json.loads(text)
+        fields = json.loads(content)
         return Record(**fields | {"place": tuple(fields["place"])}), touched
     except (ValueError, TypeError, KeyError):
         return Record("", "nobody", "unknown", "", released=True), touched
 
 
-def create(path: Path, record: Record) -> bool:
-    """Write the record unless there is one; whether it was written."""
-    # Of all that make files, a link is exclusive on network file systems too, and with the content in it.
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{atomic.TEMPORARY}")
-    try:
-        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n")
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return True
+def text(record: Record) -> str:
+    return json.dumps(asdict(record), indent=2) + "\n"
 
 
 def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callable[[str], None]) -> None:
@@ -198,7 +184,7 @@ def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callab
                 break
             if (now[0].token, now[1]) != (record.token, touched):
                 raise Refusal(still_there(path, now[0]))
-    atomic.write_text(path, json.dumps(asdict(mine), indent=2) + "\n")
+    atomic.write_text(path, text(mine))
     # Two who find the same dead owner both come here; the later one has it.
     time.sleep(SETTLE)
     now = look(path)
