@@ -13,7 +13,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help:
 	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
 	@echo "make test       lint, test-fast, test-slow and test-slurm: everything CI checks"
-	@echo "make test-fast  the library and the programs, in a minute or two"
+	@echo "make test-fast  the library and the programs, in ten minutes; most of it trainings that are interrupted"
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
 	@echo "make test-slurm  on a real Slurm of three nodes, on this machine (needs root, else skipped)"
 	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
