@@ -116,8 +116,7 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
             print(*plan, sep="\n")
             return
         owner = {"RUN_OWNER": f"process {os.getpid()} on {socket.gethostname()}"}
-        one = len(plan) == 1
-        label = "" if one else "[node {}] "
+        label = "[node {}] " if len(plan) > 1 else ""
         launch(
             [Command(node.command, node.environment | owner, label=partial(labelled, label.format(node.node_rank))) for node in plan], args
         )

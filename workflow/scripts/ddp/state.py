@@ -92,21 +92,26 @@ def place(epoch: int, step: int) -> str:
     return f"step {step} of epoch {epoch + 1}" if step else f"epoch {epoch}"
 
 
+def file_name(epoch: int, step: int) -> str:
+    return f"epoch={epoch:04}_step={step:06}.pt"
+
+
 def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
     """Write an encoded state durably, then remove those that are no longer needed.
 
     Raises:
         OSError: naming the path, and on a full disk how much was needed; what was there is still there.
     """
-    path = folder / f"epoch={epoch:04}_step={step:06}.pt"
+    path = folder / file_name(epoch, step)
     # The sum comes first: whatever happens between the two, there is no state without one.
     atomic.write_bytes(sum_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
     atomic.write_bytes(path, content)
-    newest = [path for path, _ in states(folder)]
+    there = list(states(folder))
     # Another number of processes can go on from the end of an epoch only.
-    ends = [path for path, (_, step) in states(folder) if step == 0]
-    for path in set(newest) - {*newest[:KEPT], *ends[:1]}:
-        remove(path)
+    ends = [path for path, (_, step) in there if step == 0]
+    for path, _ in there[KEPT:]:
+        if path not in ends[:1]:
+            remove(path)
 
 
 def states(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
@@ -145,7 +150,7 @@ def read(path: Path) -> tuple[State, bytes]:
     if hashlib.sha256(content).hexdigest() != known:
         raise ValueError("does not have the SHA-256 that stands beside it: it is cut short or damaged")
     state = State.decode(content)
-    if path.name != f"epoch={state.epoch:04}_step={state.step:06}.pt":
+    if path.name != file_name(state.epoch, state.step):
         raise ValueError(f"is the state after {place(state.epoch, state.step)}: it was renamed")
     for epoch, sha256 in state.checkpoints.items():
         kept = checkpoint(path.parent, epoch)
