@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-slow test-slurm lint format lock figures cluster-up cluster-down
+.PHONY: help run bench test test-fast test-slow test-slurm lint format lock figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -12,6 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
+	@echo "make bench      how fast it is, against peers and limits, in half an hour: a table, and results/bench/bench.json"
 	@echo "make test       lint, test-fast, test-slow and test-slurm: everything CI checks"
 	@echo "make test-fast  the library and the programs, in ten minutes; most of it trainings that are interrupted"
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
@@ -27,6 +28,10 @@ run: .venv/run.done
 	$(SNAKEMAKE)
 	@$(SNAKEMAKE) --report results/report.html --quiet
 	@echo "The report is at $(CURDIR)/results/report.html"
+
+bench: .venv/run.done
+	$(SNAKEMAKE) results/data/cifar10/manifest.json
+	python benchmarks/bench.py results/data/cifar10 results/bench
 
 test: lint test-fast test-slow test-slurm
 

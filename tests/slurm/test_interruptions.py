@@ -29,7 +29,7 @@ from waiting import until
 SEED = 20261121
 EPOCHS = 60
 RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": EPOCHS, "global_batch_size": 72, "learning_rate": 0.5, "flip": False,
-       "checkpoint_every": 20}  # fmt: skip
+       "checkpoint_every": 20, "optimizer": "sgd", "weight_decay": 0.0013}  # fmt: skip
 
 
 RANK, AGENT, LAUNCH = "workflow/scripts/train.py", "torch.distributed.run", "workflow/scripts/launch.py"

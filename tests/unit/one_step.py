@@ -1,4 +1,7 @@
-"""Not a test: what test_train.py launches. A few steps of `steps.step` on a linear model, whose weights rank 0 saves."""
+"""Not a test: what test_train.py launches, with what the gradients are sent as.
+
+A few steps of `steps.Stepper` on a linear model, whose weights rank 0 saves.
+"""
 
 import sys
 from dataclasses import replace
@@ -8,23 +11,27 @@ from torch import nn
 
 from ddp.batches import share
 from ddp.config import Experiment
+from ddp.gradients import distributed
 from ddp.process_group import all_reduce, process_group
-from ddp.steps import average_batchnorm, distributed, step
+from ddp.steps import Stepper, average_batchnorm
 
 with process_group("cpu") as process:
-    run = replace(Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size, weight_decay=0.0)
+    run = replace(
+        Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size, weight_decay=0.0, gradient_compression=sys.argv[2]
+    )
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(64, 12, generator=generator), torch.randint(0, 10, (64,), generator=generator)
     model = nn.Linear(12, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    network, largest = distributed(model, process.world_size, (images[:2], labels[:2]))
+    network, gradients = distributed(run, model, images[:2], labels[:2])
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
+    stepper = Stepper(run, network, gradients, optimizer, process.device)
     sums = []
     # 11, 10 and 7 images: shares of different sizes on 2 and on 3 processes.
     for batch in torch.arange(28).split([11, 10, 7]):
         mine = share(batch, process.rank, process.world_size)
-        done = step(network, optimizer, 0.1, images[mine], labels[mine], run, len(batch), largest)
+        done = stepper.step(0.1, images[mine], labels[mine], len(batch))
         sums.append(done[0])
     totals = all_reduce(torch.stack(sums))
     norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))

@@ -88,3 +88,18 @@ def test_the_validation_split_has_a_seed_of_its_own_and_loses_nothing() -> None:
     assert np.array_equal(held_out, batches.validation_split(1000, 100, 0)[1])
     assert not np.array_equal(held_out, batches.validation_split(1000, 100, 1)[1])
     assert len(batches.validation_split(10, 0, 0)[1]) == 0
+
+
+def test_holes_are_whole_anywhere_and_of_one_colour() -> None:
+    images = torch.randint(0, 200, (300, 32, 32, 3), dtype=torch.uint8)
+    plan = batches.epoch_plan(300, 0, 1, True, 2, cutout=12)
+    colour = torch.tensor([201, 202, 203], dtype=torch.uint8)
+    covered = batches.cut_out(images, torch.arange(300), plan, 12, colour)
+    hole = (covered == colour).all(-1)
+    assert torch.equal(covered[~hole], images[~hole])
+    assert (hole.sum((1, 2)) == 12 * 12).all()
+    rows, columns = hole.any(2), hole.any(1)
+    assert (rows.sum(1) == 12).all()
+    assert (columns.sum(1) == 12).all()
+    # From the first to the last place that there is.
+    assert sorted(set(rows.float().argmax(1).tolist())) == list(range(21)) == sorted(set(columns.float().argmax(1).tolist()))

@@ -60,7 +60,7 @@ REFUSED = [
     ({"widths": [1, 2, 3, 4]}, "widths: [1, 2, 3, 4] is too long; three whole numbers are needed"),
     ({"widths": [32, 64, "x"]}, 'widths: "x" is not a whole number'),
     ({"device": "gpu"}, 'device: "gpu" is not one of auto, cpu, cuda'),
-    ({"optimizer": "adam"}, 'optimizer: "adam" is not one of sgd, adamw'),
+    ({"optimizer": "adam"}, 'optimizer: "adam" is not one of sgd, adamw, muon'),
     ({"cpus_per_proc": "all"}, 'cpus_per_proc: "all" is neither a whole number nor auto'),
     ({"cpus_per_proc": 0}, "cpus_per_proc: 0 is too small; the least is 1"),
     ({"scratch": ["here"]}, 'scratch: "here" is not an absolute path, nor one that begins with $NAME or ~'),
@@ -80,7 +80,8 @@ REFUSED = [
     ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
     (
         {"model": "resnet19"},
-        "model: resnet19 is neither airbench, resnet18, resnet18_imagenet nor a classifier of torchvision.models; did you mean resnet18?",
+        "model: resnet19 is neither airbench, airbench96, resnet9, resnet18, resnet18_imagenet nor a classifier of torchvision.models; "
+        "did you mean resnet9?",
     ),
     (
         {"model": "vit_b_16"},
@@ -100,12 +101,25 @@ REFUSED = [
     ),
     (
         {"model": ["airbench", "resnet18"], "widths": [[8, 8, 8], [9, 9, 9]]},
-        "widths: an axis that model resnet18 ignores; give one value, or only model airbench",
+        "widths: an axis that model resnet18 ignores; give one value, or only airbench and airbench96",
     ),
     (
         {"optimizer": ["sgd", "adamw"], "momentum": [0.8, 0.9]},
-        "momentum: an axis that optimizer adamw ignores; give one value, or only sgd",
+        "momentum: an axis that optimizer adamw ignores; give one value, or only sgd and muon",
     ),
+    (
+        {"gradient_compression": ["none", "bf16"]},
+        "gradient_compression: an axis that a single process ignores; give one value, or more processes",
+    ),
+    (
+        {"model": "resnet9", "optimizer": "muon"},
+        "optimizer: muon knows the filters of airbench and airbench96, not those of resnet9; use sgd or adamw",
+    ),
+    (
+        {"optimizer": "muon", "precision": "fp16"},
+        "precision: fp16 scales its gradients, which muon cannot skip steps for; use bf16, or sgd or adamw",
+    ),
+    ({"test_views": "all"}, 'test_views: "all" is not one of plain, flip, flip_shift'),
 ]  # fmt: skip
 
 
@@ -131,11 +145,23 @@ def test_a_key_given_twice_is_refused(tmp_path, text, line) -> None:
     assert str(refused.value) == f"config: {path}: {line}"
 
 
-def test_defaults_are_the_quickstart_but_for_its_axis() -> None:
-    given = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
-    experiment = Experiment.from_config(given)
+def test_the_quickstart_differs_from_the_defaults_in_its_axis_and_its_recipe() -> None:
+    experiment = Experiment.from_config(yaml.safe_load((ROOT / "config" / "config.yaml").read_text()))
     assert list(experiment.runs) == ["nodes~1", "nodes~2"]
-    assert Experiment.from_config({}).config == experiment.config | {"nodes": 1}
+    defaults = Experiment.from_config({}).config
+    recipe = {"widths", "epochs", "global_batch_size", "optimizer", "learning_rate", "weight_decay", "test_views"}
+    assert {key for key in defaults if defaults[key] != experiment.config[key]} == {"nodes"} | recipe
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_is_one_over_the_default_one(path) -> None:
+    """As Snakemake lays it: what it does not give is the default experiment's."""
+    default, given = (yaml.safe_load(file.read_text()) for file in (ROOT / "config" / "config.yaml", path))
+    experiment = Experiment.from_config(default | given)
+    assert experiment.name == {"config": "quickstart"}.get(path.stem, path.stem)
+    if "model" in given:
+        # Another network brings its whole recipe, lest it trains by another's.
+        assert {"epochs", "global_batch_size", "optimizer", "learning_rate", "weight_decay", "test_views"} <= set(given)
 
 
 def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
@@ -152,7 +178,8 @@ def test_a_list_of_one_is_an_axis_too_so_that_a_second_value_moves_no_folder() -
 
 
 def test_every_key_of_a_run_can_be_an_axis() -> None:
-    others = {"dataset": "digits", "model": "resnet18", "widths": [1, 2, 3], "optimizer": "adamw", "cpus_per_proc": 3, "device": "cpu"}
+    others = {"dataset": "digits", "model": "resnet18", "widths": [1, 2, 3], "optimizer": "adamw", "cpus_per_proc": 3, "device": "cpu",
+              "precision": "bf16", "compile": "default", "gradient_compression": "bf16"}  # fmt: skip
     for field in dataclasses.fields(Run):
         default = getattr(next(iter(Experiment.from_config({}).runs.values())), field.name)
         if field.name in others:
@@ -161,7 +188,9 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
             other = (not default) if isinstance(default, bool) else default / 2 if isinstance(default, float) else default + 1
         first = list(default) if field.name == "widths" else default
         config = {field.name: [first, other]} if field.name != "dataset" else {"dataset": {"name": [first, other]}}
-        experiment = Experiment.from_config({"global_batch_size": 502} | config)
+        experiment = Experiment.from_config(
+            {"global_batch_size": 502} | ({"nodes": 2} if field.name == "gradient_compression" else {}) | config
+        )
         assert list(experiment.axes) == [field.name], field.name
         assert len(experiment.runs) == 2, field.name
 
@@ -174,9 +203,9 @@ def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:
-    site = ("experiment", "dataset", "widths", "model", *SITE)
+    site = ("experiment", "dataset", "widths", "model", "gradient_compression", "test_views", *SITE)
     config = {key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site}
-    with pytest.raises(Refusal, match=r"18 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)"):
+    with pytest.raises(Refusal, match=r"21 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)"):
         Experiment.from_config(config)
 
 
@@ -241,7 +270,7 @@ def test_the_readme_has_every_key_with_the_schema_s_default_and_description() ->
 
 def test_schema_and_library_know_the_same_keys_and_names() -> None:
     assert jsonschema.Draft202012Validator.check_schema(schema()) is None
-    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", *SITE}
+    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", "test_views", *SITE}
     assert {key.replace("dataset.name", "dataset") for key in keys(schema()["properties"])} - site == {
         field.name for field in dataclasses.fields(Run)
     }

@@ -14,7 +14,9 @@ def some_images(n: int = 64) -> torch.Tensor:
     return torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", ["airbench", "resnet18", "resnet18_imagenet", "mobilenet_v3_small", "densenet121"])
+@pytest.mark.parametrize(
+    "name", ["airbench", "airbench96", "resnet9", "resnet18", "resnet18_imagenet", "mobilenet_v3_small", "densenet121"]
+)
 def test_uint8_images_in_logits_out(name) -> None:
     classifier = models.build(name, WIDTHS, 100).eval()
     assert classifier(some_images(2)).shape == (2, 100)

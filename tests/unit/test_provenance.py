@@ -38,7 +38,7 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
 @pytest.mark.parametrize(("file", "old", "new"), [
     ("ddp/steps.py", "label_smoothing=run.label_smoothing", "label_smoothing=0.0"),
     ("ddp/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
-    ("ddp/models.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
+    ("ddp/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
     ("ddp/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
 ])  # fmt: skip
 def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:

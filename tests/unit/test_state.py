@@ -22,8 +22,8 @@ WANTED = Wanted(RUN, "data", "code", "process 2 on here", fresh=False, other_wor
 def some_state(epoch: int, step: int = 0, processes: int = 1, by: str = "process 1 on here", **changes: object) -> State:
     ranks = [{"buffers": {}, "totals": torch.tensor([float(rank), 0.0]), "rng": {}} for rank in range(processes)]
     fields = {"run": dataclasses.asdict(RUN), "data_sha256": "data", "code_sha256": "code", "epoch": epoch, "step": step,
-              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}}, "ranks": ranks, "history": [{"epoch": 1}], "seconds": 0.5,
-              "attempts": [{"by": by, "commit": "0123"}], "checkpoints": {}}  # fmt: skip
+              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}}, "scaler": {}, "ranks": ranks, "history": [{"epoch": 1}],
+              "seconds": 0.5, "attempts": [{"by": by, "commit": "0123"}], "checkpoints": {}}  # fmt: skip
     return State(**fields | changes)
 
 

@@ -1,5 +1,6 @@
 """The step and the schedule: the global batch's gradient whatever the shares, and rates that add up."""
 
+import copy
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ddp import models, steps
-from ddp.config import Experiment
+from ddp import gradients, models, optimizers, steps
+from ddp.config import Experiment, Run
 from ddp.process_group import Process
 from programs import SCRIPTS, program
 
@@ -22,9 +23,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return take_steps(1, tmp_path_factory.mktemp("steps") / "1.pt")
 
 
-def take_steps(processes: int, output: Path) -> dict[str, torch.Tensor]:
+def take_steps(processes: int, output: Path, sent_as: str = "none") -> dict[str, torch.Tensor]:
     script = Path(__file__).with_name("one_step.py")
-    done = program("launch", "--nproc-per-node", processes, "--", script, output, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+    done = program("launch", "--nproc-per-node", processes, "--", script, output, sent_as, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
     assert done.returncode == 0, done.stderr
     return torch.load(output)
 
@@ -37,6 +38,15 @@ def test_uneven_shares_give_the_gradient_of_the_global_batch(alone, tmp_path, pr
         torch.testing.assert_close(together[name], alone[name], rtol=1e-5, atol=1e-6)
     # Rank r had 1 + r: the mean over the ranks.
     torch.testing.assert_close(together["variance"], torch.full((2,), 1 + (processes - 1) / 2))
+
+
+def test_compressed_gradients_are_those_of_the_global_batch_to_bfloat16s_precision(alone, tmp_path) -> None:
+    together = take_steps(2, tmp_path / "weights.pt", "bf16")
+    for name in ("weight", "bias"):
+        largest = alone[name].abs().max().item()
+        # Rounded to 8 bits on each rank and once more as a sum, in each of three steps.
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=largest * 2**-7)
+        assert not torch.equal(together[name], alone[name])
 
 
 def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
@@ -57,7 +67,7 @@ def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])
 def test_the_learning_rate_rises_and_falls_once_and_is_never_nought(warmup) -> None:
     run = replace(RUN, warmup=warmup, epochs=4, learning_rate=2.0)
-    rates = [steps.learning_rate(run, 25, done) for done in range(100)]
+    rates = [optimizers.learning_rate(run, 25, done) for done in range(100)]
     assert 0 < min(rates) <= max(rates) <= 2.0
     peak = rates.index(max(rates))
     assert abs(peak - warmup * 100) <= 1
@@ -80,7 +90,68 @@ def test_validation_divides_the_sums_once() -> None:
     assert steps.validate(network, images[:0], labels[:0], Process(0, 0, 1, torch.device("cpu"))) == (None, None)
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
+@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW), ("muon", optimizers.Muon)])
 def test_the_optimizer_is_the_one_asked_for(optimizer, kind) -> None:
     classifier = models.build("airbench", (8, 8, 8), 10)
-    assert isinstance(steps.make_optimizer(replace(RUN, optimizer=optimizer), classifier), kind)
+    assert type(optimizers.make_optimizer(replace(RUN, optimizer=optimizer), classifier)) is kind
+
+
+def test_what_is_orthogonalised_keeps_its_directions_and_loses_its_sizes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # From a unit matrix's directions with very different sizes.
+    left, right = (torch.linalg.qr(torch.randn(size, 8, generator=generator)).Q for size in (8, 30))
+    matrix = left @ torch.diag(torch.logspace(-1, 1, 8)) @ right.T
+    for given in (matrix, matrix.T):
+        u, sizes, v = torch.linalg.svd(optimizers.orthogonalised(given, iterations=5), full_matrices=False)
+        assert 0.5 < sizes.min() < sizes.max() < 1.5
+        # The same as of the orthogonal matrix next to it, but for those sizes.
+        near = torch.linalg.svd(given, full_matrices=False)
+        assert ((u @ v) - near.U @ near.Vh).abs().max() < 1e-3
+
+
+def test_muon_keeps_the_filters_norm_and_leaves_the_rest_to_sgd() -> None:
+    images, labels = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (16,))
+    torch.manual_seed(0)
+    classifier = models.build("airbench", (8, 8, 8), 10)
+    classifier.fit_to(images)
+    beside = copy.deepcopy(classifier)
+    pair = [optimizers.make_optimizer(replace(RUN, optimizer=name), network) for name, network in (("muon", classifier), ("sgd", beside))]
+    for network, optimizer in zip((classifier, beside), pair, strict=True):
+        F.cross_entropy(network(images), labels).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * group["rate"]
+        optimizer.step()
+    filters = {id(p) for p in classifier.network.filters()}
+    for mine, other in zip(classifier.parameters(), beside.parameters(), strict=True):
+        assert torch.equal(mine, other) != (id(mine) in filters)
+    for p in classifier.network.filters():
+        # One step of 8 directions, each of at most 1.5 times the rate, off the norm of the square root of 8.
+        assert abs(p.norm().item() - 8**0.5) <= 1.5 * 8**0.5 * 0.01 * classifier.network.FILTER_RATE
+
+
+def trained(run: Run, steps_taken: int = 20) -> list[float]:
+    """Losses of a small network on 32 images that it learns by heart."""
+    torch.manual_seed(0)
+    images, labels = torch.randint(0, 256, (32, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (32,))
+    classifier = models.build("airbench", (8, 8, 8), 10)
+    classifier.fit_to(images)
+    network, taken = gradients.distributed(run, classifier, images, labels)
+    stepper = steps.Stepper(run, network, taken, optimizers.make_optimizer(run, classifier), torch.device("cpu"))
+    done = [stepper.step(0.1, images, labels, 32) for _ in range(steps_taken)]
+    assert all(largest.isfinite() for _, largest in done)
+    assert all(p.dtype == torch.float32 for p in classifier.parameters())
+    return [(sums[0] / 32).item() for sums, _ in done]
+
+
+@pytest.mark.parametrize(("precision", "close"), [("bf16", 0.1), ("fp16", 0.05)])
+def test_other_precisions_learn_the_same_a_little_less_exactly(precision, close) -> None:
+    exact, rounded = trained(replace(RUN, precision="fp32")), trained(replace(RUN, precision=precision))
+    assert exact != rounded
+    # fp16's scaler skips its first steps, until its scale fits.
+    assert rounded[-1] < exact[0] - 0.3
+    assert rounded[0] == pytest.approx(exact[0], rel=close)
+
+
+def test_a_compiled_training_is_the_same_training() -> None:
+    plain, compiled = trained(RUN, 5), trained(replace(RUN, compile="default"), 5)
+    assert compiled == pytest.approx(plain, rel=1e-3)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ddp.config import Experiment
+from ddp.gradients import distributed
 from ddp.process_group import process_group
-from ddp.steps import distributed, step
+from ddp.steps import Stepper
 from ddp.vote import Vote
 
 FINE, BAD = torch.tensor(1.0), torch.tensor(math.nan)
@@ -48,9 +49,10 @@ with process_group("cpu") as process:
     torch.manual_seed(process.rank)
     images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))
     model = BadOn(second)
-    network, largest = distributed(model, process.world_size, (images[:2], labels[:2]))
+    network, gradients = distributed(run, model, images[:2], labels[:2])
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
+    stepper = Stepper(run, network, gradients, optimizer, process.device)
     for number in (1, 2, 3):
-        sums, gradient = step(network, optimizer, 0.1, images, labels, run, 16, largest)
+        sums, gradient = stepper.step(0.1, images, labels, 16)
         found[f"step {number}"] = vote(loss=sums[0], gradient=gradient)
     print("found", json.dumps(found))

@@ -47,10 +47,11 @@ def test_one_and_two_processes_learn_the_same(done) -> None:
 
 def test_evaluation_counts_all_of_the_ten_thousand_on_three_processes(done, tmp_path) -> None:
     folder = done.path / "results/small/nodes~1"
+    known = json.loads((folder / "evaluation.json").read_text())
     evaluate = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--", "workflow/scripts/evaluate.py"]
-    subprocess.run([*evaluate, "--data", "results/data/cifar10", "--model", folder / "model.safetensors", "--output", tmp_path / "e.json"],
-                   cwd=done.path, check=True, timeout=120)  # fmt: skip
-    known, found = (json.loads(path.read_text()) for path in (folder / "evaluation.json", tmp_path / "e.json"))
+    files = ["--data", "results/data/cifar10", "--model", folder / "model.safetensors", "--output", tmp_path / "e.json"]
+    subprocess.run([*evaluate, *files, "--views", known["views"]], cwd=done.path, check=True, timeout=120)
+    found = json.loads((tmp_path / "e.json").read_text())
     assert (found["n"], found["accuracy"], found["confusion_matrix"]) == (10_000, known["accuracy"], known["confusion_matrix"])
 
 

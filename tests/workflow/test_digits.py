@@ -22,8 +22,10 @@ dataset: {name: digits}
 widths: [16, 32, 32]
 epochs: 2
 global_batch_size: 64
+optimizer: sgd
 learning_rate: [0.5, 0.4]
 flip: false
+test_views: plain
 nodes: [1, 2]
 """
 RUNS = ["learning_rate~0.5_nodes~1", "learning_rate~0.5_nodes~2", "learning_rate~0.4_nodes~1", "learning_rate~0.4_nodes~2"]

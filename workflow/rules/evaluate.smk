@@ -20,8 +20,9 @@ rule evaluate:
         evaluate=f"{SCRIPTS}/evaluate.py",
         data=subpath(input.manifest, parent=True),
         device=lambda wildcards: run_of(wildcards).device,
+        views=EXPERIMENT.config["test_views"],
         code=code_sha256("evaluate.py"),
     shell:
         "OMP_NUM_THREADS={threads} python {params.evaluate:q} --data {params.data:q}"
         " --model {input.model:q} --checkpoints {input.checkpoints:q}"
-        " --device {params.device} --output {output:q} 2>&1 | tee {log:q}"
+        " --device {params.device} --views {params.views} --output {output:q} 2>&1 | tee {log:q}"

@@ -5,8 +5,10 @@ per epoch), checkpoints/epoch=NNN.safetensors for the epochs to keep, and run.js
 --output/state; started again, it goes on from there, and comes to the same weights bit for bit.
 """
 
+# ruff: noqa: E402
 import argparse
 import csv
+import gc
 import io
 import json
 import os
@@ -18,6 +20,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+# While torch and all it brings are imported there is no garbage to collect, and looking for it took a quarter of the time (measured).
+gc.disable()
 
 import torch
 from tqdm import tqdm
@@ -34,6 +39,8 @@ from ddp.staging import Staged, stage
 from ddp.state import State, Wanted, checkpoint, newest, place
 from ddp.stopping import listen
 from ddp.training import HISTORY, Training
+
+gc.enable()
 
 
 def main() -> None:

@@ -38,15 +38,20 @@ class Epoch:
         order: the order in which the n images are seen, int64 (n,).
         flipped: whether image i is mirrored, bool (n,).
         down, right: where the window of image i starts in the padded image, int64 (n,), 0 .. 2 * shift.
+        top, left: where the hole in the window of image i starts, int64 (n,), 0 .. size - cutout.
     """
 
     order: Tensor
     flipped: Tensor
     down: Tensor
     right: Tensor
+    top: Tensor
+    left: Tensor
 
 
-def epoch_plan(n: int, seed: int, epoch: int, flip: bool, shift: int, device: torch.device | str = "cpu") -> Epoch:
+def epoch_plan(
+    n: int, seed: int, epoch: int, flip: bool, shift: int, cutout: int = 0, device: torch.device | str = "cpu", size: int = 32
+) -> Epoch:
     """Order and augmentation of the n images in an epoch.
 
     Mirroring alternates from epoch to epoch, starting from a coin toss per image, which leaves less to chance than a toss in
@@ -55,9 +60,10 @@ def epoch_plan(n: int, seed: int, epoch: int, flip: bool, shift: int, device: to
     each_epoch = np.random.default_rng((seed, epoch))
     order = each_epoch.permutation(n)
     down, right = each_epoch.integers(0, 2 * shift + 1, size=(2, n))
+    top, left = each_epoch.integers(0, size - cutout + 1, size=(2, n))
     coin = np.random.default_rng(seed).integers(0, 2, size=n)
     flipped = (coin + epoch) % 2 == 1 if flip else np.zeros(n, dtype=np.bool_)
-    return Epoch(*(torch.from_numpy(array).to(device) for array in (order, flipped, down, right)))
+    return Epoch(*(torch.from_numpy(array).to(device) for array in (order, flipped, down, right, top, left)))
 
 
 def pad(images: Tensor, shift: int) -> Tensor:
@@ -86,3 +92,15 @@ def crop(padded: Tensor, indices: Tensor, plan: Epoch, size: int = 32) -> Tensor
     rows = plan.down[indices, None] + pixel
     columns = plan.right[indices, None] + torch.where(plan.flipped[indices, None], size - 1 - pixel, pixel)
     return padded[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def cut_out(pixels: Tensor, indices: Tensor, plan: Epoch, cutout: int, colour: Tensor) -> Tensor:
+    """The pixels of some images with a square hole of `cutout` pixels in each, of one colour.
+
+    Args:
+        pixels: of the images `indices`, see `crop`, uint8 (b, size, size, c).
+        colour: uint8 (c,).
+    """
+    pixel = torch.arange(pixels.shape[1], device=pixels.device)
+    in_rows, in_columns = ((pixel >= start[indices, None]) & (pixel < start[indices, None] + cutout) for start in (plan.top, plan.left))
+    return torch.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], colour, pixels)

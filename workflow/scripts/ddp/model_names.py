@@ -6,7 +6,8 @@ from functools import cache
 
 from ddp.errors import Refusal
 
-OWN_MODELS = ("airbench", "resnet18", "resnet18_imagenet")
+AIRBENCH = ("airbench", "airbench96")
+OWN_MODELS = (*AIRBENCH, "resnet9", "resnet18", "resnet18_imagenet")
 
 
 @cache

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ddp import atomic
 from ddp.errors import Refusal
+from ddp.networks import Airbench, resnet9
 
 
 class Classifier(nn.Module):
@@ -53,76 +54,35 @@ class Classifier(nn.Module):
             some = (images[:2000].to(torch.float32) - self.mean) / self.std
             self.network.whiten(some.permute(0, 3, 1, 2))
 
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Optimizer groups with a `rate`, the factor on the learning rate; the decay per step is the same in each."""
-        fast = self.network.fast_parameters() if isinstance(self.network, Airbench) else []
-        fast_ids = {id(parameter) for parameter in fast}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in fast_ids]
-        groups = [{"params": rest, "rate": 1.0, "weight_decay": weight_decay}]
-        if fast:
-            groups.append({"params": fast, "rate": Airbench.RATE, "weight_decay": weight_decay / Airbench.RATE})
-        return groups
+    def parameter_groups(self, weight_decay: float, muon: bool = False) -> list[dict[str, Any]]:
+        """Optimizer groups with a `rate`, the factor on the learning rate; the decay per step is the same in each.
 
-
-class Airbench(nn.Module):
-    """The network of airbench94 with three blocks of the given widths, for 32 x 32 images.
-
-    Source: K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, and its repository cifar10-airbench.
-    """
-
-    RATE = 64.0  # factor on the learning rate of the BatchNorm biases (section 3.4 there)
-
-    def __init__(self, widths: Sequence[int], classes: int) -> None:
-        super().__init__()
-        patches = 2 * 3 * 2**2  # the whitening filters and their negatives
-        self.whitening = nn.Conv2d(3, patches, kernel_size=2)
-        self.whitening.weight.requires_grad_(False)
-        ins = (patches, *widths[:-1])
-        self.blocks = nn.Sequential(*(airbench_block(i, o) for i, o in zip(ins, widths, strict=True)))
-        self.head = nn.Linear(widths[-1], classes, bias=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        hidden = self.blocks(nn.functional.gelu(self.whitening(images)))
-        return self.head(nn.functional.max_pool2d(hidden, 3).flatten(1)) / 9
-
-    def whiten(self, images: Tensor) -> None:
-        """Set the first filters to the principal directions of 2 x 2 patches, scaled to unit variance (section 3.2 there)."""
-        # (n, 3, h - 1, w - 1, 2, 2) to one row of 3 x 2 x 2 values a patch
-        patches = images.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12).to(torch.float64)
-        values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-        filters = vectors.T.reshape(-1, 3, 2, 2) / torch.sqrt(values.reshape(-1, 1, 1, 1) + 5e-4)
-        self.whitening.weight.copy_(torch.cat((filters, -filters)))
-
-    def fast_parameters(self) -> list[nn.Parameter]:
-        return [m.bias for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
-
-
-def airbench_block(channels_in: int, channels_out: int) -> nn.Sequential:
-    def conv(channels: int) -> nn.Conv2d:
-        layer = nn.Conv2d(channels, channels_out, kernel_size=3, padding="same", bias=False)
-        nn.init.dirac_(layer.weight.data[: layer.weight.size(1)])
-        return layer
-
-    def norm() -> nn.BatchNorm2d:
-        # Not airbench's eps of 1e-12: the grey images of `digits` have channels without variance, which it blows up.
-        layer = nn.BatchNorm2d(channels_out, momentum=0.4)
-        layer.weight.requires_grad_(False)
-        return layer
-
-    return nn.Sequential(
-        conv(channels_in), nn.MaxPool2d(2), norm(), nn.GELU(), conv(channels_out), norm(), nn.GELU()
-    )  # fmt: skip
+        Args:
+            muon: put the filters into a group of their own, marked `filters`, see `optimizers.Muon`.
+        """
+        network, none = self.network, list[nn.Parameter]()
+        fast, filters = (network.biases(), network.filters() if muon else none) if isinstance(network, Airbench) else (none, none)
+        apart = {id(parameter) for parameter in (*fast, *filters)}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
+        groups = [
+            {"params": rest, "rate": 1.0, "weight_decay": weight_decay},
+            {"params": fast, "rate": Airbench.BIAS_RATE, "weight_decay": weight_decay / Airbench.BIAS_RATE},
+            {"params": filters, "rate": Airbench.FILTER_RATE, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False},
+        ]
+        return [group | {"filters": group["params"] is filters} for group in groups if group["params"]]
 
 
 def build(model: str, widths: Sequence[int], classes: int) -> Classifier:
     """A model by its name in the configuration, freshly initialised from torch's global generator.
 
-    `resnet18` is torchvision's with a 3 x 3 first convolution and no first pooling, as usual for 32 x 32 images;
-    `resnet18_imagenet` is torchvision's as it is; any other name is torchvision's own.
+    `airbench`, `airbench96` and `resnet9` are those of `networks`; `resnet18` is torchvision's with a 3 x 3 first convolution and no first
+    pooling, as usual for 32 x 32 images; `resnet18_imagenet` is torchvision's as it is; any other name is torchvision's own.
     """
     description = {"model": model, "widths": list(widths), "classes": classes}
-    if model == "airbench":
-        network: nn.Module = Airbench(widths, classes)
+    if model in ("airbench", "airbench96"):
+        network: nn.Module = Airbench(widths, classes, residual=model == "airbench96")
+    elif model == "resnet9":
+        network = resnet9(classes)
     elif model == "resnet18":
         network = torchvision.models.resnet18(num_classes=classes)
         network.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)

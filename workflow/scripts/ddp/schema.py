@@ -16,7 +16,10 @@ from ddp.errors import Refusal
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "config.schema.yaml"
 WIDTHS_WANTED = "three whole numbers are needed"
-TEXT_KEYS = ("experiment", "model", "optimizer", "device", "launcher", "scratch", "resume")
+TEXT_KEYS = (
+    "experiment", "model", "optimizer", "device", "precision", "compile", "gradient_compression", "test_views", "launcher", "scratch",
+    "resume",
+)  # fmt: skip
 PATTERN_WORDS = {
     "experiment": "letters, digits, - and _, the first a letter or digit",
     "dataset.url": "an address that begins with http:// or https://",

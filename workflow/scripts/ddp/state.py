@@ -20,7 +20,7 @@ from ddp.config import Run
 from ddp.data_folder import file_sha256
 from ddp.errors import Refusal
 
-FORMAT = 1
+FORMAT = 2
 NAME = re.compile(r"epoch=(\d+)_step=(\d+)\.pt")
 # The newest may be damaged by what ended the training: the one before is as good, an interval earlier.
 KEPT = 2
@@ -39,7 +39,7 @@ class State:
         epoch: epochs finished.
         step: steps done in the epoch after; 0 between two epochs. The learning rate follows from the two.
         model: the network's state_dict on rank 0.
-        optimizer: the optimizer's state_dict, the same on all ranks.
+        optimizer, scaler: the state_dicts of the optimizer and of fp16's gradient scaler, the same on all ranks.
         ranks: by rank, what differs between them: `buffers` (BatchNorm's running statistics, averaged only between epochs), `totals`
             (sums of the epoch so far, see `steps.step`) and `rng` (states of the random generators, by device type).
         history: a row per finished epoch.
@@ -55,6 +55,7 @@ class State:
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
+    scaler: dict[str, Any]
     ranks: list[dict[str, Any]]
     history: list[dict[str, Any]]
     seconds: float

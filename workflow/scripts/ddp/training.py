@@ -13,11 +13,13 @@ from ddp import batches, models
 from ddp.config import Run
 from ddp.data_folder import load_split
 from ddp.errors import Refusal
+from ddp.gradients import distributed
+from ddp.optimizers import learning_rate, make_optimizer
 from ddp.process_group import Process, all_reduce, everyone_is_here
 from ddp.saver import Saver
 from ddp.staging import Staged, discard
 from ddp.state import State, place
-from ddp.steps import average_batchnorm, distributed, learning_rate, make_optimizer, random_state, set_random_state, step, validate
+from ddp.steps import Stepper, average_batchnorm, random_state, set_random_state, validate
 from ddp.stopping import Stopping
 from ddp.vote import Vote
 
@@ -53,8 +55,11 @@ class Training:
         self.classifier = models.build(run.model, run.widths, manifest["classes"])
         self.classifier.fit_to(images.cpu())
         self.classifier.to(process.device)
-        self.network, self.largest = distributed(self.classifier, run.world_size, (images[:2], self.labels[:2]))
+        self.mean_colour = self.classifier.mean.round().to(torch.uint8)
+        some = slice(2 if run.compile == "none" else batches.share(torch.arange(self.sizes[0]), process.rank, run.world_size).numel())
+        self.network, gradients = distributed(run, self.classifier, images[some], self.labels[some])
         self.optimizer = make_optimizer(run, self.classifier)
+        self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
@@ -75,6 +80,7 @@ class Training:
     def restore(self, state: State) -> None:
         self.classifier.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
+        self.stepper.scaler.load_state_dict(state.scaler)
         self.epoch, self.step, self.seconds = state.epoch, state.step, state.seconds
         self.history, self.attempts, self.checkpoints = state.history, state.attempts, state.checkpoints
         # On another number of processes there is no own part to be had, and between two epochs none is needed but the random numbers.
@@ -110,6 +116,7 @@ class Training:
             step=self.step,
             model=self.classifier.state_dict(),
             optimizer=self.optimizer.state_dict(),
+            scaler=self.stepper.scaler.state_dict(),
             ranks=ranks,
             history=self.history,
             seconds=self.seconds,
@@ -125,14 +132,16 @@ class Training:
         """
         run, rank = self.run, self.process.rank
         begun = time.perf_counter() - self.seconds
-        plan = batches.epoch_plan(len(self.labels), run.seed, self.epoch + 1, run.flip, run.shift, self.process.device)
+        plan = batches.epoch_plan(len(self.labels), run.seed, self.epoch + 1, run.flip, run.shift, run.cutout, self.process.device)
         self.network.train()
         votes: deque[tuple[int, Vote]] = deque()
         for batch in plan.order.split(self.sizes)[self.step :]:
             mine = batches.share(batch, rank, run.world_size)
             pixels = batches.crop(self.padded, mine, plan)
+            if run.cutout:
+                pixels = batches.cut_out(pixels, mine, plan, run.cutout, self.mean_colour)
             lr = learning_rate(run, len(self.sizes), self.steps_done)
-            sums, gradient = step(self.network, self.optimizer, lr, pixels, self.labels[mine], run, len(batch), self.largest)
+            sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
             self.totals += sums
             self.step += 1
             show.update()

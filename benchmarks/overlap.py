@@ -1,0 +1,114 @@
+"""How much of the gradients' all-reduce goes on while the backward pass still computes: a profile of two gloo processes.
+
+`loss.backward()` returns when all gradients are averaged, so its own time span contains every all-reduce. What counts as computing is the
+span from its start to the end of the last gradient that autograd itself computes; what of the all-reduces lies after that is waited for.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ddp import models
+from ddp.config import Run
+from ddp.gradients import Gradients, distributed
+
+PROCESSES = 2
+STEPS = 5
+BATCH = 32  # of each process
+ONE_BUCKET_MB = 1000.0
+# Ours; the same buckets without our hook, as DDP does it by itself; and all gradients in one bucket, with nothing to overlap.
+WAYS = ("ours", "without our hook", "one bucket")
+
+
+def profiled(work: Path) -> dict[str, dict[str, Any]]:
+    """The profile of each way to average gradients, see `share_hidden`."""
+    spawn(process, (str(work),), PROCESSES)
+    return json.loads((work / "overlap.json").read_text())
+
+
+def process(rank: int, work: str) -> None:
+    """One of the processes; the first writes overlap.json into the folder, and a trace of each way, for ui.perfetto.dev."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Named for those who started it: a store that was used before would answer with the processes of that time.
+    store = FileStore(f"{work}/overlap-{os.getppid()}.store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    run = Run.from_json(json.dumps({"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"}))
+    torch.manual_seed(rank)
+    images, labels = torch.randint(256, (BATCH, 32, 32, 3), dtype=torch.uint8), torch.randint(10, (BATCH,))
+    found = {}
+    for way in WAYS:
+        classifier = models.build(run.model, run.widths, 10)
+        network, bucket_mb = networks(way, run, classifier, images, labels)
+        for _ in range(2):
+            step(network, images, labels)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            seconds = [step(network, images, labels) for _ in range(STEPS)]
+        profiler.export_chrome_trace(f"{work}/{way.replace(' ', '-')}-{rank}.json")
+        found[way] = {"bucket_mb": bucket_mb, "step_ms": round(1e3 * median(seconds), 1)} | share_hidden(profiler.events() or [])
+    if rank == 0:
+        Path(work, "overlap.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def networks(way: str, run: Run, classifier: models.Classifier, images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, float]:
+    """The classifier as it is trained in this way, and the size of its buckets in MB."""
+    if way == "ours":
+        return distributed(run, classifier, images, labels)[0], Gradients(run, classifier).bucket_mb
+    gradients = Gradients(run, classifier)
+    bucket_mb = gradients.bucket_mb if way == "without our hook" else ONE_BUCKET_MB
+    network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=bucket_mb)
+    if way == "one bucket":
+        network.register_comm_hook(None, gradients.average)
+    return network, bucket_mb
+
+
+def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """One forward and backward pass; its duration in seconds. Both start together, so that neither waits for the other's rest."""
+    dist.barrier()
+    start = time.perf_counter()
+    loss = F.cross_entropy(network(images), labels)
+    with record_function("backward"):
+        loss.backward()
+    network.zero_grad()
+    return time.perf_counter() - start
+
+
+def share_hidden(events: Sequence[Any]) -> dict[str, float]:
+    """Of a profile's steps, medians: the share of the all-reduces' time while autograd computes, and milliseconds of what there was.
+
+    An all-reduce lasts from when it is asked for to its end; where several are under way at once, that time counts once.
+    """
+    steps = []
+    for backward in (event for event in events if event.name == "backward"):
+        begin, end = backward.time_range.start, backward.time_range.end
+        inside = [event for event in events if begin <= event.time_range.start <= end]
+        computed = max(e.time_range.end for e in inside if "evaluate_function" in e.name and "AccumulateGrad" not in e.name)
+        reduces = [(e.time_range.start, e.time_range.end) for e in inside if e.name == "gloo:all_reduce"]
+        whole = covered(reduces)
+        hidden = covered([(a, min(b, computed)) for a, b in reduces if a < computed])
+        steps.append((hidden / whole, len(reduces), (computed - begin) / 1e3, whole / 1e3, (end - computed) / 1e3))
+    keys = ("hidden", "all_reduces", "computing_ms", "reducing_ms", "waiting_ms")
+    return {key: round(median(values), 3) for key, values in zip(keys, zip(*steps, strict=True), strict=True)}
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of the spans."""
+    length, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        length += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return length

@@ -1,0 +1,73 @@
+"""The tables and figures of 1,000 runs of 100 epochs, every epoch kept and evaluated: what aggregate.py and plot.py take for them.
+
+The result folders are made up, in the form that docs/results.md tells; nothing else of the workflow takes part.
+"""
+
+import csv
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from measured import Measured
+
+from ddp.training import HISTORY
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
+RUNS, EPOCHS, CLASSES = 1000, 100, 10
+# Runs a command and prints the largest memory it had, in KB. In between, because what a process has had is counted for what it starts.
+PEAK = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:], check=True); print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss)"
+
+
+def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the data are not read
+    results = work / "many"
+    shutil.rmtree(results, ignore_errors=True)
+    draw = random.Random(0)
+    for seed in range(RUNS):
+        write_run(results / f"seed~{seed}", seed, draw)
+    summary, curves = results / "summary.csv", results / "curves.csv"
+    config = json.dumps({"experiment": "many", "epochs": EPOCHS, "seed": list(range(RUNS))})
+    taken = {
+        "aggregate": run("aggregate", "--config", config, "--results", results, "--summary", summary, "--curves", curves),
+        "plot": run("plot", "--summary", summary, "--curves", curves, "--output", results),
+    }
+    details = {f"{program}_{what}": value for program, both in taken.items() for what, value in zip(("seconds", "gb"), both, strict=True)}
+    seconds, gigabytes = zip(*taken.values(), strict=True)
+    yield Measured(f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs", "seconds", sum(seconds), most=30, details=details)
+    yield Measured(f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs", "peak memory in GB", max(gigabytes), most=1, details=details)
+
+
+def run(program: str, *options: object) -> tuple[float, float]:
+    """Seconds and peak memory in GB of one of our programs."""
+    start = time.perf_counter()
+    command = [sys.executable, "-c", PEAK, sys.executable, SCRIPTS / f"{program}.py", *options]
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    return time.perf_counter() - start, int(done.stdout.split()[-1]) * 1024 / 1e9
+
+
+def write_run(folder: Path, seed: int, draw: random.Random) -> None:
+    """What a run leaves behind, with curves such as trainings have."""
+    folder.mkdir(parents=True)
+    accuracies = [0.94 - 0.6 * math.exp(-epoch / 10) + draw.gauss(0, 0.004) for epoch in range(EPOCHS)]
+    rows: list[dict[str, Any]] = []
+    for epoch, accuracy in enumerate(accuracies, start=1):
+        loss = 2 * (1 - accuracy)
+        row = (epoch, 90 * epoch, 0.75 * (1 - epoch / EPOCHS), loss, accuracy, loss, accuracy, draw.gauss(5000, 100), draw.gauss(10, 0.1))
+        rows.append(dict(zip(HISTORY, row, strict=True)))
+    with (folder / "history.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, HISTORY)
+        writer.writeheader()
+        writer.writerows(rows)
+    checkpoints = [{"epoch": epoch, "loss": 2 * (1 - accuracy), "accuracy": accuracy} for epoch, accuracy in enumerate(accuracies, start=1)]
+    classes = {"per_class_accuracy": [accuracies[-1]] * CLASSES, "confusion_matrix": [[100] * CLASSES] * CLASSES}
+    evaluation = {"n": 10_000} | checkpoints[-1] | classes | {"expected_calibration_error": 0.1, "checkpoints": checkpoints}
+    (folder / "evaluation.json").write_text(json.dumps(evaluation, indent=2))
+    about = {"config": {"seed": seed, "epochs": EPOCHS}, "git": {"commit": "0" * 40, "dirty": False}, "code_sha256": "a" * 64,
+             "data_sha256": "b" * 64, "seconds": 1000.0, "metrics": rows[-1]}  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(about, indent=2))

@@ -1,0 +1,192 @@
+"""How fast we train: against the same network on one batch that lies ready in memory, and against the usual tutorial loop.
+
+Ours is `Training.train_epoch`, in this process and alone, with all CPUs as threads, in images per second as history.csv has them: with its
+plan of the epoch, crops, normalisation, sums and votes. The bare loop has none of these, only the network's forward and backward pass and
+the optimizer's step, on normalised float images. A short epoch of ours and as many bare steps take turns, so that both meet the same
+machine; a ratio is the median of the rounds' ratios.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measured import Measured
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from ddp.config import Run
+from ddp.data_folder import read_manifest
+from ddp.optimizers import make_optimizer
+from ddp.process_group import Process, process_group
+from ddp.saver import Saver
+from ddp.staging import stage
+from ddp.stopping import Stopping
+from ddp.training import Training
+
+CPUS = len(os.sched_getaffinity(0))
+SECONDS = 30  # for the rounds of one model
+FEWEST_ROUNDS = 5
+IMAGES = 50_000
+# For timing alone: low enough that no network diverges on the few images it sees again and again.
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and how much of it is trained in a round: `steps` of `batch` images."""
+
+    name: str
+    batch: int
+    steps: int
+    keys: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **keys: Any) -> Run:
+        """A run whose epoch is so many steps: all other images are held out."""
+        given = {
+            "dataset": "cifar10",
+            "epochs": 100_000,
+            "global_batch_size": self.batch,
+            "learning_rate": LEARNING_RATE,
+            "validation_fraction": 1 - self.batch * self.steps / IMAGES,
+            "device": "cpu",
+        }
+        return Run.from_json(json.dumps(given | self.keys | keys))
+
+
+# A round of a network takes about a second or two on two cores.
+CASES = (
+    Case("airbench", 250, 20, {"model": "airbench", "widths": [32, 64, 64]}),
+    Case("airbench94", 250, 4, {"model": "airbench", "widths": [64, 256, 256]}),
+    Case("airbench96", 64, 2, {"model": "airbench96", "widths": [128, 512, 512]}),
+    Case("resnet9", 128, 2, {"model": "resnet9"}),
+    Case("resnet18", 32, 2, {"model": "resnet18"}),
+    Case("resnet18_imagenet", 128, 5, {"model": "resnet18_imagenet"}),
+)
+# The peer's own recipe, but for augmentation, which it has none of.
+AS_THE_TUTORIAL = Case(
+    "resnet18_imagenet", 128, 8, {"model": "resnet18_imagenet", "optimizer": "adamw", "weight_decay": 1e-4, "warmup": 0.0}
+)
+
+
+def measure(data: Path, work: Path) -> Iterator[Measured]:
+    with process_group("cpu") as process:
+        torch.set_num_threads(CPUS)
+        for case in CASES:
+            yield against_bare(case, Ours(case, process, data, work))
+        yield against_tutorial(Ours(AS_THE_TUTORIAL, process, data, work), data)
+
+
+class Ours:
+    """A training of ours, an epoch at a time."""
+
+    def __init__(self, case: Case, process: Process, data: Path, work: Path) -> None:
+        self.training = Training(case.run(), process, read_manifest(data), stage(data, []), "")
+        self.stop, self.show = Stopping(None), tqdm(disable=True)
+        self.saver = Saver(process, work, None, 300)
+        self.images_per_second()  # the first steps of a network are slower
+
+    def images_per_second(self) -> float:
+        """Of one more epoch, as `Training.end_epoch` counts it; without that, as it would validate all the other images."""
+        training = self.training
+        training.step, training.seconds = 0, 0.0
+        training.train_epoch(self.stop, self.saver, self.show)
+        training.epoch += 1
+        return len(training.labels) / training.seconds
+
+
+class Bare:
+    """The network of a training and its optimizer, on its first batch, which lies ready."""
+
+    def __init__(self, case: Case, training: Training) -> None:
+        self.run, self.steps = training.run, case.steps
+        classifier = copy.deepcopy(training.classifier)
+        self.network, self.optimizer = classifier.network, make_optimizer(training.run, classifier)
+        shift = training.run.shift
+        pixels = training.padded[: case.batch, shift : shift + 32, shift : shift + 32]
+        # Made contiguous as NHWC, hence in channels_last order, as our own batches are.
+        self.images = ((pixels.to(torch.float32) - classifier.mean) / classifier.std).contiguous().permute(0, 3, 1, 2)
+        self.labels = training.labels[: case.batch]
+        self.images_per_second()
+
+    def images_per_second(self) -> float:
+        # Determinism is ours to pay for: it has torch fill all new memory, for one.
+        torch.use_deterministic_algorithms(False)
+        self.network.train()
+        start = time.perf_counter()
+        for _ in range(self.steps):
+            loss = F.cross_entropy(self.network(self.images), self.labels, label_smoothing=self.run.label_smoothing)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        seconds = time.perf_counter() - start
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return self.steps * len(self.labels) / seconds
+
+
+def against_bare(case: Case, ours: Ours) -> Measured:
+    bare = Bare(case, ours.training)
+    rates: list[tuple[float, float]] = []
+    end = time.perf_counter() + SECONDS
+    while len(rates) < FEWEST_ROUNDS or time.perf_counter() < end:
+        # Whoever is first may find the other's data in the caches.
+        if len(rates) % 2:
+            rates.append((ours.images_per_second(), bare.images_per_second()))
+        else:
+            rates.append((bare.images_per_second(), ours.images_per_second())[::-1])
+    own, bares = zip(*rates, strict=True)
+    details = {
+        "images_per_second": round(median(own), 1),
+        "bare_images_per_second": round(median(bares), 1),
+        "rounds": len(rates),
+        "batch": case.batch,
+        "steps_in_a_round": case.steps,
+        "threads": CPUS,
+    }
+    ratio = median(mine / bare for mine, bare in rates)
+    return Measured(
+        f"training throughput, {case.name}", "forward, backward and optimizer step on one batch in memory", ratio, 0.95, None, details
+    )
+
+
+def against_tutorial(ours: Ours, data: Path) -> Measured:
+    """Against the better of its data read by this process itself and by as many workers as there are CPUs, which is its own choice."""
+    case = AS_THE_TUTORIAL
+    command = [sys.executable, str(Path(__file__).with_name("tutorial_loop.py")), str(data), str(case.batch)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        ask, answer = peer.stdin, peer.stdout
+        assert ask is not None
+        assert answer is not None
+
+        def step(mode: str, workers: int = 0) -> float:
+            print(json.dumps({"mode": mode, "workers": workers, "steps": case.steps}), file=ask, flush=True)
+            return float(answer.readline())
+
+        bare = Bare(case, ours.training)
+        rounds = [
+            {
+                "ours": case.batch / ours.images_per_second(),
+                "ours_bare": case.batch / bare.images_per_second(),
+                "peer_0_workers": step("loop"),
+                "peer_all_workers": step("loop", CPUS),
+                "peer_data": step("data"),
+                "peer_bare": step("bare"),
+                "peer_bare_and_metrics": step("metrics"),
+            }
+            for _ in range(FEWEST_ROUNDS)
+        ]
+        ask.close()
+    ratio = median(min(each["peer_0_workers"], each["peer_all_workers"]) / each["ours"] for each in rounds)
+    steps = {f"{key}_ms": round(1e3 * median(each[key] for each in rounds), 1) for key in rounds[0]}
+    details = {"workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS} | {"a_step": steps}
+    return Measured(
+        "training throughput, resnet18_imagenet", "the usual tutorial loop, with its best number of workers", ratio, 1.3, None, details
+    )

@@ -1,0 +1,43 @@
+"""Trainings and evaluations as users have them: by the programs, in processes of their own."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddp.config import Experiment, Run
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "workflow" / "scripts"
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The experiment of a configuration, laid over the default one as Snakemake does it."""
+    default = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    return Experiment.from_config(default | yaml.safe_load(path.read_text()))
+
+
+def train(run: Run, data: Path, output: Path, cpus: int) -> dict[str, Any]:
+    """Train through `launch`; returns run.json. The program says on stderr what goes wrong."""
+    geometry = ["--nodes", run.nodes, "--nproc-per-node", run.nproc_per_node, "--cpus", cpus, "--device", run.device]
+    program = [SCRIPTS / "train.py", "--run", run.to_json(), "--data", data, "--output", output, "--fresh"]
+    command = [sys.executable, SCRIPTS / "launch.py", "--transport", "local", *geometry, "--", *program]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return json.loads((output / "run.json").read_text())
+
+
+def evaluate(output: Path, data: Path, views: str) -> dict[str, Any]:
+    """Evaluate the weights in a run's folder; returns evaluation.json."""
+    files = ["--data", data, "--model", output / "model.safetensors", "--output", output / "evaluation.json"]
+    command = [sys.executable, SCRIPTS / "evaluate.py", *files, "--views", views]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return json.loads((output / "evaluation.json").read_text())
+
+
+def seeds_of(run: Run, seeds: int) -> list[Run]:
+    """The same run with the seeds 0, 1, and so on."""
+    return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]

@@ -1,0 +1,91 @@
+"""How the ranks' gradients become one: DDP's buckets, what they are sent as, and what is noticed of them on the way."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp.config import Run
+
+# DDP sends a bucket of gradients when it is full, while the backward pass goes on: so there are to be some, but none so small that what
+# is waited for is the network's latency. DDP's own 25 MB hold the whole of most networks here.
+BUCKETS = 4
+BUCKET_MB = (1.0, 25.0)
+
+
+class Gradients:
+    """This rank's gradients on their way to the others, and the largest absolute value in them.
+
+    Infinities and nan show in that value, and on which rank they arose. Once the gradients are averaged over the ranks they are bad on
+    all of them; so it looks at each bucket of DDP's just before.
+    """
+
+    def __init__(self, run: Run, classifier: nn.Module) -> None:
+        self.parameters = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+        self.world_size = run.world_size
+        self.sent_as = torch.bfloat16 if run.gradient_compression == "bf16" else torch.float32
+        self.seen: list[Tensor] = []
+
+    @property
+    def bucket_mb(self) -> float:
+        """Size of a bucket, in MB of 2**20 bytes, as DDP counts."""
+        least, most = BUCKET_MB
+        return min(max(sum(p.numel() * p.element_size() for p in self.parameters) / 2**20 / BUCKETS, least), most)
+
+    def average(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """DDP's communication hook: uncompressed it does what DDP does without one, bit for bit, after a look at the bucket."""
+        gradient = bucket.buffer()
+        self.seen.append(largest(gradient))
+        sent = gradient.mul_(1 / self.world_size).to(self.sent_as)
+        return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: gradient.copy_(future.value()[0]))
+
+    def take_largest(self) -> Tensor:
+        """Of the step just done; scalar, on the device."""
+        if self.world_size == 1:
+            self.seen = [largest(p.grad) for p in self.parameters if p.grad is not None]
+        seen, self.seen = self.seen, []
+        return torch.stack(seen).amax()
+
+
+def largest(gradient: Tensor) -> Tensor:
+    """The largest absolute value in it, scalar; nan if there is one."""
+    # For the 11 million of a ResNet-18, the norm of order infinity took 30 ms of a step of 290 ms on a CPU, this 2 ms.
+    return torch.stack(torch.aminmax(gradient)).abs().amax()
+
+
+def distributed(run: Run, classifier: nn.Module, images: Tensor, labels: Tensor) -> tuple[nn.Module, Gradients]:
+    """The network to be trained, and what becomes of its gradients.
+
+    Args:
+        images, labels: a few, or as many as in a step where the network is compiled for that, in the form that it is trained on.
+    """
+    gradients = Gradients(run, classifier)
+    network: nn.Module = classifier
+    if run.world_size > 1:
+        # The name that torch 2.11 knows as well.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+        # Statistics of BatchNorm are averaged once an epoch instead of being broadcast in every step.
+        network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=gradients.bucket_mb)
+        network.register_comm_hook(None, gradients.average)
+    if run.compile != "none":
+        network.compile(mode="reduce-overhead" if run.compile == "cuda_graphs" else "default")
+    # After the first backward pass of a process DDP puts the gradients into other buckets, and with them changes the order in which
+    # those of three or more ranks are added. A resumed training would differ in its first step: so that step comes before all, here.
+    # What is compiled is compiled here too, before the clock of the first epoch runs.
+    if network is not classifier or run.compile != "none":
+        before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), autocast(run, images):
+            F.cross_entropy(network(images), labels).backward()
+        classifier.zero_grad()
+        classifier.load_state_dict(before)
+        gradients.seen.clear()
+    return network, gradients
+
+
+def autocast(run: Run, images: Tensor) -> torch.autocast:
+    """The context in which the run's network computes: on the images' device, in the run's precision."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
+    return torch.autocast(images.device.type, kind, enabled=kind is not None)

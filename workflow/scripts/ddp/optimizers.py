@@ -1,0 +1,65 @@
+"""How the weights follow the gradient: the optimizers by their names, and the learning rate by step."""
+
+import torch
+from torch import Tensor
+
+from ddp.config import Run
+from ddp.models import Classifier
+
+
+class Muon(torch.optim.SGD):
+    """SGD in which the filters take steps of equal size in all directions: their momentum is orthogonalised first.
+
+    Groups with `filters` are such; each filter bank is also kept at a norm of the square root of its number of filters, so that
+    decay would do nothing. The other groups are SGD's.
+
+    Source: K. Jordan, airbench94_muon.py in cifar10-airbench, 2024, from where momentum, iterations and coefficients are.
+    """
+
+    MOMENTUM = 0.6
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for filters in group["params"] if group["filters"] else ():
+                if filters.grad is None:
+                    continue
+                state = self.state[filters]
+                momentum = state.setdefault("momentum", torch.zeros_like(filters))
+                momentum.mul_(self.MOMENTUM).add_(filters.grad)
+                ahead = filters.grad.add(momentum, alpha=self.MOMENTUM)
+                filters.mul_(len(filters) ** 0.5 / filters.norm())
+                # What SGD without momentum then adds to the filters.
+                filters.grad.copy_(orthogonalised(ahead.flatten(1)).view_as(ahead))
+        super().step(closure)
+
+
+def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
+    """Nearly the orthogonal matrix next to the given one, (rows, columns): singular values between 0.5 and 1.5, by Newton-Schulz."""
+    # A GPU multiplies bfloat16 fastest; this CPU was slower with it.
+    x = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    wide = x.size(0) <= x.size(1)
+    x = x if wide else x.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(iterations):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return (x if wide else x.T).to(matrix.dtype)
+
+
+def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
+    """The run's optimizer, in one kernel for all weights rather than some for each."""
+    groups = classifier.parameter_groups(run.weight_decay, run.optimizer == "muon")
+    if run.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
+    kind = Muon if run.optimizer == "muon" else torch.optim.SGD
+    return kind(groups, lr=run.learning_rate, momentum=run.momentum, nesterov=run.momentum > 0, fused=True)
+
+
+def learning_rate(run: Run, steps_per_epoch: int, done: int) -> float:
+    """The learning rate of the step after `done` steps: up to the peak over the warm-up's share of all steps, then down towards 0."""
+    steps = run.epochs * steps_per_epoch
+    peak = run.warmup * steps
+    # In the middle of its step, so that neither the first nor the last step is taken with a rate of 0.
+    now = done + 0.5
+    return run.learning_rate * (now / peak if now < peak else (steps - now) / (steps - peak))
