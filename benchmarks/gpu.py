@@ -1,8 +1,8 @@
 """Time to 94 % on a GPU, beside the published figures: python benchmarks/gpu.py DATA-FOLDER OUTPUT-FOLDER
 
-Trains a configuration with many seeds on one GPU, or on the CPU where there is none, evaluates each, and prints and writes gpu.json: mean
-time and accuracy, throughput, and what share of the device's measured rate of matrix products that is. The first training is the warm-up
-and is not counted.
+Trains a configuration with many seeds, evaluates each, and prints and writes gpu.json: mean time and accuracy, throughput, and what share
+of the device's measured rate of matrix products that is. The first training is the warm-up and is not counted. A configuration whose device
+is `cpu` is measured on that.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def throughput(folder: Path) -> dict[str, float]:
 
 def summary(run: Run, found: list[dict[str, Any]], classes: int) -> dict[str, Any]:
     """Means over the runs, and the share of the device's rate that the arithmetic of the network takes."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if run.device != "cpu" and torch.cuda.is_available() else "cpu")
     rate, flops = matrix_rate(device, DTYPES[run.precision]), flops_per_image(run, classes)
     speed = median(one["images_per_second"] for one in found)
     return {

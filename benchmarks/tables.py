@@ -66,7 +66,9 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
         writer.writerows(rows)
     checkpoints = [{"epoch": epoch, "loss": 2 * (1 - accuracy), "accuracy": accuracy} for epoch, accuracy in enumerate(accuracies, start=1)]
     classes = {"per_class_accuracy": [accuracies[-1]] * CLASSES, "confusion_matrix": [[100] * CLASSES] * CLASSES}
-    evaluation = {"n": 10_000} | checkpoints[-1] | classes | {"expected_calibration_error": 0.1, "checkpoints": checkpoints}
+    evaluation = (
+        {"n": 10_000, "views": "plain"} | checkpoints[-1] | classes | {"expected_calibration_error": 0.1, "checkpoints": checkpoints}
+    )
     (folder / "evaluation.json").write_text(json.dumps(evaluation, indent=2))
     about = {"config": {"seed": seed, "epochs": EPOCHS}, "git": {"commit": "0" * 40, "dirty": False}, "code_sha256": "a" * 64,
              "data_sha256": "b" * 64, "seconds": 1000.0, "metrics": rows[-1]}  # fmt: skip

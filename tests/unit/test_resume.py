@@ -241,6 +241,30 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(di
         assert result(left) == result(tmp_path / "alone")
 
 
+# Each has something of its own to be saved: momenta of the filters, the gradient scaler, holes to be drawn.
+OTHER_RECIPES = (
+    {"optimizer": "muon", "cutout": 4},
+    {"precision": "fp16", "optimizer": "adamw"},
+    {"compile": "default", "precision": "bf16"},
+)
+
+
+@pytest.mark.parametrize("recipe", OTHER_RECIPES, ids=lambda recipe: "-".join(map(str, recipe.values())))
+def test_every_recipe_goes_on_to_the_same_weights(digits, tmp_path, recipe) -> None:
+    alone, output = tmp_path / "alone", tmp_path / "out"
+    recipe = recipe | {"epochs": 6, "checkpoint_every": 2}
+    complete(alone, digits, **recipe)
+    training = Training(output, digits, **recipe)
+    training.reach(2)
+    (rank,) = training.await_start("train.py")
+    os.kill(rank, signal.SIGTERM)
+    assert training.end() == 75, training.said
+    assert (0, 0) < newest_place(output) < (6, 0)
+    complete(output, digits, **recipe)
+    assert len(attempts(output)) == 2
+    assert result(output) == result(alone)
+
+
 def attempts_of_newest(output: Path) -> list[dict]:
     return state.read(states(output)[0])[0].attempts
 

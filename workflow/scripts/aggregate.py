@@ -65,6 +65,7 @@ def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.D
     """One run: test metrics, speed, and what it was made of. `images_per_second` is the mean over its epochs."""
     return {
         "n": evaluation["n"],
+        "views": evaluation["views"],
         "accuracy": evaluation["accuracy"],
         "loss": evaluation["loss"],
         "images_per_second": history["images_per_second"].mean(),

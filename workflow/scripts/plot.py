@@ -148,6 +148,7 @@ def page(summary: pd.DataFrame, settings: list[str], title: str) -> str:
         {
             **{axis: summary[axis] for axis in settings + [axis for axis in summary.columns if axis == "seed"]},
             "test images": summary["n"].map("{:,}".format),
+            "views": summary["views"],
             "accuracy": summary["accuracy"].map("{:.2%}".format),
             "loss": summary["loss"].map("{:.3f}".format),
             "images/s": summary["images_per_second"].map("{:,.0f}".format),

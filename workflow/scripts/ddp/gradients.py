@@ -1,5 +1,6 @@
 """How the ranks' gradients become one: DDP's buckets, what they are sent as, and what is noticed of them on the way."""
 
+import math
 import warnings
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from ddp.config import Run
 
@@ -45,7 +47,11 @@ class Gradients:
     def take_largest(self) -> Tensor:
         """Of the step just done; scalar, on the device."""
         if self.world_size == 1:
-            self.seen = [largest(p.grad) for p in self.parameters if p.grad is not None]
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            if gradients[0].is_cuda:
+                # All of them in a kernel or two: on a GPU it is their number that costs.
+                return get_total_norm(gradients, math.inf)
+            self.seen = [largest(gradient) for gradient in gradients]
         seen, self.seen = self.seen, []
         return torch.stack(seen).amax()
 

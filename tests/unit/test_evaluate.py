@@ -1,0 +1,35 @@
+"""What a test image is judged by."""
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+from ddp import models
+
+
+@pytest.fixture(scope="module")
+def classifier() -> models.Classifier:
+    torch.manual_seed(0)
+    return models.build("airbench", (8, 8, 8), 10).eval()
+
+
+@torch.no_grad()
+def test_six_views_are_weighed_as_published(classifier) -> None:
+    images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
+    # Mirrored borders of a pixel, as numpy makes them.
+    padded = torch.from_numpy(np.pad(images.numpy(), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect"))
+    shifted = [padded[:, :32, :32], padded[:, 2:, 2:]]
+    logits = [(classifier(view.contiguous()) + classifier(view.flip(2))) / 2 for view in (images, *shifted)]
+    torch.testing.assert_close(evaluate.judged(classifier, images, "flip"), logits[0])
+    torch.testing.assert_close(evaluate.judged(classifier, images, "flip_shift"), (2 * logits[0] + logits[1] + logits[2]) / 4)
+    assert torch.equal(evaluate.judged(classifier, images, "plain"), classifier(images))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("views", ["flip", "flip_shift"])
+def test_a_mirrored_image_is_judged_by_the_same_views(classifier, views) -> None:
+    # In a shift along the diagonal, mirrored images go the other way: only the plain mirror is the same.
+    images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
+    one, other = (evaluate.judged(classifier, given, views) for given in (images, images.flip(2)))
+    assert torch.allclose(one, other, atol=1e-5) == (views == "flip")
