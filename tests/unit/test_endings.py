@@ -1,6 +1,13 @@
 """Which of several failures was the cause, and which of a process's last lines say why. The lines are ones that were seen."""
 
+import os
+import subprocess
+import sys
+
+import pytest
+
 from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, marked, record_lines, records
+from programs import SCRIPTS
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
 WARNING = "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
@@ -27,6 +34,21 @@ def test_endings_survive_the_way_through_srun() -> None:
     mixed = [one[0], *other, *one[1:]]
     assert [ending(found["ending"]) for found in records(mixed)] == sent
     assert [ending(found["ending"]) for found in records([*one[:-1], *other])] == sent[1:]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_endings_sent_at_the_same_time_stay_apart(unbuffered) -> None:
+    """As those of all the ranks of a node do that stop together, whose stderr is one pipe."""
+    each, senders = 3000, 3
+    program = f"from ddp.endings import send\nfor number in range({each}): send({{'number': number, 'rest': 600 * 'x'}})"
+    read, write = os.pipe()
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(SCRIPTS)}
+    processes = [subprocess.Popen([sys.executable, "-c", program], stderr=write, env=environment) for _ in range(senders)]
+    os.close(write)
+    with open(read, encoding="utf-8") as pipe:
+        found = records(pipe)
+    assert [process.wait() for process in processes] == senders * [0]
+    assert sorted(record["number"] for record in found) == sorted(senders * list(range(each)))
 
 
 def test_other_lines_are_no_records() -> None:

@@ -62,8 +62,10 @@ class Ending:
 
 def send(record: dict) -> None:
     """Write a record to stderr, each of its lines by itself: a pipe with several writers takes so many bytes in one piece, and no more."""
+    sys.stderr.flush()
     for line in record_lines(record):
-        print(line, file=sys.stderr, flush=True)
+        # Not print, which with PYTHONUNBUFFERED writes the end of the line by itself: another rank's record came between (measured).
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())
 
 
 def record_lines(record: dict) -> list[str]:
