@@ -138,7 +138,7 @@ def trained(run: Run, steps_taken: int = 20) -> list[float]:
     network, taken = gradients.distributed(run, classifier, images, labels)
     stepper = steps.Stepper(run, network, taken, optimizers.make_optimizer(run, classifier), torch.device("cpu"))
     done = [stepper.step(0.1, images, labels, 32) for _ in range(steps_taken)]
-    assert all(largest.isfinite() for _, largest in done)
+    assert all(total.isfinite() for _, total in done)
     assert all(p.dtype == torch.float32 for p in classifier.parameters())
     return [(sums[0] / 32).item() for sums, _ in done]
 

@@ -51,7 +51,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     images, labels = (torch.tensor(array, device=process.device) for array in load_split(args.data, "test"))
 
     def evaluated(path: Path) -> dict[str, Any]:
-        classifier = models.load(path).to(process.device)
+        classifier = models.load(path).place(process.device)
         if classifier.description["classes"] != manifest["classes"]:
             raise Refusal(
                 f"{path} tells {classifier.description['classes']} classes apart, {manifest['dataset']} has {manifest['classes']}"

@@ -1,6 +1,5 @@
 """How the ranks' gradients become one: DDP's buckets, what they are sent as, and what is noticed of them on the way."""
 
-import math
 import warnings
 
 import torch
@@ -19,17 +18,17 @@ BUCKET_MB = (1.0, 25.0)
 
 
 class Gradients:
-    """This rank's gradients on their way to the others, and the largest absolute value in them.
+    """This rank's gradients on their way to the others, and their total.
 
-    Infinities and nan show in that value, and on which rank they arose. Once the gradients are averaged over the ranks they are bad on
-    all of them; so it looks at each bucket of DDP's just before.
+    Infinities and nan show in the total, and on which rank they arose. Once the gradients are averaged over the ranks they are bad on
+    all of them; so each bucket of DDP's is added up just before.
     """
 
     def __init__(self, run: Run, classifier: nn.Module) -> None:
         self.parameters = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
         self.world_size = run.world_size
         self.sent_as = torch.bfloat16 if run.gradient_compression == "bf16" else torch.float32
-        self.seen: list[Tensor] = []
+        self.totals: list[Tensor] = []
 
     @property
     def bucket_mb(self) -> float:
@@ -38,28 +37,23 @@ class Gradients:
         return min(max(sum(p.numel() * p.element_size() for p in self.parameters) / 2**20 / BUCKETS, least), most)
 
     def average(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """DDP's communication hook: uncompressed it does what DDP does without one, bit for bit, after a look at the bucket."""
+        """DDP's communication hook: uncompressed it does what DDP does without one, bit for bit, after adding the bucket up."""
         gradient = bucket.buffer()
-        self.seen.append(largest(gradient))
+        self.totals.append(gradient.sum())
         sent = gradient.mul_(1 / self.world_size).to(self.sent_as)
         return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: gradient.copy_(future.value()[0]))
 
-    def take_largest(self) -> Tensor:
-        """Of the step just done; scalar, on the device."""
+    def take_total(self) -> Tensor:
+        """Of the step just done, a number that is finite only if every gradient is: scalar, on the device."""
         if self.world_size == 1:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             if gradients[0].is_cuda:
                 # All of them in a kernel or two: on a GPU it is their number that costs.
-                return get_total_norm(gradients, math.inf)
-            self.seen = [largest(gradient) for gradient in gradients]
-        seen, self.seen = self.seen, []
-        return torch.stack(seen).amax()
-
-
-def largest(gradient: Tensor) -> Tensor:
-    """The largest absolute value in it, scalar; nan if there is one."""
-    # For the 11 million of a ResNet-18, the norm of order infinity took 30 ms of a step of 290 ms on a CPU, this 2 ms.
-    return torch.stack(torch.aminmax(gradient)).abs().amax()
+                return get_total_norm(gradients, 1.0)
+            # For the 11 million of a ResNet-18, this took 1 ms of a step of 125 ms on a CPU, their least and greatest 6, and their norm 15.
+            self.totals = [gradient.sum() for gradient in gradients]
+        totals, self.totals = self.totals, []
+        return torch.stack(totals).sum()
 
 
 def distributed(run: Run, classifier: nn.Module, images: Tensor, labels: Tensor) -> tuple[nn.Module, Gradients]:
@@ -87,7 +81,7 @@ def distributed(run: Run, classifier: nn.Module, images: Tensor, labels: Tensor)
             F.cross_entropy(network(images), labels).backward()
         classifier.zero_grad()
         classifier.load_state_dict(before)
-        gradients.seen.clear()
+        gradients.totals.clear()
     return network, gradients
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import safetensors.torch
@@ -40,6 +40,12 @@ class Classifier(nn.Module):
         # A permuted NHWC tensor is an NCHW tensor in channels_last order already: nothing is moved.
         normalised = (images.to(torch.float32) - self.mean) / self.std
         return self.network(normalised.permute(0, 3, 1, 2))
+
+    def place(self, device: torch.device) -> Self:
+        """Move it to where it is used, with its filters in the order that is best there."""
+        # A GPU would bring filters into the images' order in every step. A CPU brings them into an order of its own whatever theirs is,
+        # and torch's fused optimizers copy there what is not contiguous, to and fro: 9 % of a ResNet-18's step (measured).
+        return self.to(device).to(memory_format=torch.channels_last if device.type == "cuda" else torch.preserve_format)
 
     @torch.no_grad()
     def fit_to(self, images: Tensor) -> None:
@@ -90,7 +96,7 @@ def build(model: str, widths: Sequence[int], classes: int) -> Classifier:
     else:
         name = "resnet18" if model == "resnet18_imagenet" else model
         network = torchvision.models.get_model(name, weights=None, num_classes=classes)
-    return Classifier(network.to(memory_format=torch.channels_last), description)
+    return Classifier(network, description)
 
 
 def save(classifier: Classifier, path: Path) -> None:

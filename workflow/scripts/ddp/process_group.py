@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ddp.errors import Refusal
+from ddp.memory import keep_freed_memory
 from ddp.network import let_gloo_be_reached, own_address
 from ddp.preflight import ANSWER, COME, RankReport, check_sum, join
 
@@ -56,6 +57,7 @@ def process_group(device: str) -> Iterator[Process]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     # For finding reads of memory that nobody wrote; it took 3 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    keep_freed_memory()
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:

@@ -31,8 +31,8 @@ class Stepper:
             images, labels: this rank's share of a global batch of size `batch`.
 
         Returns:
-            This rank's sums of loss and of correct predictions, float64 (2,), and the largest value in its own gradient, scalar; both
-            still on the device.
+            This rank's sums of loss and of correct predictions, float64 (2,), and the total of its own gradient, see
+            `Gradients.take_total`; both still on the device.
         """
         run = self.run
         with autocast(run, images):
@@ -40,17 +40,17 @@ class Stepper:
             loss = F.cross_entropy(logits, labels, label_smoothing=run.label_smoothing, reduction="sum")
         # DDP averages gradients over ranks; this makes the average that of the global batch even if the shares differ in size.
         self.scaler.scale(loss * (run.world_size / batch)).backward()
-        largest = self.gradients.take_largest()
+        total = self.gradients.take_total()
         if self.scaler.is_enabled():
             # It looks for the largest scale without infinities, and skips the steps in which there are some.
-            largest = torch.zeros_like(largest)
+            total = torch.zeros_like(total)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["rate"]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
         with torch.no_grad():
-            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double())), largest
+            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double())), total
 
 
 @torch.no_grad()

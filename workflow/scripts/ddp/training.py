@@ -54,7 +54,7 @@ class Training:
         torch.manual_seed(run.seed)
         self.classifier = models.build(run.model, run.widths, manifest["classes"])
         self.classifier.fit_to(images.cpu())
-        self.classifier.to(process.device)
+        self.classifier.place(process.device)
         self.mean_colour = self.classifier.mean.round().to(torch.uint8)
         some = slice(2 if run.compile == "none" else batches.share(torch.arange(self.sizes[0]), process.rank, run.world_size).numel())
         self.network, gradients = distributed(run, self.classifier, images[some], self.labels[some])
