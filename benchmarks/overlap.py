@@ -67,7 +67,7 @@ def process(rank: int, work: str) -> None:
 def networks(way: str, run: Run, classifier: models.Classifier, images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, float]:
     """The classifier as it is trained in this way, and the size of its buckets in MB."""
     if way == "ours":
-        return distributed(run, classifier, images, labels)[0], Gradients(run, classifier).bucket_mb
+        return distributed(run, classifier, [(images, labels)])[0], Gradients(run, classifier).bucket_mb
     gradients = Gradients(run, classifier)
     bucket_mb = gradients.bucket_mb if way == "without our hook" else ONE_BUCKET_MB
     network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=bucket_mb)

@@ -24,7 +24,7 @@ with process_group("cpu") as process:
     model = nn.Linear(12, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    network, gradients = distributed(run, model, images[:2], labels[:2])
+    network, gradients = distributed(run, model, [(images[:2], labels[:2])])
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
     stepper = Stepper(run, network, gradients, optimizer, process.device)
     sums = []

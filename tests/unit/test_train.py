@@ -1,6 +1,7 @@
 """The step and the schedule: the global batch's gradient whatever the shares, and rates that add up."""
 
 import copy
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +136,7 @@ def trained(run: Run, steps_taken: int = 20) -> list[float]:
     images, labels = torch.randint(0, 256, (32, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (32,))
     classifier = models.build("airbench", (8, 8, 8), 10)
     classifier.fit_to(images)
-    network, taken = gradients.distributed(run, classifier, images, labels)
+    network, taken = gradients.distributed(run, classifier, [(images, labels)])
     stepper = steps.Stepper(run, network, taken, optimizers.make_optimizer(run, classifier), torch.device("cpu"))
     done = [stepper.step(0.1, images, labels, 32) for _ in range(steps_taken)]
     assert all(total.isfinite() for _, total in done)
@@ -155,3 +156,47 @@ def test_other_precisions_learn_the_same_a_little_less_exactly(precision, close)
 def test_a_compiled_training_is_the_same_training() -> None:
     plain, compiled = trained(RUN, 5), trained(replace(RUN, compile="default"), 5)
     assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+def test_fp16_is_none_the_worse_for_an_overflow_in_the_first_step() -> None:
+    classifier = models.build("airbench", (8, 8, 8), 10)
+    optimizer, scaler = optimizers.make_optimizer(replace(RUN, precision="fp16"), classifier), torch.amp.GradScaler("cpu")
+    before = [p.detach().clone() for p in classifier.parameters()]
+    # What torch does not fill is nan then, and not what happens to be there.
+    torch.use_deterministic_algorithms(True)
+    try:
+        for gradient in (math.inf, 0.5):
+            scaled = scaler.scale(torch.tensor(gradient)).item()
+            for p in classifier.parameters():
+                p.grad = torch.full_like(p, scaled) if p.requires_grad else None
+            scaler.step(optimizer)
+            scaler.update()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(p.isfinite().all() for p in classifier.parameters())
+    assert not all(torch.equal(p, q) for p, q in zip(classifier.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon", "adamw"])
+def test_what_an_optimizer_keeps_is_taken_up_in_the_order_of_the_weights(name) -> None:
+    """A GPU's weights lie in another order than a CPU's, and a training may go on on either."""
+
+    def after_a_step(order: torch.memory_format, state: dict | None) -> tuple[models.Classifier, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        classifier = models.build("airbench", (8, 8, 8), 10).to(memory_format=order)
+        optimizer = optimizers.make_optimizer(replace(RUN, optimizer=name), classifier)
+        if state:
+            optimizers.take_up(optimizer, copy.deepcopy(state))
+        for p in classifier.parameters():
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape)) if p.requires_grad else None
+        optimizer.step()
+        return classifier, optimizer
+
+    _, there = after_a_step(torch.channels_last, None)
+    _, same = after_a_step(torch.channels_last, there.state_dict())
+    _, other = after_a_step(torch.contiguous_format, there.state_dict())
+    for parameter, kept in other.state.items():
+        assert all(value.stride() == parameter.stride() for value in kept.values() if value.shape == parameter.shape)
+    for mine, its in zip(other.param_groups, same.param_groups, strict=True):
+        for p, q in zip(mine["params"], its["params"], strict=True):
+            torch.testing.assert_close(p, q)

@@ -49,7 +49,7 @@ with process_group("cpu") as process:
     torch.manual_seed(process.rank)
     images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))
     model = BadOn(second)
-    network, gradients = distributed(run, model, images[:2], labels[:2])
+    network, gradients = distributed(run, model, [(images[:2], labels[:2])])
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
     stepper = Stepper(run, network, gradients, optimizer, process.device)
     for number in (1, 2, 3):

@@ -109,7 +109,7 @@ def test_history_has_a_row_per_epoch(done) -> None:
 def test_run_json_says_how_it_came_about(done) -> None:
     about = read(done.results / RUNS[3] / "run.json")
     assert about["config"]["learning_rate"] == 0.4
-    assert len(about["config"]) == 21
+    assert len(about["config"]) == 25
     assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [(0, "cpu", 1), (1, "cpu", 1)]
     assert about["data_sha256"] == read(done.path / "results/data/digits/manifest.json")["sha256"]
     assert about["metrics"]["epoch"] == 2

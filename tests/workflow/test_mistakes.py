@@ -11,12 +11,13 @@ import pytest
 
 MISTAKES = [
     (["learning_rat=0.1"], "config: learning_rat: unknown key; did you mean learning_rate?"),
-    (["nodes=[1,3]"], "config: global_batch_size: 500 does not divide among 3 processes (3 nodes x 1); use 501"),
+    (["nodes=[1,3]"], "config: global_batch_size: 250 does not divide among 3 processes (3 nodes x 1); use 249"),
     (["epochs=0"], "config: epochs: 0 is too small; the least is 1"),
     (["seed=[]"], "config: seed: [] is too short; an axis needs at least one value"),
     (["dataset=cifar10"], 'config: dataset: "cifar10" is not a mapping of keys to values'),
     (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
-    (["model=alexnet"], "config: model: alexnet does not take 32x32 images: "),
+    (["model=resnet18"], "config: optimizer: muon knows the filters of airbench and airbench96, not those of resnet18; use sgd or adamw"),
+    (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
 ]
 
 

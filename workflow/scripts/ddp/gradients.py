@@ -1,6 +1,8 @@
 """How the ranks' gradients become one: DDP's buckets, what they are sent as, and what is noticed of them on the way."""
 
 import warnings
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -56,11 +58,12 @@ class Gradients:
         return torch.stack(totals).sum()
 
 
-def distributed(run: Run, classifier: nn.Module, images: Tensor, labels: Tensor) -> tuple[nn.Module, Gradients]:
+def distributed(run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, Tensor]]) -> tuple[nn.Module, Gradients]:
     """The network to be trained, and what becomes of its gradients.
 
     Args:
-        images, labels: a few, or as many as in a step where the network is compiled for that, in the form that it is trained on.
+        first: images and labels for the passes before all, in the form that it is trained on; where it is compiled, of every size that a
+            step has.
     """
     gradients = Gradients(run, classifier)
     network: nn.Module = classifier
@@ -71,15 +74,21 @@ def distributed(run: Run, classifier: nn.Module, images: Tensor, labels: Tensor)
         network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=gradients.bucket_mb)
         network.register_comm_hook(None, gradients.average)
     if run.compile != "none":
-        network.compile(mode="reduce-overhead" if run.compile == "cuda_graphs" else "default")
+        # A resumed training has to come to the same code: none for any size, which would be made when a second one is met, and none
+        # chosen by how long it took.
+        options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": run.compile == "cuda_graphs"}
+        network = cast(nn.Module, torch.compile(network, dynamic=False, options=options))
+        # A graph is recorded when its code runs for the second time.
+        first = [*first, *first]
     # After the first backward pass of a process DDP puts the gradients into other buckets, and with them changes the order in which
     # those of three or more ranks are added. A resumed training would differ in its first step: so that step comes before all, here.
     # What is compiled is compiled here too, before the clock of the first epoch runs.
-    if network is not classifier or run.compile != "none":
+    if network is not classifier:
         before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), autocast(run, images):
-            F.cross_entropy(network(images), labels).backward()
-        classifier.zero_grad()
+        for images, labels in first:
+            with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), autocast(run, images):
+                F.cross_entropy(network(images), labels).backward()
+            classifier.zero_grad()
         classifier.load_state_dict(before)
         gradients.totals.clear()
     return network, gradients

@@ -1,5 +1,7 @@
 """How the weights follow the gradient: the optimizers by their names, and the learning rate by step."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,21 @@ def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
     if run.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
     kind = Muon if run.optimizer == "muon" else torch.optim.SGD
-    return kind(groups, lr=run.learning_rate, momentum=run.momentum, nesterov=run.momentum > 0, fused=True)
+    optimizer = kind(groups, lr=run.learning_rate, momentum=run.momentum, nesterov=run.momentum > 0, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            # When fp16's scaler skips the first step, torch takes for the momentum what happens to be in memory (seen in 2.14.1).
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def take_up(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what `optimizer.state_dict` gave, on another kind of device perhaps: fused kernels want it in the order of the weights."""
+    optimizer.load_state_dict(state)
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter).copy_(value)
 
 
 def learning_rate(run: Run, steps_per_epoch: int, done: int) -> float:

@@ -14,7 +14,7 @@ from ddp.config import Run
 from ddp.data_folder import load_split
 from ddp.errors import Refusal
 from ddp.gradients import distributed
-from ddp.optimizers import learning_rate, make_optimizer
+from ddp.optimizers import learning_rate, make_optimizer, take_up
 from ddp.process_group import Process, all_reduce, everyone_is_here
 from ddp.saver import Saver
 from ddp.staging import Staged, discard
@@ -56,8 +56,11 @@ class Training:
         self.classifier.fit_to(images.cpu())
         self.classifier.place(process.device)
         self.mean_colour = self.classifier.mean.round().to(torch.uint8)
-        some = slice(2 if run.compile == "none" else batches.share(torch.arange(self.sizes[0]), process.rank, run.world_size).numel())
-        self.network, gradients = distributed(run, self.classifier, images[some], self.labels[some])
+        # As many on every rank, or some would wait for others that have begun.
+        sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size]
+        shares = [len(batches.share(torch.arange(size), process.rank, run.world_size)) for size in sizes]
+        first = [(images[:share], self.labels[:share]) for share in shares]
+        self.network, gradients = distributed(run, self.classifier, first)
         self.optimizer = make_optimizer(run, self.classifier)
         self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
@@ -79,7 +82,7 @@ class Training:
 
     def restore(self, state: State) -> None:
         self.classifier.load_state_dict(state.model)
-        self.optimizer.load_state_dict(state.optimizer)
+        take_up(self.optimizer, state.optimizer)
         self.stepper.scaler.load_state_dict(state.scaler)
         self.epoch, self.step, self.seconds = state.epoch, state.step, state.seconds
         self.history, self.attempts, self.checkpoints = state.history, state.attempts, state.checkpoints
