@@ -177,18 +177,23 @@ def said(*command: str) -> tuple[str, str]:
 
 
 def with_plain_states(query: Query) -> Query:
-    """The Slurm plugin's query for the state of jobs, with the words for those that are over for good made `CANCELLED`.
+    """The Slurm plugin's query for the state of jobs, with words that it knows what to make of.
 
-    sacct says `CANCELLED by 1000` of a job that somebody cancelled, and goes on to say `PREEMPTED` of one that had to make way and
-    is not queued again. The plugin knows neither for an end and Snakemake waits for such a job for ever (the first measured, the
-    second read, in version 2.8.0).
+    sacct says `CANCELLED by 1000` of a job that somebody cancelled, and goes on to say `PREEMPTED` of one that had to make way, or
+    `NODE_FAIL` of one whose node died, that is not queued again. The plugin takes none of them for an end, and Snakemake waits for such a
+    job for ever (the first measured, the others read, in version 2.8.0). At `NODE_FAIL` it also keeps all later jobs off what sacct names
+    as the node, which is all the nodes that the job had, or `None assigned` if it is queued again already: then no job can be submitted any
+    more (measured; https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/485). Slurm itself gives nobody a dead node.
     """
-    preempted: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
 
     def plainly(job: str, state: str) -> str:
-        preempted[job] = preempted[job] + 1 if state == "PREEMPTED" else 0
+        word = state.split()[0]
+        ended[job] = ended[job] + 1 if word in ("PREEMPTED", "NODE_FAIL") else 0
         # One that is queued again says so within seconds.
-        return "CANCELLED" if preempted[job] >= 3 else state.split()[0]
+        if ended[job] >= 3:
+            return "CANCELLED"
+        return "PENDING" if word == "NODE_FAIL" else word
 
     async def plain(command: str, logger: Any) -> tuple[dict[str, str] | None, float | None]:
         states, seconds = await query(command, logger)
