@@ -13,8 +13,8 @@ from torch.nn.utils import get_total_norm
 
 from ddp.config import Run
 
-# DDP sends a bucket of gradients when it is full, while the backward pass goes on: so there are to be some, but none so small that what
-# is waited for is the network's latency. DDP's own 25 MB hold the whole of most networks here.
+# DDP sends a bucket of gradients when it is full, while the backward pass goes on: so there are to be some, but none so small, in MB of
+# 2**20 bytes, that what is waited for is the network's latency. DDP's own 25 MB hold the whole of most networks here.
 BUCKETS = 4
 BUCKET_MB = (1.0, 25.0)
 
@@ -34,9 +34,10 @@ class Gradients:
 
     @property
     def bucket_mb(self) -> float:
-        """Size of a bucket, in MB of 2**20 bytes, as DDP counts."""
+        """Size of a bucket: the network's in so many equal parts as are not too small."""
         least, most = BUCKET_MB
-        return min(max(sum(p.numel() * p.element_size() for p in self.parameters) / 2**20 / BUCKETS, least), most)
+        size = sum(p.numel() * p.element_size() for p in self.parameters) / 2**20
+        return min(size / max(1, min(BUCKETS, int(size / least))), most)
 
     def average(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """DDP's communication hook: uncompressed it does what DDP does without one, bit for bit, after adding the bucket up."""
