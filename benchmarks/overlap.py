@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ddp import models
 from ddp.config import Run
 from ddp.gradients import Gradients, distributed
+from ddp.memory import keep_freed_memory
 
 PROCESSES = 2
 STEPS = 5
@@ -34,7 +35,7 @@ WAYS = ("ours", "without our hook", "one bucket")
 
 
 def profiled(work: Path) -> dict[str, dict[str, Any]]:
-    """The profile of each way to average gradients, see `share_hidden`."""
+    """The profile of each way to add gradients, see `share_hidden`."""
     spawn(process, (str(work),), PROCESSES)
     return json.loads((work / "overlap.json").read_text())
 
@@ -42,6 +43,7 @@ def profiled(work: Path) -> dict[str, dict[str, Any]]:
 def process(rank: int, work: str) -> None:
     """One of the processes; the first writes overlap.json into the folder, and a trace of each way, for ui.perfetto.dev."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # Named for those who started it: a store that was used before would answer with the processes of that time.
     store = FileStore(f"{work}/overlap-{os.getppid()}.store", PROCESSES)
@@ -72,7 +74,7 @@ def networks(way: str, run: Run, classifier: models.Classifier, images: torch.Te
     bucket_mb = gradients.bucket_mb if way == "without our hook" else ONE_BUCKET_MB
     network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=bucket_mb)
     if way == "one bucket":
-        network.register_comm_hook(None, gradients.average)
+        network.register_comm_hook(None, gradients.add)
     return network, bucket_mb
 
 

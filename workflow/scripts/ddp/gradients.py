@@ -22,8 +22,8 @@ BUCKET_MB = (1.0, 25.0)
 class Gradients:
     """This rank's gradients on their way to the others, and their total.
 
-    Infinities and nan show in the total, and on which rank they arose. Once the gradients are averaged over the ranks they are bad on
-    all of them; so each bucket of DDP's is added up just before.
+    Infinities and nan show in the total, and on which rank they arose. Once the ranks' gradients are added they are bad on all of them;
+    so each bucket of DDP's is added up just before.
     """
 
     def __init__(self, run: Run, classifier: nn.Module) -> None:
@@ -39,11 +39,11 @@ class Gradients:
         size = sum(p.numel() * p.element_size() for p in self.parameters) / 2**20
         return min(size / max(1, min(BUCKETS, int(size / least))), most)
 
-    def average(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """DDP's communication hook: uncompressed it does what DDP does without one, bit for bit, after adding the bucket up."""
+    def add(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """DDP's communication hook: the sum over the ranks, where DDP by itself takes the mean."""
         gradient = bucket.buffer()
         self.totals.append(gradient.sum())
-        sent = gradient.mul_(1 / self.world_size).to(self.sent_as)
+        sent = gradient.to(self.sent_as)
         return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: gradient.copy_(future.value()[0]))
 
     def take_total(self) -> Tensor:
@@ -73,7 +73,7 @@ def distributed(run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, T
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
         # Statistics of BatchNorm are averaged once an epoch instead of being broadcast in every step.
         network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=gradients.bucket_mb)
-        network.register_comm_hook(None, gradients.average)
+        network.register_comm_hook(None, gradients.add)
     if run.compile != "none":
         # A resumed training has to come to the same code: none for any size, which would be made when a second one is met, and none
         # chosen by how long it took.

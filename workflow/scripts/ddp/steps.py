@@ -38,8 +38,8 @@ class Stepper:
         with autocast(run, images):
             logits = self.network(images)
             loss = F.cross_entropy(logits, labels, label_smoothing=run.label_smoothing, reduction="sum")
-        # DDP averages gradients over ranks; this makes the average that of the global batch even if the shares differ in size.
-        self.scaler.scale(loss * (run.world_size / batch)).backward()
+        # The ranks' gradients are added, to that of the global batch's mean loss even if the shares differ in size.
+        self.scaler.scale(loss / batch).backward()
         total = self.gradients.take_total()
         if self.scaler.is_enabled():
             # It looks for the largest scale without infinities, and skips the steps in which there are some.
