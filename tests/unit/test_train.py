@@ -1,6 +1,7 @@
 """The step and the schedule: the global batch's gradient whatever the shares, and rates that add up."""
 
 import copy
+import json
 import math
 import os
 from dataclasses import replace
@@ -156,6 +157,15 @@ def test_other_precisions_learn_the_same_a_little_less_exactly(precision, close)
 def test_a_compiled_training_is_the_same_training() -> None:
     plain, compiled = trained(RUN, 5), trained(replace(RUN, compile="default"), 5)
     assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
+    run = json.dumps({"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"})
+    environment = os.environ | {"CXX": "/nowhere/g++"}
+    done = program("train", "--run", run, "--data", digits, "--output", tmp_path / "out", env=environment)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("train: compile: default needs a C++ compiler such as g++ on every node; ")
+    assert "Traceback" not in done.stderr
 
 
 def test_fp16_is_none_the_worse_for_an_overflow_in_the_first_step() -> None:

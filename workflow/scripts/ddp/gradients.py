@@ -1,7 +1,9 @@
 """How the ranks' gradients become one: DDP's buckets, what they are sent as, and what is noticed of them on the way."""
 
+import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from ddp.config import Run
+from ddp.errors import Refusal
 
 # DDP sends a bucket of gradients when it is full, while the backward pass goes on: so there are to be some, but none so small, in MB of
 # 2**20 bytes, that what is waited for is the network's latency. DDP's own 25 MB hold the whole of most networks here.
@@ -65,6 +68,9 @@ def distributed(run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, T
     Args:
         first: images and labels for the passes before all, in the form that it is trained on; where it is compiled, of every size that a
             step has.
+
+    Raises:
+        Refusal: it cannot be compiled here.
     """
     gradients = Gradients(run, classifier)
     network: nn.Module = classifier
@@ -86,13 +92,28 @@ def distributed(run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, T
     # What is compiled is compiled here too, before the clock of the first epoch runs.
     if network is not classifier:
         before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-        for images, labels in first:
-            with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), autocast(run, images):
-                F.cross_entropy(network(images), labels).backward()
-            classifier.zero_grad()
+        with refused_if_not_compiled(run):
+            for images, labels in first:
+                with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), autocast(run, images):
+                    F.cross_entropy(network(images), labels).backward()
+                classifier.zero_grad()
         classifier.load_state_dict(before)
         gradients.totals.clear()
     return network, gradients
+
+
+@contextmanager
+def refused_if_not_compiled(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Named only here: its import takes a second and a half.
+        if run.compile == "none" or not isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+            raise
+        raise Refusal(
+            f"compile: {run.compile} needs a C++ compiler such as g++ on every node; {socket.gethostname()} says "
+            f"{str(error).splitlines()[0]}; load a module that has one, or use compile: none"
+        ) from None
 
 
 def autocast(run: Run, images: Tensor) -> torch.autocast:
