@@ -37,10 +37,11 @@ class Gradients:
 
     @property
     def bucket_mb(self) -> float:
-        """Size of a bucket: the network's in so many equal parts as are not too small."""
+        """Size of a bucket: the network's in so many equal parts as are not too small. For less than the least DDP cannot be compiled."""
         least, most = BUCKET_MB
         size = sum(p.numel() * p.element_size() for p in self.parameters) / 2**20
-        return min(size / max(1, min(BUCKETS, int(size / least))), most)
+        parts = max(1, min(BUCKETS, int(size / least)))
+        return min(max(size / parts, least), most)
 
     def add(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """DDP's communication hook: the sum over the ranks, where DDP by itself takes the mean."""
