@@ -23,6 +23,7 @@ sys.path.insert(0, str(SCRIPTS))
 import torch  # noqa: E402
 from measured import Measured  # noqa: E402
 
+from ddp.errors import told_in_one_line  # noqa: E402
 from ddp.provenance import git_state, versions  # noqa: E402
 
 # Each a module here, with `measure(data, work)`: the folder of CIFAR-10, and one for its own files.
@@ -39,12 +40,13 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: there is no such benchmark; there are {', '.join(BENCHMARKS)}")
     about = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "git": git_state(), "versions": versions()}
     rows: list[dict[str, Any]] = []
-    for name in args.benchmarks or BENCHMARKS:
-        work = args.output / name
-        work.mkdir(parents=True, exist_ok=True)
-        for row in timed(name, args.data.resolve(), work.resolve()):
-            rows.append({"benchmark": name} | asdict(row) | {"reached": row.reached})
-            (args.output / "bench.json").write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+    with told_in_one_line("bench"):
+        for name in args.benchmarks or BENCHMARKS:
+            work = args.output / name
+            work.mkdir(parents=True, exist_ok=True)
+            for row in timed(name, args.data.resolve(), work.resolve()):
+                rows.append({"benchmark": name} | asdict(row) | {"reached": row.reached})
+                (args.output / "bench.json").write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
     print("", *table(rows), sep="\n")
 
 

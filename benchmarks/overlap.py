@@ -1,6 +1,6 @@
 """How much of the gradients' all-reduce goes on while the backward pass still computes: a profile of two gloo processes.
 
-`loss.backward()` returns when all gradients are averaged, so its own time span contains every all-reduce. What counts as computing is the
+`loss.backward()` returns when all gradients are added up, so its own time span contains every all-reduce. What counts as computing is the
 span from its start to the end of the last gradient that autograd itself computes; what of the all-reduces lies after that is waited for.
 """
 

@@ -9,8 +9,6 @@ published speeds, not from a GPU here.
 import csv
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,12 +29,12 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+from training import ROOT, train
 
 from ddp import models
+from ddp.config import Run
 from plot import PALETTE, STYLE
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "workflow" / "scripts"
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3
 # Half of the images: an epoch of the default network takes some 10 s on two CPUs. The first epoch warms up, and is not counted.
@@ -109,9 +107,7 @@ def trained(data: Path, work: Path, processes: int, threads: int, batch: int, he
     """Train the default experiment's network as a run does; images per second, the median of its epochs but the first."""
     output = work / f"processes-{processes}-threads-{threads}-batch-{batch}"
     keys = {"epochs": epochs, "global_batch_size": batch, "validation_fraction": held_out, "nproc_per_node": processes, "device": "cpu"}
-    train = [SCRIPTS / "train.py", "--run", json.dumps(default_config() | keys), "--data", data, "--output", output, "--fresh"]
-    launch = [SCRIPTS / "launch.py", "--nproc-per-node", processes, "--cpus", processes * threads, "--"]
-    subprocess.run([sys.executable, *map(str, launch + train)], check=True, stdout=subprocess.DEVNULL)
+    train(Run.from_json(json.dumps(default_config() | keys)), data, output, processes * threads)
     with (output / "history.csv").open() as file:
         _, *rates = (float(row["images_per_second"]) for row in csv.DictReader(file))
     return median(rates)
@@ -259,8 +255,8 @@ def draw_predicted(axes: Axes) -> None:
             compute, network, count = on_gpus(published, gigabits)
             seconds = {n: step_seconds(n, published.batch, compute, network, 4 * count) for n in gpus}
             axes.plot(gpus, [seconds[1] / seconds[n] for n in gpus], style, color=colour, label=f"{published.name}, {gigabits} Gb/s")
-            pays = [n for n in gpus[:-1] if seconds[n] < 1.1 * seconds[2 * n]][:1]
-            axes.plot(pays, [seconds[1] / seconds[n] for n in pays], "o", color=colour)
+            most = last_that_pays(seconds.__getitem__)
+            axes.plot([most], [seconds[1] / seconds[most]], "o", color=colour)
     axes.plot(gpus, gpus, ":", color="grey", label="as many times as GPUs")
     axes.plot([], [], "o", color="grey", label="twice as many gain < 10 %")
     axes.set_title(f"Predicted: A100s, global batch {PUBLISHED[0].batch:,}, fp32 gradients", loc="left", fontsize=11, fontweight="bold")
