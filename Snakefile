@@ -5,7 +5,10 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
-configfile: "config/config.yaml"
+# One file is one experiment: a file given with --configfile takes the place of the quickstart.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
 
 
 report: "workflow/report/workflow.rst"
@@ -37,7 +40,7 @@ rule all:
             f"results/{EXPERIMENT.name}/",
             "summary.csv",
             "curves.csv",
-            "summary.html",
+            "report.html",
             "loss.svg",
             "accuracy.svg",
         ),

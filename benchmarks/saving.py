@@ -28,7 +28,7 @@ SAVE_EVERY_SECONDS = 300
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:
-    (default,) = Experiment.from_config({}).runs.values()
+    (default,) = Experiment.from_config({"experiment": "test"}).runs.values()
     for model, recipe in MODELS.items():
         output = work / model
         shutil.rmtree(output, ignore_errors=True)

@@ -16,9 +16,8 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 
 
 def read_experiment(path: Path) -> Experiment:
-    """The experiment of a configuration, laid over the default one as Snakemake does it."""
-    default = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
-    return Experiment.from_config(default | yaml.safe_load(path.read_text()))
+    """The experiment of a configuration file."""
+    return Experiment.from_config(yaml.safe_load(path.read_text()))
 
 
 def train(run: Run, data: Path, output: Path, cpus: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Training:
     @property
     def epochs(self) -> list[int]:
         """The epochs that it has told of, in its order."""
-        return [int(number) for number in re.findall(r"^epoch (\d+)/", self.said, re.MULTILINE)]
+        return [int(number) for number in re.findall(r"^\S+: epoch (\d+)/", self.said, re.MULTILINE)]
 
     def reach(self, epoch: int) -> None:
         until(lambda: self.epochs[-1:] >= [epoch] or self.process.poll() is not None, PATIENCE)

@@ -17,7 +17,10 @@ from ddp.steps import Stepper, average_batchnorm
 
 with process_group("cpu") as process:
     run = replace(
-        Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size, weight_decay=0.0, gradient_compression=sys.argv[2]
+        Experiment.from_config({"experiment": "test"}).runs["run"],
+        nproc_per_node=process.world_size,
+        weight_decay=0.0,
+        gradient_compression=sys.argv[2],
     )
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(64, 12, generator=generator), torch.randint(0, 10, (64,), generator=generator)

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from ddp.config import SITE, Experiment, Run
+from ddp.config import SITE, Experiment, Run, default_run
 from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
 from ddp.launchers import LAUNCHERS
@@ -126,7 +126,7 @@ REFUSED = [
 @pytest.mark.parametrize(("config", "line"), REFUSED, ids=[line[:60] for _, line in REFUSED])
 def test_refused_in_one_line(config: dict, line: str) -> None:
     with pytest.raises(Refusal) as refused:
-        Experiment.from_config(config)
+        Experiment.from_config({"experiment": "test"} | config)
     said = str(refused.value)
     assert "\n" not in said
     assert said == f"config: {line}"
@@ -145,27 +145,66 @@ def test_a_key_given_twice_is_refused(tmp_path, text, line) -> None:
     assert str(refused.value) == f"config: {path}: {line}"
 
 
+def test_an_experiment_has_a_name() -> None:
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_config({"epochs": 1})
+    assert str(refused.value) == "config: experiment: is missing; name the experiment, its results go to results/<name>/"
+
+
+def test_the_cause_is_told_before_what_follows_from_it() -> None:
+    """The quickstart's optimizer does not go with another model, but a mistyped one is the mistake."""
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    with pytest.raises(Refusal, match="^config: model: resnet19 is neither .*; did you mean resnet9"):
+        Experiment.from_config(config | {"model": "resnet19"})
+
+
 def test_the_quickstart_differs_from_the_defaults_in_its_axis_and_its_recipe() -> None:
     experiment = Experiment.from_config(yaml.safe_load((ROOT / "config" / "config.yaml").read_text()))
     assert list(experiment.runs) == ["nodes~1", "nodes~2"]
-    defaults = Experiment.from_config({}).config
+    defaults = Experiment.from_config({"experiment": "quickstart"}).config
     recipe = {"widths", "epochs", "global_batch_size", "optimizer", "learning_rate", "weight_decay", "test_views"}
     assert {key for key in defaults if defaults[key] != experiment.config[key]} == {"nodes"} | recipe
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_experiment_is_one_over_the_default_one(path) -> None:
-    """As Snakemake lays it: what it does not give is the default experiment's."""
-    default, given = (yaml.safe_load(file.read_text()) for file in (ROOT / "config" / "config.yaml", path))
-    experiment = Experiment.from_config(default | given)
+def test_every_experiment_stands_alone(path) -> None:
+    """It has a name, a model, and the whole recipe of that model."""
+    given = yaml.safe_load(path.read_text())
+    experiment = Experiment.from_config(given)
     assert experiment.name == {"config": "quickstart"}.get(path.stem, path.stem)
-    if "model" in given:
-        # Another network brings its whole recipe, lest it trains by another's.
-        assert {"epochs", "global_batch_size", "optimizer", "learning_rate", "weight_decay", "test_views"} <= set(given)
+    assert {"dataset", "model", "epochs", "global_batch_size", "optimizer", "learning_rate", "weight_decay", "test_views"} <= set(given)
+
+
+def test_an_experiment_in_one_line() -> None:
+    experiment = Experiment.from_config({"experiment": "e", "nodes": [1, 2], "seed": list(range(1000)), "epochs": [3]})
+    assert experiment.summary == "experiment e: 2,000 runs, varying nodes (1, 2) and seed (0, 1, 2, … 999: 1,000 values)"
+    assert Experiment.from_config({"experiment": "e"}).summary == "experiment e: 1 run, nothing varies"
+
+
+def test_numeric_axes_are_those_that_accuracy_can_be_drawn_against() -> None:
+    given = {
+        "nodes": [1, 2],
+        "learning_rate": [0.1],
+        "seed": [0, 1],
+        "flip": [True, False],
+        "widths": [[8, 8, 8], [9, 9, 9]],
+        "epochs": [1, 2],
+    }
+    assert Experiment.from_config({"experiment": "e"} | given).numeric_axes == ["epochs", "nodes"]
+
+
+def test_a_command_line_needs_only_what_differs_from_the_defaults() -> None:
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    for run in Experiment.from_config(config).runs.values():
+        assert Run.from_json(run.changes()) == run
+        assert len(run.changes()) < 160
+    assert default_run().changes() == "{}"
 
 
 def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
-    experiment = Experiment.from_config({"seed": [0, 1], "nodes": [1, 2], "widths": [[8, 8, 8], [16, 16, 16]], "learning_rate": [1, 0.5]})
+    experiment = Experiment.from_config(
+        {"experiment": "test", "seed": [0, 1], "nodes": [1, 2], "widths": [[8, 8, 8], [16, 16, 16]], "learning_rate": [1, 0.5]}
+    )
     assert len(experiment.runs) == 16
     assert list(experiment.axes) == ["widths", "learning_rate", "nodes", "seed"]
     run = experiment.runs["widths~16-16-16_learning_rate~0.5_nodes~2_seed~1"]
@@ -173,15 +212,15 @@ def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
 
 
 def test_a_list_of_one_is_an_axis_too_so_that_a_second_value_moves_no_folder() -> None:
-    assert list(Experiment.from_config({"seed": [0]}).runs) == ["seed~0"]
-    assert list(Experiment.from_config({}).runs) == ["run"]
+    assert list(Experiment.from_config({"experiment": "test", "seed": [0]}).runs) == ["seed~0"]
+    assert list(Experiment.from_config({"experiment": "test"}).runs) == ["run"]
 
 
 def test_every_key_of_a_run_can_be_an_axis() -> None:
     others = {"dataset": "digits", "model": "resnet18", "widths": [1, 2, 3], "optimizer": "adamw", "cpus_per_proc": 3, "device": "cpu",
               "precision": "bf16", "compile": "default", "gradient_compression": "bf16"}  # fmt: skip
     for field in dataclasses.fields(Run):
-        default = getattr(next(iter(Experiment.from_config({}).runs.values())), field.name)
+        default = getattr(next(iter(Experiment.from_config({"experiment": "test"}).runs.values())), field.name)
         if field.name in others:
             other = others[field.name]
         else:
@@ -189,14 +228,14 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         first = list(default) if field.name == "widths" else default
         config = {field.name: [first, other]} if field.name != "dataset" else {"dataset": {"name": [first, other]}}
         experiment = Experiment.from_config(
-            {"global_batch_size": 502} | ({"nodes": 2} if field.name == "gradient_compression" else {}) | config
+            {"experiment": "test", "global_batch_size": 502} | ({"nodes": 2} if field.name == "gradient_compression" else {}) | config
         )
         assert list(experiment.axes) == [field.name], field.name
         assert len(experiment.runs) == 2, field.name
 
 
 def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
-    experiment = Experiment.from_config({"learning_rate": [0.1, 1], "seed": [0, 1, 10]})
+    experiment = Experiment.from_config({"experiment": "test", "learning_rate": [0.1, 1], "seed": [0, 1, 10]})
     assert all(re.fullmatch(experiment.name_pattern, name) for name in experiment.runs)
     assert not re.fullmatch(experiment.name_pattern, "learning_rate~0x1_seed~0")
     assert not re.fullmatch(experiment.name_pattern, "learning_rate~0.1_seed~2")
@@ -206,11 +245,11 @@ def test_names_too_long_for_a_folder_are_refused() -> None:
     site = ("experiment", "dataset", "widths", "model", "gradient_compression", "test_views", *SITE)
     config = {key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site}
     with pytest.raises(Refusal, match=r"21 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)"):
-        Experiment.from_config(config)
+        Experiment.from_config({"experiment": "test"} | config)
 
 
 def test_a_run_survives_the_command_line() -> None:
-    for run in Experiment.from_config({"seed": [0, 1], "widths": [[8, 8, 8]]}).runs.values():
+    for run in Experiment.from_config({"experiment": "test", "seed": [0, 1], "widths": [[8, 8, 8]]}).runs.values():
         assert Run.from_json(run.to_json()) == run
 
 
@@ -227,7 +266,15 @@ def test_text_from_the_command_line_gets_its_type_but_where_text_is_wanted() -> 
 
 
 def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
-    given = {"epochs": 1e1, "nodes": [1.0, 2], "widths": [8.0, 8, 8], "seed": 1e3, "cpus_per_proc": 2.0, "learning_rate": 1}
+    given = {
+        "experiment": "test",
+        "epochs": 1e1,
+        "nodes": [1.0, 2],
+        "widths": [8.0, 8, 8],
+        "seed": 1e3,
+        "cpus_per_proc": 2.0,
+        "learning_rate": 1,
+    }
     experiment = Experiment.from_config(given)
     run = experiment.runs["nodes~1"]
     assert [repr(value) for value in (run.epochs, run.widths, run.seed, run.cpus_per_proc, run.learning_rate)] == [
@@ -236,9 +283,9 @@ def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
 
 
 def test_the_science_of_a_configuration_leaves_the_site_out() -> None:
-    site = {"scratch": ["/a"], "launcher": "srun", "resume": "fresh", "save_every_seconds": 9}
+    site = {"experiment": "test", "scratch": ["/a"], "launcher": "srun", "resume": "fresh", "save_every_seconds": 9, "replace": True}
     here = Experiment.from_config(site | {"dataset": {"name": "digits", "archive": "/b"}})
-    there = Experiment.from_config({"scratch": [], "dataset": {"name": "digits"}})
+    there = Experiment.from_config({"experiment": "test", "scratch": [], "dataset": {"name": "digits"}})
     assert here.science == there.science
     assert Experiment.from_config(json.loads(here.science)).runs == here.runs
 
@@ -259,7 +306,8 @@ def keys(properties: dict, prefix: str = "") -> dict[str, dict]:
 
 
 def readme_row(key: str, spec: dict) -> str:
-    return f"| `{key}` | `{json.dumps(spec['default'])}` | {spec['description']} |"
+    default = f"`{json.dumps(spec['default'])}`" if "default" in spec else "none"
+    return f"| `{key}` | {default} | {spec['description']} |"
 
 
 def test_the_readme_has_every_key_with_the_schema_s_default_and_description() -> None:

@@ -1,4 +1,4 @@
-"""What a test image is judged by."""
+"""Test-time augmentation: the views of a test image and their weights."""
 
 import numpy as np
 import pytest
@@ -14,6 +14,10 @@ def classifier() -> models.Classifier:
     return models.build("airbench", (8, 8, 8), 10).eval()
 
 
+def with_views(classifier: models.Classifier, images: torch.Tensor, views: str) -> torch.Tensor:
+    return evaluate.predict_with_views(classifier, images, views)[views]
+
+
 @torch.no_grad()
 def test_six_views_are_weighed_as_published(classifier) -> None:
     images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
@@ -21,9 +25,10 @@ def test_six_views_are_weighed_as_published(classifier) -> None:
     padded = torch.from_numpy(np.pad(images.numpy(), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect"))
     shifted = [padded[:, :32, :32], padded[:, 2:, 2:]]
     logits = [(classifier(view.contiguous()) + classifier(view.flip(2))) / 2 for view in (images, *shifted)]
-    torch.testing.assert_close(evaluate.judged(classifier, images, "flip"), logits[0])
-    torch.testing.assert_close(evaluate.judged(classifier, images, "flip_shift"), (2 * logits[0] + logits[1] + logits[2]) / 4)
-    assert torch.equal(evaluate.judged(classifier, images, "plain"), classifier(images))
+    torch.testing.assert_close(with_views(classifier, images, "flip"), logits[0])
+    torch.testing.assert_close(with_views(classifier, images, "flip_shift"), (2 * logits[0] + logits[1] + logits[2]) / 4)
+    for views in ("plain", "flip", "flip_shift"):
+        assert torch.equal(evaluate.predict_with_views(classifier, images, views)["plain"], classifier(images))
 
 
 @torch.no_grad()
@@ -31,5 +36,5 @@ def test_six_views_are_weighed_as_published(classifier) -> None:
 def test_a_mirrored_image_is_judged_by_the_same_views(classifier, views) -> None:
     # In a shift along the diagonal, mirrored images go the other way: only the plain mirror is the same.
     images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
-    one, other = (evaluate.judged(classifier, given, views) for given in (images, images.flip(2)))
+    one, other = (with_views(classifier, given, views) for given in (images, images.flip(2)))
     assert torch.allclose(one, other, atol=1e-5) == (views == "flip")

@@ -1,5 +1,7 @@
 """What a launch says of its failure. The lines are ones that Slurm wrote."""
 
+import pytest
+
 from ddp.agents import Outcome
 from ddp.endings import Ending
 from ddp.failure import Failure, first_failure
@@ -57,13 +59,44 @@ def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
     assert first_failure(FAILED, endings, [], "7") == Failure(SAVED, preempted=True, again=True)
 
 
-def test_a_rank_that_somebody_ends_is_named_and_what_all_have_saved() -> None:
+def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
     endings = [stopped("rank 1 on n2", "SIGTERM", 1.0), stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True)]
-    assert first_failure(FAILED, endings, [], "7") == Failure(f"rank 1 on n2 got SIGTERM; {SAVED}", again=True)
+    assert first_failure(FAILED, endings, [], "7") == Failure(f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True)
     killed = ["srun: error: n2: task 1: Killed"]
     assert first_failure(FAILED, endings, killed, "7") == Failure(f"n2: Killed; {SAVED}", again=True)
     agent = Outcome(failed=1, status=-9)
     assert first_failure(agent, endings, [], None).line.startswith("the command of node 1 was ended by SIGKILL; ")
+
+
+# As torchrun 2.14 writes it.
+ROOT_CAUSE = """
+============================================================
+workflow/scripts/supervise.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_02:00:00
+  host      : n2
+  rank      : 1 (local_rank: 0)
+  exitcode  : -9 (pid: 1234)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 1234
+============================================================
+"""
+
+
+@pytest.mark.parametrize("label", ["", "1: "])
+def test_a_killed_supervise_is_named(label: str) -> None:
+    errors = [label + line for line in ROOT_CAUSE.splitlines()]
+    killed = "supervise.py of rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"
+    assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
+    endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
+    assert first_failure(FAILED, endings, errors, None) == Failure(f"{killed}; {SAVED}", again=True)
+    ended = [line.replace("-9", "1") for line in errors]
+    assert first_failure(FAILED, [], ended, None).line == "the command of node 0 ended with status 1"
 
 
 def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:

@@ -23,7 +23,7 @@ BEFORE = "sbatch --parsable --job-name id --output log --export=ALL --comment c 
 
 def submitted(size, **run) -> str:
     """The sbatch command line for a run; what is the same for all jobs is cut off in front."""
-    (one,) = Experiment.from_config(run).runs.values()
+    (one,) = Experiment.from_config({"experiment": "test"} | run).runs.values()
     job = SimpleNamespace(resources=Resources(size(one) | SITE), threads=1)
     command = get_submit_command(job, PARAMS) + set_gres_string(job)
     assert command.startswith(f"{BEFORE} ")
@@ -55,6 +55,6 @@ def test_evaluation_is_one_process_whatever_the_run(run, wanted) -> None:
 
 def test_on_several_nodes_the_rule_is_the_batch_step() -> None:
     """The key must be there for any run, or the plugin puts the rule inside a step of one node; with a name, the plugin wants tasks."""
-    sizes = [training_size(run) for run in Experiment.from_config({"nodes": [1, 2]}).runs.values()]
+    sizes = [training_size(run) for run in Experiment.from_config({"experiment": "test", "nodes": [1, 2]}).runs.values()]
     assert [size["mpi"] for size in sizes] == ["", "srun"]
-    assert "mpi" not in evaluation_size(next(iter(Experiment.from_config({}).runs.values())))
+    assert "mpi" not in evaluation_size(next(iter(Experiment.from_config({"experiment": "test"}).runs.values())))

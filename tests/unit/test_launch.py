@@ -185,7 +185,7 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     assert b"step/s" in shown
     assert b"\r" in shown
     log = (tmp_path / "log").read_text().splitlines()
-    assert [line.split("  ")[0] for line in log if line.startswith("epoch ")] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split("  ")[0] for line in log if ": epoch " in line] == [f"{tmp_path.name}/out: epoch {epoch}/2" for epoch in (1, 2)]
     assert len(log) < 10
 
 

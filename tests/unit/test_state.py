@@ -15,7 +15,7 @@ from ddp.config import Experiment
 from ddp.errors import Refusal
 from ddp.state import State, Wanted
 
-RUN = Experiment.from_config({}).runs["run"]
+RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 WANTED = Wanted(RUN, "data", "code", "process 2 on here", fresh=False, other_world_size=False)
 
 

@@ -17,7 +17,7 @@ from ddp.config import Experiment, Run
 from ddp.process_group import Process
 from programs import SCRIPTS, program
 
-RUN = Experiment.from_config({}).runs["run"]
+RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ with process_group("cpu") as process:
         "infinite loss of both": vote(loss=torch.tensor(math.inf)),
         "gradient of 1, and 0 stops": vote(stop=first, gradient=BAD if second else FINE),
     }
-    run = replace(Experiment.from_config({}).runs["run"], nproc_per_node=process.world_size)
+    run = replace(Experiment.from_config({"experiment": "test"}).runs["run"], nproc_per_node=process.world_size)
     torch.manual_seed(process.rank)
     images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))
     model = BadOn(second)

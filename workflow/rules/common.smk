@@ -10,17 +10,12 @@ from pathlib import Path
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
+from ddp import session
 from ddp.config import Experiment
 from ddp.errors import Refusal
 from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
 from ddp.provenance import code_sha256
 from ddp.schema import refuse_duplicate_keys, with_types
-from ddp.slurm import (
-    asked_for,
-    status_command,
-    try_submission,
-    with_plain_states,
-)
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
@@ -31,6 +26,8 @@ try:
     for configfile in workflow.configfiles:
         refuse_duplicate_keys(Path(configfile))
     EXPERIMENT = Experiment.from_config(with_types(config))
+    SESSION = session.Session(workflow, EXPERIMENT)
+    SESSION.check_command_line()
 except Refusal as refusal:
     sys.exit(str(refusal))
 
@@ -67,27 +64,6 @@ def transport(wildcards):
     )
 
 
-def prepare_slurm():
-    """See to it that what Slurm will not take is said, and that Snakemake notices how its jobs end."""
-    settings = workflow.executor_settings
-    try:
-        settings.status_command, why = status_command(settings.status_command)
-        asked = {
-            asked_for(job.resources)
-            for job in workflow.dag.needrun_jobs()
-            if not job.is_local
-        }
-        objections = [try_submission(options) for options in sorted(asked)]
-    except Refusal as refusal:
-        sys.exit(f"slurm: {refusal}")
-    # A job that is queued again adds to its own output, which would otherwise be lost with what it says of the interruption.
-    os.environ.setdefault("SBATCH_OPEN_MODE", "append")
-    for line in [why, *filter(None, objections)]:
-        print(f"slurm: {line}", file=sys.stderr)
-    plugin = sys.modules[workflow.executor_plugin.executor.__module__]
-    plugin.query_job_status = with_plain_states(plugin.query_job_status)
-
-
 def sized_by(size):
     """A job's resources, from a function of its run."""
 
@@ -98,26 +74,18 @@ def sized_by(size):
 
 
 onstart:
-    if workflow.executor_plugin.name == "slurm":
-        prepare_slurm()
-
-
-def forget_states():
-    """Remove what finished trainings could have gone on from, now that Snakemake knows that they are finished.
-
-    Not before, as what Snakemake has not seen finished, because it was killed meanwhile, it runs once more.
-    """
-    for job in workflow.dag.jobs:
-        if job.rule.name == "train" and workflow.dag.noneedrun_finished(job):
-            shutil.rmtree(f"{job.params.results}/state", ignore_errors=True)
+    try:
+        SESSION.start()
+    except Refusal as refusal:
+        sys.exit(str(refusal))
 
 
 onsuccess:
-    forget_states()
+    SESSION.end()
 
 
 onerror:
-    forget_states()
+    SESSION.end()
 
 
 def run_of(wildcards):

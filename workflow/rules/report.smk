@@ -1,4 +1,4 @@
-"""In: the files of all runs. Out, for the experiment: summary.csv, curves.csv, the figures, and the page of the table."""
+"""In: the files of all runs. Out, for the experiment: summary.csv, curves.csv, confusion.csv, the figures, and report.html."""
 
 
 rule aggregate:
@@ -21,6 +21,7 @@ rule aggregate:
             labels={"what": "curves", "form": "CSV"},
             caption="../report/curves.rst",
         ),
+        confusion="results/{experiment}/confusion.csv",
     log:
         "results/{experiment}/aggregate.log",
     conda:
@@ -32,14 +33,20 @@ rule aggregate:
         code=code_sha256("aggregate.py"),
     shell:
         "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
-        " --summary {output.summary:q} --curves {output.curves:q} 2>&1 | tee {log:q}"
+        " --output {params.results:q} 2>&1 | tee {log:q}"
 
 
 rule plot:
     input:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
+        confusion="results/{experiment}/confusion.csv",
     output:
+        expand(
+            "results/{{experiment}}/{figure}.svg",
+            figure=["confusion"]
+            + ["accuracy_by_axis"] * bool(EXPERIMENT.numeric_axes),
+        ),
         report(
             "results/{experiment}/accuracy.svg",
             category="{experiment}",
@@ -53,9 +60,9 @@ rule plot:
             caption="../report/loss.rst",
         ),
         page=report(
-            "results/{experiment}/summary.html",
+            "results/{experiment}/report.html",
             category="{experiment}",
-            labels={"what": "summary", "form": "page"},
+            labels={"what": "report", "form": "page"},
             caption="../report/summary.rst",
         ),
     log:
@@ -64,8 +71,9 @@ rule plot:
         "../envs/ddp.yaml"
     params:
         plot=f"{SCRIPTS}/plot.py",
+        config=EXPERIMENT.science,
         results=subpath(output.page, parent=True),
         code=code_sha256("plot.py"),
     shell:
-        "python {params.plot:q} --summary {input.summary:q} --curves {input.curves:q}"
+        "python {params.plot:q} --tables {params.results:q} --config {params.config:q}"
         " --output {params.results:q} 2>&1 | tee {log:q}"

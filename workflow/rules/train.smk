@@ -58,6 +58,7 @@ rule train:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
         run=lambda wildcards: run_of(wildcards).to_json(),
+        changes=lambda wildcards: run_of(wildcards).changes(),
         geometry=geometry_of,
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),
@@ -65,6 +66,6 @@ rule train:
     shell:
         "python {params.launch:q} --transport {resources.transport} --launcher {resources.launcher}"
         " --end-with-parent --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
-        " --log {log:q} --logs {params.results:q}/logs --"
-        " {params.train:q} --run {params.run:q} --data {params.data:q}"
+        " --log {log:q} --logs {params.results:q}/logs --state {params.results:q}/state --"
+        " {params.train:q} --run {params.changes:q} --data {params.data:q}"
         " --scratch {resources.scratch} --output {params.results:q} {resources.saving}"

@@ -1,4 +1,6 @@
-"""Put an experiment's runs into two tables: summary.csv, a row per run, and curves.csv, a row per run and epoch."""
+"""Put an experiment's runs into tables: summary.csv, a row per run; curves.csv, a row per run and epoch; confusion.csv, the confusion
+matrix of the most accurate run.
+"""
 
 import argparse
 import json
@@ -16,18 +18,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="the configuration as a JSON object")
     parser.add_argument("--results", type=Path, required=True, help="folder of the experiment's results")
-    parser.add_argument("--summary", type=Path, required=True, help="summary.csv to write")
-    parser.add_argument("--curves", type=Path, required=True, help="curves.csv to write")
+    parser.add_argument("--missing", type=Path, metavar="FILE", help="table of runs to leave out, because they failed")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder for the tables")
     args = parser.parse_args()
     with told_in_one_line("aggregate"):
-        try:
-            experiment = Experiment.from_config(json.loads(args.config))
-        except ValueError as error:
-            raise Refusal(f"--config is not JSON: {error}") from None
-        rows = [read_run(experiment, name, args.results / name) for name in experiment.runs]
-        summary, curves = zip(*rows, strict=True)
-        write(pd.DataFrame(list(summary)), args.summary)
-        write(pd.concat(curves), args.curves)
+        experiment = Experiment.from_json(args.config)
+        left_out = set(pd.read_csv(args.missing, dtype=str)["run"]) if args.missing else set()
+        names = [name for name in experiment.runs if name not in left_out]
+        summary, curves = zip(*(read_run(experiment, name, args.results / name) for name in names), strict=True)
+        table = pd.DataFrame(list(summary))
+        best = str(table["run"].iloc[int(table["accuracy"].argmax())])
+        write(table, args.output / "summary.csv")
+        write(pd.concat(curves), args.output / "curves.csv")
+        write(confusion(best, read_json(args.results / best / "evaluation.json")), args.output / "confusion.csv")
+
+
+def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
+    """A run's confusion matrix, a row per pair of classes."""
+    rows = [
+        {"run": run, "true_class": true, "predicted_class": predicted, "images": images}
+        for true, row in enumerate(evaluation["confusion_matrix"])
+        for predicted, images in enumerate(row)
+    ]
+    return pd.DataFrame(rows)
 
 
 def axis_values(experiment: Experiment, name: str) -> dict[str, Any]:
@@ -68,6 +81,8 @@ def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.D
         "views": evaluation["views"],
         "accuracy": evaluation["accuracy"],
         "loss": evaluation["loss"],
+        "plain_accuracy": evaluation["plain"]["accuracy"],
+        "plain_loss": evaluation["plain"]["loss"],
         "images_per_second": history["images_per_second"].mean(),
         "seconds": about["seconds"],
         "commit": about["git"]["commit"],

@@ -20,9 +20,8 @@ from ddp.batches import pad
 from ddp.data_folder import damaged_files, file_sha256, load_split, read_manifest
 from ddp.errors import Refusal, told_in_one_line
 from ddp.process_group import Process, gather, process_group
+from ddp.results import VIEWS, accuracy_line
 from ddp.staging import damaged_source
-
-VIEWS = ("plain", "flip", "flip_shift")
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder with epoch=NNN.safetensors")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--batch-size", type=int, default=500, help="images per forward pass")
-    parser.add_argument("--views", choices=VIEWS, default="plain", help="what each image is judged by, see config/README.md, test_views")
+    parser.add_argument("--views", choices=VIEWS, default="plain", help="views of an image whose logits are averaged")
     parser.add_argument("--output", type=Path, required=True, help="evaluation.json to write")
     args = parser.parse_args()
     with told_in_one_line("evaluate"):
@@ -50,66 +49,79 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         raise Refusal(damaged_source(args.data, damaged))
     images, labels = (torch.tensor(array, device=process.device) for array in load_split(args.data, "test"))
 
-    def evaluated(path: Path) -> dict[str, Any]:
+    def evaluated(path: Path, views: str) -> dict[str, dict[str, Any]]:
+        """The metrics by views; `plain` is always there."""
         classifier = models.load(path).place(process.device)
         if classifier.description["classes"] != manifest["classes"]:
             raise Refusal(
                 f"{path} tells {classifier.description['classes']} classes apart, {manifest['dataset']} has {manifest['classes']}"
             )
-        parts = gather(predictions(classifier, images, labels, args.batch_size, args.views, process), process)
-        if not process.first:
-            return {}
-        predicted, confidence, loss = in_order(parts, len(labels))
-        return metrics.summarise(labels.cpu().numpy(), predicted, confidence, loss, manifest["classes"])
+        found = {}
+        for name, rows in predictions(classifier, images, labels, args.batch_size, views, process).items():
+            parts = gather(rows, process)
+            if process.first:
+                predicted, confidence, loss = in_order(parts, len(labels))
+                found[name] = metrics.summarise(labels.cpu().numpy(), predicted, confidence, loss, manifest["classes"])
+        return found
 
-    # The last epoch's checkpoint holds the very weights of the model: the same file is evaluated once.
-    done = {file_sha256(args.model): evaluated(args.model)}
+    # The last epoch's checkpoint holds the very weights of the model: the same file is evaluated once. Checkpoints are for curves,
+    # beside the validation of each epoch, which sees every image once, as it is.
+    model_sha256 = file_sha256(args.model)
+    final = evaluated(args.model, args.views)
+    done = {model_sha256: final}
     checkpoints = []
     for path in sorted(args.checkpoints.glob("epoch=[0-9][0-9][0-9]*.safetensors")) if args.checkpoints else []:
         sha256 = file_sha256(path)
         if sha256 not in done:
-            done[sha256] = evaluated(path)
-        checkpoints.append({"epoch": int(path.stem.removeprefix("epoch="))} | {k: done[sha256].get(k) for k in ("loss", "accuracy")})
+            done[sha256] = evaluated(path, "plain")
+        if process.first:
+            checkpoints.append({"epoch": int(path.stem.removeprefix("epoch="))} | of_plain(done[sha256]))
     if process.first:
-        model_sha256 = file_sha256(args.model)
         about = {"model_sha256": model_sha256, "data_sha256": manifest["sha256"], "dataset": manifest["dataset"], "views": args.views}
-        result = about | done[model_sha256] | {"checkpoints": checkpoints}
+        result = about | final[args.views] | {"plain": of_plain(final), "checkpoints": checkpoints}
         atomic.write_text(args.output, json.dumps(result, indent=2) + "\n")
-        print(f"evaluate: {args.output}: accuracy {result['accuracy']:.2%}, loss {result['loss']:.3f} on {result['n']:,} images")
+        print(f"evaluate: {args.output}: {accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}")
+
+
+def of_plain(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    return {key: found["plain"][key] for key in ("loss", "accuracy")}
 
 
 @torch.no_grad()
 def predictions(
     classifier: models.Classifier, images: Tensor, labels: Tensor, batch_size: int, views: str, process: Process
-) -> list[np.ndarray]:
-    """This process's share of the predictions.
+) -> dict[str, list[np.ndarray]]:
+    """This process's share of the predictions, with one view of each image and with the views asked for.
 
     Returns:
-        Arrays over its images: index in the test set, predicted class, its probability, cross-entropy.
+        By views, arrays over its images: index in the test set, predicted class, its probability, cross-entropy.
     """
     classifier.eval()
     chunks = torch.arange(len(labels), device=process.device).split(batch_size)[process.rank :: process.world_size]
-    rows = []
+    rows: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
     for chunk in chunks:
-        logits = judged(classifier, images[chunk], views).double()
-        confidence, predicted = logits.softmax(1).max(1)
-        rows.append((chunk, predicted, confidence, F.cross_entropy(logits, labels[chunk].long(), reduction="none")))
-    return [torch.cat(column).cpu().numpy() for column in zip(*rows, strict=True)]
+        for name, logits in predict_with_views(classifier, images[chunk], views).items():
+            logits = logits.double()
+            confidence, predicted = logits.softmax(1).max(1)
+            rows[name].append((chunk, predicted, confidence, F.cross_entropy(logits, labels[chunk].long(), reduction="none")))
+    return {name: [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)] for name, found in rows.items()}
 
 
-def judged(classifier: models.Classifier, images: Tensor, views: str) -> Tensor:
-    """Logits (b, classes) of images, uint8 (b, h, w, 3), from one view of each or the mean over more.
+def predict_with_views(classifier: models.Classifier, images: Tensor, views: str) -> dict[str, Tensor]:
+    """Logits (b, classes) of images, uint8 (b, h, w, 3), from one view of each, `plain`, and their mean over the views.
 
     Source: K. Jordan, cifar10-airbench, 2024, where `flip_shift` is `tta_level` 2.
     """
+    plain = classifier(images)
     if views == "plain":
-        return classifier(images)
+        return {"plain": plain}
+    flipped = (plain + classifier(images.flip(2))) / 2
     if views == "flip":
-        return (classifier(images) + classifier(images.flip(2))) / 2
+        return {"plain": plain, "flip": flipped}
     height, width = images.shape[1:3]
     padded = pad(images, 1)
-    up, down = padded[:, :height, :width], padded[:, 2:, 2:]
-    return judged(classifier, images, "flip") / 2 + (judged(classifier, up, "flip") + judged(classifier, down, "flip")) / 4
+    up, down = ((classifier(part) + classifier(part.flip(2))) / 2 for part in (padded[:, :height, :width], padded[:, 2:, 2:]))
+    return {"plain": plain, "flip_shift": flipped / 2 + (up + down) / 4}
 
 
 def in_order(parts: Sequence[Sequence[np.ndarray]], n: int) -> list[np.ndarray]:

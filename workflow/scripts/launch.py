@@ -12,25 +12,26 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import IO, NoReturn
 
 from ddp import atomic
-from ddp.agents import Command, Output, run_all
+from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import ending, records
 from ddp.errors import Refusal, Stopped, told_in_one_line
 from ddp.failure import Failure, first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
+from ddp.owner import refuse_owned
 from ddp.plan import NodeCommand, local_plan, srun_command, srun_plan
 from ddp.ports import bound_pair, welcome
 from ddp.slurm import Allocation, allocation, only_the_job, queue_again
+from ddp.temporary import temporary_folder
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     parser.add_argument("--log", type=Path, help="file for everything the processes write")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="folder for a log of each rank's, and one of the launcher's")
+    parser.add_argument("--state", type=Path, metavar="FOLDER", help="of the run's states: touch nothing if another job owns the run")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="write the nodes' reports there, as JSON")
     parser.add_argument("--end-with-parent", action="store_true", help="stop when whoever started this is gone")
     parser.add_argument("--requeue", action="store_true",
@@ -110,16 +112,18 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
     free, other = bound_pair(os.getpid(), "127.0.0.1")
     with free, other:
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-        plan = local_plan(args.launcher, geometry, supervised(args), port, folder, gpus)
+    name = f"process {os.getpid()} on {socket.gethostname()}"
+    with nullcontext(launcher_folder(args)) if args.logs or args.dry_run else temporary_folder("launch-") as folder:
+        plan = local_plan(args.launcher, geometry, supervised(args), port, str(folder), gpus)
         if args.dry_run:
             print(*plan, sep="\n")
             return
-        owner = {"RUN_OWNER": f"process {os.getpid()} on {socket.gethostname()}"}
         label = "[node {}] " if len(plan) > 1 else ""
-        launch(
-            [Command(node.command, node.environment | owner, label=partial(labelled, label.format(node.node_rank))) for node in plan], args
-        )
+        commands = [
+            Command(node.command, node.environment | {"RUN_OWNER": name}, label=partial(labelled, label.format(node.node_rank)))
+            for node in plan
+        ]
+        launch(commands, args, name)
 
 
 def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
@@ -153,17 +157,14 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
             print(shlex.join(step), *plan, sep="\n")
             return
         # The same job, queued again, is the same owner: what it has begun is its own to go on with.
-        own = {"RUN_OWNER": f"Slurm job {job.job}"} | ({"STOP_AT": str(job.end - BEFORE_THE_END)} if job.end else {})
+        name = f"Slurm job {job.job}"
+        own = {"RUN_OWNER": name} | ({"STOP_AT": str(job.end - BEFORE_THE_END)} if job.end else {})
         stdin = json.dumps([{"environment": node.environment | own, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
         Thread(target=welcome, args=(door,), daemon=True).start()
         # Told to end when we are gone, srun ends the step; killed, it would leave the step to go on.
         command = Command(step, {}, stdin, partial(relabelled, kind), end_signal=signal.SIGTERM)
-        try:
-            launch([command], args, job)
-        finally:
-            if args.logs:
-                shutil.rmtree(launcher_folder(args), ignore_errors=True)
+        launch([command], args, name, job)
 
 
 def step_and_plan(
@@ -191,24 +192,27 @@ def relabelled(kind: str, line: str) -> tuple[str, str]:
     return (f"[{kind} {task.strip()}] ", text) if colon and task.strip().isdecimal() else ("", line)
 
 
-def launch(commands: Sequence[Command], args: argparse.Namespace, job: Allocation | None = None) -> None:
+def launch(commands: Sequence[Command], args: argparse.Namespace, name: str, job: Allocation | None = None) -> None:
     """Run the commands; with --collect, gather the report that each node writes to the file in its NODE_REPORT.
 
     Args:
+        name: who trains, see `owner.Record`.
         job: the Slurm job that we are, if we are one.
 
     Raises:
         Stopped: the program was asked to stop, and can go on.
-        Refusal: it failed.
+        Refusal: it failed, or another trains the run.
     """
+    if args.state:
+        refuse_owned(args.state, name, partial(print, "launch:", file=sys.stderr, flush=True))
     if args.logs:
         shutil.rmtree(args.logs, ignore_errors=True)
         # It may be there still, with what a network file system keeps of files that are open.
         args.logs.mkdir(parents=True, exist_ok=True)
-    if args.log:
-        args.log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = files.enter_context(log_file(args.log or Path(os.devnull)))
+        log = files.enter_context(log_of(args))
+        if args.logs:
+            files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
         # With a log of each rank's, what is left on stderr is the launcher's own, of which there is much when a rank fails.
         output = Output(log, files.enter_context(log_file(args.logs / "launcher.log")) if args.logs else log)
         outcome = run_all(commands, output, GRACE, args.end_with_parent)
@@ -249,14 +253,32 @@ def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: 
 
 
 @contextmanager
-def log_file(path: Path) -> Iterator[IO[str]]:
-    """A log to add to. That a full disk takes none of it must not hide what is to be said."""
-    file = path.open("a", encoding="utf-8")
-    try:
-        yield file
-    finally:
-        with suppress(OSError):
-            file.close()
+def log_of(args: argparse.Namespace) -> Iterator[IO[str]]:
+    """The log of the whole launch. With --logs it lies there, and --log is a link to it.
+
+    Snakemake removes the log of a rule before it runs it, even if another job is running it: then only the link is gone, and it is
+    there again at the end.
+    """
+    if not args.log:
+        with open(os.devnull, "w", encoding="utf-8") as file:
+            yield file
+        return
+    args.log.parent.mkdir(parents=True, exist_ok=True)
+    kept = args.logs / args.log.name if args.logs else args.log
+    with log_file(kept) as file:
+        try:
+            link(args.log, kept)
+            yield file
+        finally:
+            with suppress(OSError):
+                link(args.log, kept)
+
+
+def link(path: Path, target: Path) -> None:
+    """Make the path a relative link to the target, unless it is the target."""
+    if path != target:
+        path.unlink(missing_ok=True)
+        path.symlink_to(os.path.relpath(target, path.parent))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""Draw an experiment's tables: loss.svg and accuracy.svg by epoch, and the summary as a page, summary.html.
+"""Draw an experiment's tables: loss.svg and accuracy.svg by epoch, accuracy_by_axis.svg, confusion.svg, and report.html with all of it.
 
 Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band
 (validation) or a bar (test) from the lowest to the highest.
 """
 
 import argparse
-import html
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter, ScalarFormatter
 
-from ddp import atomic
+from ddp import atomic, page
+from ddp.config import Experiment
+from ddp.datasets import DATASETS
 from ddp.errors import Refusal, told_in_one_line
+from ddp.results import VIEWS
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,125 +42,165 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "val": ("validation", {"linestyle": "-"}),
     "test": ("test", {"linestyle": "none", "marker": "o"}),
 }
+# A curve of one epoch is a point, which a line does not show.
+ONE_EPOCH: dict[str, dict[str, Any]] = {"train": {"marker": "^"}, "val": {"marker": "s"}, "test": {}}
 PANEL_COLUMNS = 3
-
-PAGE = """<!doctype html>
-<meta charset="utf-8"><title>{title}</title>
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222 }}
-  table {{ border-collapse: collapse; margin: 0 0 2rem }}
-  th, td {{ padding: .35rem .9rem; border-bottom: 1px solid #ddd; text-align: right; font-variant-numeric: tabular-nums }}
-  th {{ border-bottom: 2px solid #222 }}
-  th:first-child, td:first-child {{ text-align: left }}
-</style>
-<h1>{title}</h1>
-{tables}
-"""
+MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
+WIDE = 8  # ratio of an axis' largest value to its smallest from which on it is drawn logarithmically
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", type=Path, required=True, help="summary.csv of the experiment")
-    parser.add_argument("--curves", type=Path, required=True, help="curves.csv of the experiment")
-    parser.add_argument("--output", type=Path, required=True, help="folder for loss.svg, accuracy.svg and summary.html")
+    parser.add_argument("--tables", type=Path, required=True, metavar="FOLDER", help="folder with the tables that aggregate.py writes")
+    parser.add_argument("--config", required=True, help="the experiment's configuration as a JSON object")
+    parser.add_argument("--missing", type=Path, metavar="FILE", help="table of runs that the tables lack, with reasons")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder for the figures and report.html")
     args = parser.parse_args()
     with told_in_one_line("plot"):
-        summary, curves = read(args.summary, "n"), read(args.curves, "epoch")
+        experiment = Experiment.from_json(args.config)
+        summary = read(args.tables / "summary.csv", "n")
+        curves = read(args.tables / "curves.csv", "epoch")
+        confused = read(args.tables / "confusion.csv", "images")
+        missing = read(args.missing, "reason") if args.missing else None
         axes = list(summary.columns[1 : list(summary.columns).index("n")])
         settings = [axis for axis in axes if axis != "seed"]
-        name = args.output.resolve().name
-        for metric in ("loss", "accuracy"):
-            with atomic.replacing(args.output / f"{metric}.svg") as temporary, mpl.rc_context(STYLE):
-                draw(curves, settings, metric, name).savefig(temporary, format="svg", metadata={"Date": None})
-        atomic.write_text(args.output / "summary.html", page(summary, settings, name))
+        title = experiment.name + (f" (partial: {len(missing)} runs are missing)" if missing is not None else "")
+        figures = {metric: draw(curves, summary, settings, metric, title) for metric in ("accuracy", "loss")}
+        if experiment.numeric_axes:
+            figures["accuracy_by_axis"] = draw_axes(summary, settings, experiment.numeric_axes, title)
+        figures["confusion"] = draw_confusion(confused, experiment)
+        paths = {name: args.output / f"{name}.svg" for name in figures}
+        for name, figure in figures.items():
+            with atomic.replacing(paths[name]) as temporary, mpl.rc_context(STYLE):
+                figure.savefig(temporary, format="svg", metadata={"Date": None})
+        images = {name: path.read_bytes() for name, path in paths.items()}
+        atomic.write_text(args.output / "report.html", page.report(experiment, summary, settings, missing, images))
 
 
-def read(path: Path, first_metric: str) -> pd.DataFrame:
+def read(path: Path, column: str) -> pd.DataFrame:
     try:
         table = pd.read_csv(path, dtype={"run": str, "commit": str})
-        table[["run", first_metric]]
+        table[["run", column]]
         return table
     except (KeyError, ValueError, pd.errors.ParserError) as error:
         raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
 
 
-def draw(curves: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:
+def draw(curves: pd.DataFrame, summary: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:
     """A figure of one metric by epoch: a panel per combination of the settings that colour does not show."""
-    hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
-    others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
-    panels = list(curves.groupby(others)) if others else [((), curves)]
-    columns = min(len(panels), PANEL_COLUMNS)
-    rows = -(-len(panels) // columns)
-    size = (3.4 + 4.2 * columns, 0.9 + 3.4 * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained")
-    for axes, (values, panel) in zip(grid.flat, panels, strict=False):
-        draw_panel(axes, panel, hue, metric)
-        axes.set_title("  ".join(f"{axis} {value}" for axis, value in zip(others, values, strict=True)), fontsize=11)
-    for unused in grid.flat[len(panels) :]:
+    with mpl.rc_context(STYLE):
+        hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
+        others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
+        panels = list(curves.groupby(others)) if others else [((), curves)]
+        figure, grid = panel_grid(len(panels), sharex=True)
+        for axes, (values, panel) in zip(grid.flat, panels, strict=False):
+            draw_panel(axes, panel, summary[summary["run"].isin(panel["run"])], hue, metric)
+            axes.set_title("  ".join(f"{axis} {value}" for axis, value in zip(others, values, strict=True)), fontsize=11)
+        finish(figure, grid, len(panels), f"{title}: {metric} by epoch{spread_words(summary, settings)}")
+        return figure
+
+
+def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
+    columns = min(panels, PANEL_COLUMNS)
+    rows = -(-panels // columns)
+    size = (3.6 + 4.4 * columns, 0.9 + 3.6 * rows)
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=sharex, sharey=True, layout="constrained")
+
+
+def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
+    for unused in grid.flat[panels:]:
         unused.set_visible(False)
-    spread = ", mean and range over seeds" if seeds(curves, settings) > 1 else ""
-    figure.suptitle(f"{title}: {metric} by epoch{spread}", x=0.02, ha="left", fontweight="bold")
+    figure.suptitle(title, x=0.02, ha="left", fontweight="bold")
     labelled = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
-    return figure
 
 
-def draw_panel(axes: Axes, panel: pd.DataFrame, hue: str | None, metric: str) -> None:
+def draw_panel(axes: Axes, panel: pd.DataFrame, summary: pd.DataFrame, hue: str | None, metric: str) -> None:
     groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
+    markers: dict[str, dict[str, Any]] = ONE_EPOCH if panel["epoch"].nunique() == 1 else {split: {} for split in SPLITS}
+    views = [name for name in summary["views"].unique() if name != "plain"]
     for number, (value, group) in enumerate(groups):
-        colour = PALETTE[number] if len(groups) <= len(PALETTE) else plt.get_cmap("viridis")(number / (len(groups) - 1))
+        colour = colour_of(number, len(groups))
         axes.plot([], [], color=colour, linewidth=3, label=f"{hue} {value}" if hue else "all runs")
         for split, (_, style) in SPLITS.items():
             by_epoch = group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
-            axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style)
+            axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style, **markers[split])
             if split == "test":
                 axes.vlines(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour)
             if split == "val":
                 axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.15, linewidth=0)
+        if views:
+            final = summary[summary["run"].isin(group["run"])][metric]
+            axes.plot([group["epoch"].max()], [final.mean()], color=colour, marker="*", markersize=11, linestyle="none")
     for split, (name, style) in SPLITS.items():
         if panel[f"{split}_{metric}"].notna().any():
-            axes.plot([], [], color="grey", label=name, **style)
+            axes.plot([], [], color="grey", label=f"{name}, one view" if split == "test" and views else name, **style, **markers[split])
+    for name in views:
+        axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*", markersize=11, linestyle="none")
     axes.set_xlabel("epoch")
     axes.set_ylabel("accuracy" if metric == "accuracy" else "cross-entropy (nats)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(FixedLocator([panel["epoch"].max()]) if markers is ONE_EPOCH else MaxNLocator(integer=True))
     if metric == "accuracy":
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if np.ptp(axes.get_ylim()) > 0.05 else 1))
 
 
-def seeds(table: pd.DataFrame, settings: list[str]) -> int:
-    """The largest number of runs that differ in nothing but their seed."""
-    runs = table.drop_duplicates("run")
-    return int(runs.groupby(settings).size().max()) if settings else len(runs)
+def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], title: str) -> Figure:
+    """Test accuracy against each numeric axis, a line per combination of the other settings, seeds averaged."""
+    with mpl.rc_context(STYLE):
+        figure, grid = panel_grid(len(numeric), sharex=False)
+        for axes, axis in zip(grid.flat, numeric, strict=False):
+            others = [name for name in settings if name != axis and summary[name].nunique() > 1]
+            groups = list(summary.groupby(others)) if others else [((), summary)]
+            for number, (setting, group) in enumerate(groups):
+                by_value = group.groupby(axis)["accuracy"].agg(["mean", "min", "max"])
+                colour = colour_of(number, len(groups))
+                label = "  ".join(f"{name} {value}" for name, value in zip(others, setting, strict=True)) or "all runs"
+                axes.plot(by_value.index, by_value["mean"], color=colour, marker="o", label=label if len(groups) <= len(PALETTE) else None)
+                axes.vlines(by_value.index, by_value["min"], by_value["max"], color=colour)
+            values = sorted(map(float, summary[axis].unique()))
+            if min(values) > 0 and max(values) / min(values) >= WIDE:
+                axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(values))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.set_xlabel(axis)
+            axes.set_ylabel(f"test accuracy, {page.views_of(summary)}")
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+        finish(figure, grid, len(numeric), f"{title}: accuracy by setting{spread_words(summary, settings)}")
+        return figure
 
 
-def page(summary: pd.DataFrame, settings: list[str], title: str) -> str:
-    """The summary as an HTML page: mean and spread over seeds where there are several, then every run."""
-    tables = []
-    if seeds(summary, settings) > 1:
-        grouped = summary.groupby(settings) if settings else summary.groupby(lambda _: title)
-        means = pd.DataFrame(
-            {
-                "seeds": grouped.size(),
-                "accuracy": grouped["accuracy"].agg(lambda a: f"{a.mean():.2%} ± {a.std():.2%}"),
-                "loss": grouped["loss"].agg(lambda a: f"{a.mean():.3f} ± {a.std():.3f}"),
-                "images/s": grouped["images_per_second"].mean().map("{:,.0f}".format),
-            }
-        )
-        tables += ["<h2>Mean and standard deviation over seeds</h2>", means.reset_index().to_html(index=False, border=0)]
-    runs = pd.DataFrame(
-        {
-            **{axis: summary[axis] for axis in settings + [axis for axis in summary.columns if axis == "seed"]},
-            "test images": summary["n"].map("{:,}".format),
-            "views": summary["views"],
-            "accuracy": summary["accuracy"].map("{:.2%}".format),
-            "loss": summary["loss"].map("{:.3f}".format),
-            "images/s": summary["images_per_second"].map("{:,.0f}".format),
-            "seconds": summary["seconds"].map("{:,.0f}".format),
-            "commit": summary["commit"].fillna("none").str[:10] + summary["dirty"].map({True: " + changes"}).fillna(""),
-        }
-    )
-    tables += ["<h2>Every run</h2>", runs.to_html(index=False, border=0)]
-    return PAGE.format(title=html.escape(title), tables="\n".join(tables))
+def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
+    """The confusion matrix of one run, each row's share of its class as colour."""
+    run = str(confused["run"].iloc[0])
+    names = DATASETS[experiment.runs[run].dataset].class_names
+    matrix = confused.pivot(index="true_class", columns="predicted_class", values="images").to_numpy()
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    classes = len(matrix)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, axes = plt.subplots(figsize=(7.2, 6.4), layout="constrained")
+        picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        if classes <= MOST_NUMBERS:
+            for (row, column), images in np.ndenumerate(matrix):
+                colour = "white" if share[row, column] > 0.5 else "#222"
+                axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center", fontsize=9, color=colour)
+            labels = names or tuple(map(str, range(classes)))
+            axes.set_xticks(range(classes), labels, rotation=45, ha="right")
+            axes.set_yticks(range(classes), labels)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class", shrink=0.8)
+        figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
+def colour_of(number: int, groups: int) -> Any:
+    return PALETTE[number] if groups <= len(PALETTE) else plt.get_cmap("viridis")(number / (groups - 1))
+
+
+def spread_words(summary: pd.DataFrame, settings: list[str]) -> str:
+    seeds = page.seeds(summary, settings)
+    return f", mean and range over {seeds} seeds" if seeds > 1 else " (a single seed)"
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from ddp.agents import Command, Output, run_all
+from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import Ending, how, last_words, send
 from ddp.errors import os_error_line
 from ddp.lifetime import end_with_parent
+from ddp.temporary import temporary_folder
 
 # Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
 GRACE = 25
@@ -46,9 +46,9 @@ def supervise(program: list[str], log: Path | None, who: str) -> int:
     """Run the program to its end; returns its status, 1 if it was killed."""
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="supervise-") as folder:
-        result = Path(folder) / "result.json"
-        with open(log or os.devnull, "w", encoding="utf-8") as sink:
+    with temporary_folder("supervise-") as folder:
+        result = folder / "result.json"
+        with log_file(log or Path(os.devnull), "w") as sink:
             # Where it has a log of its own, what it says of its troubles stays out of everybody's.
             output = Output(sink, sink, show_errors=not log)
             outcome = run_all([Command((sys.executable, *program), {"NODE_REPORT": str(result)})], output, GRACE)

@@ -33,6 +33,7 @@ from ddp.data_folder import file_sha256, read_manifest
 from ddp.errors import Refusal, Stopped, told_in_one_line
 from ddp.owner import own
 from ddp.process_group import Process, broadcast, gather, process_group, report
+from ddp.processor import processor
 from ddp.provenance import code_sha256, git_state, versions
 from ddp.saver import Saver, tell_supervisor
 from ddp.staging import Staged, stage
@@ -99,7 +100,7 @@ def train(run: Run, process: Process, args: argparse.Namespace) -> None:
                 raise Stopped(f"stopped ({reason}) after {place(training.epoch, training.step)}, of {run.epochs} epochs; saved in {folder}")
             training.end_epoch()
             if process.first:
-                show.write(line(training.history[-1], run.epochs), file=sys.stdout)
+                show.write(f"{args.output.parent.name}/{args.output.name}: {line(training.history[-1], run.epochs)}", file=sys.stdout)
                 sys.stdout.flush()
                 write_history(args.output / "history.csv", training.history)
                 keep_checkpoint(training, folder)
@@ -132,6 +133,7 @@ def attempt(training: Training, name: str, where: list[dict[str, Any]]) -> dict[
         "hosts": list(dict.fromkeys(rank["host"] for rank in where)),
         "device": where[0]["device_name"] or where[0]["device"],
         "threads": where[0]["threads"],
+        **processor(),
         "torch": str(torch.__version__),
         "commit": git_state()["commit"],
         "started": now(),
@@ -139,7 +141,7 @@ def attempt(training: Training, name: str, where: list[dict[str, Any]]) -> dict[
         "seconds": 0.0,
     }
     for before in training.attempts[-1:]:
-        keys = [key for key in ("device", "threads", "torch") if before[key] != now_at_work[key]]
+        keys = [key for key in ("device", "threads", *processor(), "torch") if key in before and before[key] != now_at_work[key]]
         if keys:
             was = ", ".join(f"{key} was {before[key]} and is {now_at_work[key]}" for key in keys)
             tell(f"warning: {was}: the last bits of the result may differ from those of a training without interruption")
@@ -166,6 +168,9 @@ def keep_checkpoint(training: Training, folder: Path) -> None:
 
 def publish(training: Training, folder: Path, output: Path, where: list[dict[str, Any]], saver: Saver) -> None:
     """Write the results of the finished training. Its state stays, so that this can be done again."""
+    # Another Snakemake may have removed what is unfinished in its eyes.
+    (output / "checkpoints").mkdir(exist_ok=True)
+    write_history(output / "history.csv", training.history)
     for epoch in training.checkpoints:
         kept = checkpoint(folder, epoch)
         atomic.write_bytes(output / "checkpoints" / kept.name, kept.read_bytes())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -115,6 +116,17 @@ def run_all(commands: Sequence[Command], output: Output, grace: float, stop_with
         if first is None:
             return Outcome(stop.is_set())
         return Outcome(stop.is_set(), first, agents[first].process.returncode)
+
+
+@contextmanager
+def log_file(path: Path, mode: str = "a") -> Iterator[IO[str]]:
+    """A log. A full disk that takes none of it must not fail the program, nor hide what is to be said."""
+    file = path.open(mode, encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 @contextmanager

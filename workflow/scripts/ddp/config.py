@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ddp.datasets import DATASETS, SOURCES
@@ -17,7 +18,8 @@ from ddp.model_names import AIRBENCH, OWN_MODELS, refuse_unfit_model
 from ddp.schema import validate
 
 # Keys that change no result, beside where the data come from.
-SITE = ("launcher", "scratch", "save_every_epochs", "save_every_seconds", "resume")
+SITE = ("launcher", "scratch", "save_every_epochs", "save_every_seconds", "resume", "replace")
+MOST_SHOWN = 8  # values of an axis that are listed one by one
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -66,7 +68,12 @@ class Run:
         return DATASETS[self.dataset].train_images - self.validation_images
 
     def to_json(self) -> str:
+        """Every key, as a JSON object."""
         return json.dumps(vars(self))
+
+    def changes(self) -> str:
+        """The keys that differ from the schema's defaults, as a JSON object: what a command line needs."""
+        return json.dumps({key: value for key, value in vars(self).items() if value != vars(default_run())[key]})
 
     @staticmethod
     def from_json(text: str) -> "Run":
@@ -81,11 +88,17 @@ class Run:
             raise Refusal(f"--run is not JSON: {error}") from None
         if not isinstance(given, dict):
             raise Refusal(f"--run must be a JSON object, not {text}")
-        config = given | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
+        config = {"experiment": "run"} | given | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
         experiment = Experiment.from_config(config)
         if experiment.axes:
             raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
         return next(iter(experiment.runs.values()))
+
+
+@cache
+def default_run() -> Run:
+    """The run of a configuration that gives nothing but a name."""
+    return next(iter(Experiment.from_config({"experiment": "default"}).runs.values()))
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,39 @@ class Experiment:
         return Experiment(resolved["experiment"], resolved, axes, runs)
 
     @property
+    def summary(self) -> str:
+        """One line: the name, the number of runs, and what varies."""
+        varying = [f"{key} ({values_text(values)})" for key, values in self.axes.items() if len(values) > 1]
+        runs = f"{len(self.runs):,} run{'s' if len(self.runs) > 1 else ''}"
+        return f"experiment {self.name}: {runs}, {'varying ' + ' and '.join(varying) if varying else 'nothing varies'}"
+
+    @property
+    def numeric_axes(self) -> list[str]:
+        """The axes of two numbers or more, but the seeds: accuracy can be drawn against them."""
+
+        def numeric(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+
+        return [
+            key
+            for key, values in self.axes.items()
+            if len(values) > 1 and key not in ("seed", "validation_seed") and all(map(numeric, values))
+        ]
+
+    @staticmethod
+    def from_json(text: str) -> "Experiment":
+        """An experiment from the JSON object that Snakemake puts on a program's command line.
+
+        Raises:
+            Refusal: it is not a JSON object, or no valid configuration.
+        """
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise Refusal(f"--config is not JSON: {error}") from None
+        return Experiment.from_config(config)
+
+    @property
     def name_pattern(self) -> str:
         """Regular expression for the names of the runs, of the size of the axes rather than of their product."""
         names = (f"{key}~{any_of(frozenset(map(value_text, values)))}" for key, values in self.axes.items())
@@ -134,9 +180,10 @@ class Experiment:
 
     @property
     def science(self) -> str:
-        """The configuration less the site's own keys, as JSON: what the results depend on."""
-        science = {key: value for key, value in self.config.items() if key not in SITE}
-        return json.dumps(science | {"dataset": {"name": self.config["dataset"]["name"]}})
+        """What the results depend on, as JSON: the keys that differ from the schema's defaults, less the site's own."""
+        default = validate({"experiment": self.name})
+        changed = {key: value for key, value in self.config.items() if key not in SITE and value != default[key]}
+        return json.dumps({"experiment": self.name} | changed | {"dataset": {"name": self.config["dataset"]["name"]}})
 
 
 def is_axis(key: str, value: Any) -> bool:
@@ -152,6 +199,12 @@ def run_name(point: Mapping[str, Any]) -> str:
 def value_text(value: Any) -> str:
     """A value as it stands in the name of a run's folder."""
     return "-".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+
+
+def values_text(values: Sequence[Any]) -> str:
+    """The values of an axis in a few words."""
+    texts = [value_text(value) for value in values]
+    return ", ".join(texts) if len(texts) <= MOST_SHOWN else f"{', '.join(texts[:3])}, … {texts[-1]}: {len(texts):,} values"
 
 
 def any_of(texts: frozenset[str]) -> str:
@@ -181,6 +234,9 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
     Raises:
         Refusal: naming the key to change.
     """
+    # First: a mistyped model is also one that other keys do not go with.
+    if run.model not in OWN_MODELS:
+        refuse_unfit_model(run.model)
     if run.global_batch_size % run.world_size:
         raise Refusal(
             f"config: global_batch_size: {run.global_batch_size} does not divide among {run.world_size} processes "
@@ -216,8 +272,6 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         raise Refusal(f"config: optimizer: muon knows the filters of {' and '.join(AIRBENCH)}, not those of {run.model}; use sgd or adamw")
     if run.optimizer == "muon" and run.precision == "fp16":
         raise Refusal("config: precision: fp16 scales its gradients, which muon cannot skip steps for; use bf16, or sgd or adamw")
-    if run.model not in OWN_MODELS:
-        refuse_unfit_model(run.model)
 
 
 def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any]) -> None:

@@ -15,12 +15,14 @@ class Dataset:
         classes: number of classes; labels are 0 .. classes - 1.
         train_images, test_images: number of images of each split.
         sha256: SHA-256 of each array's content (its bytes in C order, without the .npy header), by array name.
+        class_names: by label; empty if a label is its own name or the names are not listed here.
     """
 
     classes: int
     train_images: int
     test_images: int
     sha256: dict[str, str]
+    class_names: tuple[str, ...] = ()
 
     def held_out(self, fraction: float) -> int:
         """Number of training images that a validation fraction holds out."""
@@ -38,6 +40,7 @@ DATASETS = {
             "test_images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
             "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         },
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     # Its content's SHA-256 is not known to us: its only sources are archives whose MD5 torchvision checks.
     "cifar100": Dataset(classes=100, train_images=50_000, test_images=10_000, sha256={}),

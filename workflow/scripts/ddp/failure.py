@@ -45,18 +45,42 @@ def first_failure(outcome: Outcome, endings: Sequence[Ending], errors: Sequence[
         if outcome.stopped or not terminated:
             by = f"; what by: sacct -X -j {job}" if outcome.stopped and job else ""
             return Failure(said + by, preempted=True, again=not outcome.stopped)
-        # Neither the scheduler's doing nor ours: somebody's, or the rank's launcher was killed.
-        killed = how(outcome.status) if outcome.status < 0 else said_by_slurm(errors) or ""
+        # Neither the scheduler's doing nor ours. A process between the scheduler and the rank was killed, which is a failure although the
+        # ranks have saved; or somebody asked one of them to stop.
+        if by_force := killed(outcome, errors, job):
+            return Failure(f"{by_force}; {said}", again=saved)
         first = min(terminated, key=lambda ending: ending.time)
-        who = f"{starter(job, outcome)} {killed}" if outcome.status < 0 else killed if "Killed" in killed else f"{first.who} got SIGTERM"
-        return Failure(f"{who}; {said}", again=saved)
+        return Failure(f"{first.who} got SIGTERM; {said}", preempted=True, again=saved)
     if outcome.stopped:
         return Failure(f"stopped; cancelled, preempted, or over its time: sacct -X -j {job}" if job else "stopped")
     if failed:
         first = cause(failed)
         details = tuple(f"{first.who} | {text}" for text in first.lines) if len(first.lines) > 1 else ()
         return Failure(first.error + (f"; its own log is {first.log}" if first.log else ""), details, again=saved)
-    return Failure((said_by_slurm(errors) if job else None) or f"{starter(job, outcome)} {how(outcome.status)}")
+    by_slurm = said_by_slurm(errors) if job else None
+    return Failure(killed(outcome, errors, job) or by_slurm or f"{starter(job, outcome)} {how(outcome.status)}")
+
+
+def killed(outcome: Outcome, errors: Sequence[str], job: str | None) -> str | None:
+    """The process that was killed, where it stood between the scheduler and a rank and could not say so itself; None if none was."""
+    if outcome.status < 0:
+        return f"{starter(job, outcome)} {how(outcome.status)}"
+    if supervisor := killed_supervisor(errors):
+        return supervisor
+    said = said_by_slurm(errors) if job else None
+    return said if said and "Killed" in said else None
+
+
+def killed_supervisor(errors: Sequence[str]) -> str | None:
+    """A rank's supervise.py that a signal has ended, from torchrun's report, which has a line each for host, rank and exit code."""
+    report = "\n".join(errors).partition("Root Cause (first observed failure):")[2]
+    found = {}
+    for key in ("host", "rank", "exitcode"):
+        if match := re.search(rf"^.*?\b{key}\s*: (-?\S+)", report, re.MULTILINE):
+            found[key] = match[1]
+    if len(found) < 3 or not found["exitcode"].startswith("-"):
+        return None
+    return f"supervise.py of rank {found['rank']} on {found['host']} {how(int(found['exitcode']))}"
 
 
 def starter(job: str | None, outcome: Outcome) -> str:

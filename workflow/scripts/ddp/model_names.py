@@ -20,7 +20,11 @@ def refuse_unfit_model(name: str) -> None:
         Refusal: naming the model and what would be right.
     """
     import torch
-    import torchvision
+
+    try:
+        import torchvision
+    except (ImportError, RuntimeError):
+        raise Refusal(f"config: model: {name} is not one of {', '.join(OWN_MODELS)}, and torchvision cannot be imported here") from None
 
     known = [*OWN_MODELS, *torchvision.models.list_models(module=torchvision.models)]
     if name not in known:

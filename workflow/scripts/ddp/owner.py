@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ BEAT = 2.0  # seconds between two touches of the record
 LEASE = 30.0
 # Seconds between taking over a record and the first write: an owner who lives after all sees within BEAT that the run is no longer its own.
 SETTLE = 2 * BEAT
+WATCH = 2.5 * BEAT  # seconds in which an owner that is alive touches its record
 # How often one job may begin at the same place: Slurm queues a job whose node dies again and again.
 MOST_STARTS = 3
 
@@ -171,25 +172,66 @@ def take_over(path: Path, mine: Record, before: tuple[Record, int], tell: Callab
     Raises:
         Refusal: it is not gone, or another was quicker.
     """
-    record, touched = before
-    gone = record.released or is_gone(record)
-    # The same job, queued again: its scheduler says that the one before is over. Cut off from the network it may not know it yet.
-    if not gone and record.name != mine.name:
-        tell(f"{record.who} had this run last; waiting {LEASE:.0f} s to see whether it is still there")
-        deadline = time.monotonic() + LEASE
-        while time.monotonic() < deadline:
-            time.sleep(BEAT / 2)
-            now = look(path)
-            if now is None or now[0].released:
-                break
-            if (now[0].token, now[1]) != (record.token, touched):
-                raise Refusal(still_there(path, now[0]))
+    await_end(path, mine.name, before, tell)
     atomic.write_text(path, text(mine))
     # Two who find the same dead owner both come here; the later one has it.
     time.sleep(SETTLE)
     now = look(path)
     if now is None or now[0].token != mine.token:
         raise Refusal(still_there(path, now[0]) if now else f"{path} was removed; run the same command again")
+
+
+def await_end(path: Path, name: str, before: tuple[Record, int], tell: Callable[[str], None]) -> None:
+    """Return once the record's owner is known to be gone.
+
+    Args:
+        name: who waits.
+
+    Raises:
+        Refusal: it is not gone.
+    """
+    record, touched = before
+    # The same job, queued again: its scheduler says that the one before is over. Cut off from the network it may not know it yet.
+    if record.released or is_gone(record) or record.name == name:
+        return
+    tell(f"{record.who} had this run last; waiting {LEASE:.0f} s to see whether it is still there")
+    deadline = time.monotonic() + LEASE
+    while time.monotonic() < deadline:
+        time.sleep(BEAT / 2)
+        now = look(path)
+        if now is None or now[0].released:
+            return
+        if (now[0].token, now[1]) != (record.token, touched):
+            raise Refusal(still_there(path, now[0]))
+
+
+def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
+    """Refuse a run that another job is training, before anything of it is touched.
+
+    The record of a dead owner is marked as released, so that nobody waits for it a second time.
+
+    Args:
+        folder: of the run's states.
+        name: who asks.
+
+    Raises:
+        Refusal: the owner is alive.
+    """
+    path = folder / "owner.json"
+    before = look(path)
+    if before and before[0].name != name and not before[0].released:
+        await_end(path, name, before, tell)
+        atomic.write_text(path, text(replace(before[0], released=True)))
+
+
+def living(folders: Sequence[Path]) -> dict[Path, Record]:
+    """The owners that touch their records just now, by the folder of states; watches for a few seconds if there may be one."""
+    before = {folder: found for folder in folders if (found := look(folder / "owner.json"))}
+    waiting = {folder: found for folder, found in before.items() if not found[0].released and not is_gone(found[0])}
+    if waiting:
+        time.sleep(WATCH)
+    after = {folder: look(folder / "owner.json") for folder in waiting}
+    return {folder: now[0] for folder, now in after.items() if now and not now[0].released and now != waiting[folder]}
 
 
 def still_there(path: Path, record: Record) -> str:

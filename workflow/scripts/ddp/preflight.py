@@ -30,6 +30,7 @@ class RankReport:
         device_id: what tells one GPU from another, whatever the number it is seen under; empty for a CPU.
         threads: that it computes with.
         cpus: that it may use.
+        cpu, onednn_isa, mkl, aten: see `processor.processor`.
     """
 
     rank: int
@@ -41,6 +42,10 @@ class RankReport:
     device_id: str
     threads: int
     cpus: int
+    cpu: str | None = None
+    onednn_isa: str | None = None
+    mkl: str | None = None
+    aten: str | None = None
 
     def __str__(self) -> str:
         device = f"{self.device} {self.device_name}".strip()

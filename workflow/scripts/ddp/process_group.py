@@ -17,7 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 from ddp.errors import Refusal
 from ddp.memory import keep_freed_memory
 from ddp.network import let_gloo_be_reached, own_address
-from ddp.preflight import ANSWER, COME, RankReport, check_sum, join
+from ddp.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
+from ddp.processor import processor
 
 # Long enough for the first step on a busy GPU; by then the preflight has seen that all are there.
 TIMEOUT = timedelta(minutes=10)
@@ -64,6 +65,9 @@ def process_group(device: str) -> Iterator[Process]:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
         join_others(process)
+    else:
+        for line in warnings([report(process)]):
+            print(line, flush=True)
     try:
         yield process
     finally:
@@ -117,6 +121,7 @@ def report(process: Process) -> RankReport:
         device_id=str(properties.uuid) if properties else "",
         threads=torch.get_num_threads(),
         cpus=len(os.sched_getaffinity(0)),
+        **processor(),
     )
 
 

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 SCRIPTS = Path(__file__).resolve().parents[1]
 # Modules that check, carry or report, and cannot change a result: a clearer message in them must not cost a night of training.
 NO_RESULT = (
-    "atomic", "config", "errors", "lifetime", "memory", "model_names", "network", "owner", "preflight", "provenance", "saver", "schema",
-    "staging", "state", "stopping", "vote",
+    "atomic", "config", "errors", "lifetime", "memory", "model_names", "network", "owner", "page", "preflight", "processor", "provenance",
+    "results", "saver", "schema", "staging", "state", "stopping", "temporary", "vote",
 )  # fmt: skip
 
 
@@ -70,5 +71,9 @@ def git_state() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a result depends on."""
-    packages = ("torch", "torchvision", "numpy", "safetensors")
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}
+    found = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "numpy", "safetensors"):
+        # A small installation has no torchvision.
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -60,7 +60,7 @@ def is_number(key: str) -> bool:
 
 def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of the schema, in its order, with the given value or else the default; `dataset` likewise inside."""
-    resolved = {key: given.get(key, spec["default"]) for key, spec in properties.items()}
+    resolved = {key: given.get(key, spec.get("default")) for key, spec in properties.items()}
     for key, spec in properties.items():
         if "properties" in spec:
             resolved[key] = with_defaults(resolved[key], spec["properties"])
@@ -98,6 +98,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         path = f"{key}.{unknown}" if key else unknown
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
         return f"config: {path}: unknown key; {hint}"
+    if error.validator == "required":
+        return "config: experiment: is missing; name the experiment, its results go to results/<name>/"
     shown = json.dumps(value, default=str)
     wording = {
         "minimum": f"{shown} is too small; the least is {limit}",

@@ -4,17 +4,23 @@ import getpass
 import os
 import re
 import subprocess
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ddp.errors import Refusal
 
-# How the Slurm plugin of Snakemake asks: by a command, with a logger; the states by job and the seconds it took, or twice None.
-Query = Callable[[str, Any], Awaitable[tuple[dict[str, str] | None, float | None]]]
+# sbatch's words for jobs that no change of the cluster's state makes acceptable.
+NEVER_ACCEPTED = re.compile(r"nvalid|unrecognized|not permitted|ermission denied|policy|More processors requested")
+# scontrol's words for a controller that is down, restarting or overloaded.
+UNREACHABLE = re.compile(r"Unable to contact|onnection|timed out|Zero Bytes|try again", re.IGNORECASE)
+# Seconds that a job which has just started waits for the controller.
+PATIENCE = 300
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,13 @@ def allocation() -> Allocation:
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
         raise Refusal("transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local")
-    own = shown_job(job)
+    own = shown_job(job, PATIENCE)
     listed = field(own, "NodeList")
     ends = re.search(r" EndTime=(\d\S+)", own)
     hosts = tuple(scontrol("show", "hostnames", listed).split())
     try:
-        nodes = {field(line, "NodeName"): line for line in scontrol("show", "node", listed, "--oneliner").splitlines()}
+        shown = scontrol("show", "node", listed, "--oneliner", patience=PATIENCE)
+        nodes = {field(line, "NodeName"): line for line in shown.splitlines()}
         addresses = tuple(field(nodes[host], "NodeAddr") for host in hosts)
     except (Refusal, KeyError):
         # Some sites do not show nodes to users.
@@ -59,10 +66,29 @@ def allocation() -> Allocation:
     return Allocation(int(job), hosts, addresses, end, int(field(own, "Restarts")))
 
 
-def shown_job(job: object) -> str:
+def shown_job(job: object, patience: float = 0) -> str:
     # Of a job array, all jobs are shown, one a line.
-    shown = scontrol("show", "job", str(job), "--oneliner").splitlines()
+    shown = scontrol("show", "job", str(job), "--oneliner", patience=patience).splitlines()
     return next((line for line in shown if line.startswith(f"JobId={job} ")), "")
+
+
+def idle_nodes(environment: Mapping[str, str]) -> str | None:
+    """A warning if this is a job on several nodes, of which a Snakemake that runs everything on this machine leaves all but one idle."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+    if nodes.isdecimal() and int(nodes) > 1:
+        return (
+            f"this Slurm job has {nodes} nodes, and profiles/local uses only this one; "
+            "leave the job and run `snakemake --profile profiles/slurm` on the login node, which submits jobs itself"
+        )
+    try:
+        hosts = set(Path(environment["PBS_NODEFILE"]).read_text().split())
+    except (KeyError, OSError):
+        return None
+    return (
+        f"this PBS job has {len(hosts)} nodes, and profiles/local uses only this one; there is no profile for PBS yet"
+        if len(hosts) > 1
+        else None
+    )
 
 
 def queue_again(allocation: Allocation) -> str | None:
@@ -120,46 +146,95 @@ def status_command(wanted: str | None) -> tuple[str, str]:
     return "squeue", f"{reason}; the state of jobs is asked from squeue{forgets}"
 
 
-def asked_for(resources: Mapping[str, Any]) -> tuple[str, ...]:
-    """A job's resources as options of sbatch: those that a site can find wrong."""
-    options = {
-        "slurm_partition": "partition",
-        "slurm_account": "account",
-        "qos": "qos",
-        "constraint": "constraint",
-        "nodes": "nodes",
-        "cpus_per_task": "cpus-per-task",
-        "mem_mb": "mem",
-        "runtime": "time",
-        "gres": "gres",
-    }
-    return tuple(f"--{option}={resources.get(name)}" for name, option in options.items() if resources.get(name))
+@dataclass(frozen=True)
+class Partition:
+    """The largest job that a partition can ever run.
+
+    Attributes:
+        nodes: number of its nodes, in whatever state.
+        cpus, memory: of its largest node, memory in MB.
+        minutes: its time limit; None if it has none.
+    """
+
+    name: str
+    nodes: int
+    cpus: int
+    memory: int
+    minutes: int | None
 
 
-def try_submission(options: Sequence[str]) -> str | None:
-    """Have Slurm look at what a job will ask for, without submitting it.
+def partitions() -> dict[str, Partition]:
+    """All partitions by name, as sinfo lists them; empty if it does not answer."""
+    rows = [line.split("|") for line in said("sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%l|%N")[0].splitlines()]
+    found: dict[str, Partition] = {}
+    for name, cpus, memory, limit, _node in (row for row in rows if len(row) == 5):
+        so_far = found.get(name, Partition(name, 0, 0, 0, None))
+        found[name] = Partition(name, so_far.nodes + 1, max(so_far.cpus, int(cpus)), max(so_far.memory, int(memory)), minutes(limit))
+    return found
 
-    Snakemake does not show why a job of several rules could not be submitted, and waits for ever for one whose account is not the
-    user's (both seen with version 2.8.0 of its plugin).
 
-    Returns:
-        What Slurm says against it that may pass, such as nodes out of service; None if nothing.
+def minutes(limit: str) -> int | None:
+    """Slurm's [days-]hours:minutes:seconds in minutes; None for `infinite` and anything else."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if not found:
+        return None
+    days, hours, mins, _seconds = (int(part or 0) for part in found.groups())
+    return (days * 24 + hours) * 60 + mins
+
+
+def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None:
+    """Refuse a job that the partition can never run: Slurm may accept it and leave it pending for ever.
 
     Raises:
-        Refusal: it will never be accepted.
+        Refusal: naming the resource, what is asked for, and the limit.
     """
-    account = next((option.removeprefix("--account=") for option in options if option.startswith("--account=")), "")
-    # Asked only where one is given: without accounting the answer takes half a minute not to come.
+    limits = {
+        "runtime": (partition.minutes, f"{{asked}} minutes are asked for, {partition.name} allows {{limit}}"),
+        "nodes": (partition.nodes, f"{{asked}} nodes are asked for, {partition.name} has {{limit}}"),
+        "cpus_per_task": (partition.cpus, f"{{asked}} CPUs a node are asked for, the largest node of {partition.name} has {{limit}}"),
+        "mem_mb": (partition.memory, f"{{asked}} MB a node are asked for, the largest node of {partition.name} has {{limit}}"),
+    }
+    remedies = {
+        "runtime": "stage and train are one job, their times are added: --set-resources train:runtime=…",
+        "nodes": "set nodes in the configuration, or another slurm_partition",
+        "cpus_per_task": "lower nproc_per_node or cpus_per_proc in the configuration",
+        "mem_mb": "--set-resources train:mem_mb=… stage:mem_mb=…",
+    }
+    for name, (limit, text) in limits.items():
+        asked = resources.get(name)
+        if limit is not None and isinstance(asked, int) and asked > limit:
+            raise Refusal(f"{name}: {text.format(asked=asked, limit=limit)}; {remedies[name]}")
+
+
+def refuse_foreign_account(account: str) -> None:
+    """Refuse an account that is not the user's: Snakemake waits for ever for a job with one (seen with plugin 2.8.0).
+
+    Raises:
+        Refusal: naming the user's accounts.
+    """
+    # Asked only where one is given: without slurmdbd, sacctmgr waits for its 30 s time-out.
     known = own_accounts() if account else []
     if known and not {name.lower() for name in re.split(r"[,\s]+", account)} <= {name.lower() for name in known}:
         raise Refusal(f"slurm_account: {account} is not yours; yours are {', '.join(sorted(set(known)))}")
-    # Several accounts are the plugin's affair: it tries one after the other.
-    single = [option for option in options if not re.match("--account=.*[, ]", option)]
-    _, error = said("sbatch", "--test-only", *single, "--wrap=true")
-    reason = " ".join(error.split()).removeprefix("allocation failure: ")
-    if "nvalid" in reason:
-        raise Refusal(f"sbatch would not take a job with {' '.join(options)}: {reason}")
-    return None if " to start at " in reason or not reason else f"of a job with {' '.join(options)} sbatch says: {reason}"
+
+
+def try_submission(options: Sequence[str]) -> str | None:
+    """Have Slurm judge a submission without submitting it: Snakemake hides why a job of several rules was refused.
+
+    Args:
+        options: of sbatch.
+
+    Returns:
+        Slurm's objection, if it may pass, such as nodes out of service; None if there is none.
+
+    Raises:
+        Refusal: the job would never be accepted.
+    """
+    _, error = said("sbatch", "--test-only", *options, "--wrap=true")
+    reason = " ".join(error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()).removeprefix("allocation failure: ")
+    if NEVER_ACCEPTED.search(reason):
+        raise Refusal(f"sbatch would refuse a job with {' '.join(options)}: {reason}")
+    return None if " to start at " in reason or not reason else f"sbatch says of a job with {' '.join(options)}: {reason}"
 
 
 @cache
@@ -176,32 +251,6 @@ def said(*command: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def with_plain_states(query: Query) -> Query:
-    """The Slurm plugin's query for the state of jobs, with words that it knows what to make of.
-
-    sacct says `CANCELLED by 1000` of a job that somebody cancelled, and goes on to say `PREEMPTED` of one that had to make way, or
-    `NODE_FAIL` of one whose node died, that is not queued again. The plugin takes none of them for an end, and Snakemake waits for such a
-    job for ever (the first measured, the others read, in version 2.8.0). At `NODE_FAIL` it also keeps all later jobs off what sacct names
-    as the node, which is all the nodes that the job had, or `None assigned` if it is queued again already: then no job can be submitted any
-    more (measured; https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/485). Slurm itself gives nobody a dead node.
-    """
-    ended: Counter[str] = Counter()
-
-    def plainly(job: str, state: str) -> str:
-        word = state.split()[0]
-        ended[job] = ended[job] + 1 if word in ("PREEMPTED", "NODE_FAIL") else 0
-        # One that is queued again says so within seconds.
-        if ended[job] >= 3:
-            return "CANCELLED"
-        return "PENDING" if word == "NODE_FAIL" else word
-
-    async def plain(command: str, logger: Any) -> tuple[dict[str, str] | None, float | None]:
-        states, seconds = await query(command, logger)
-        return states and {job: plainly(job, state) for job, state in states.items() if state}, seconds
-
-    return plain
-
-
 def field(line: str, name: str) -> str:
     """A field of what scontrol shows on one line; a job's BatchHost and ReqNodeList are other fields than its NodeList."""
     found = re.search(rf"(?:^|\s){name}=(\S+)", line)
@@ -210,15 +259,34 @@ def field(line: str, name: str) -> str:
     return found[1]
 
 
-def scontrol(*arguments: str) -> str:
-    try:
-        # A user may have times shown in another form.
-        done = subprocess.run(["scontrol", *arguments], env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
-                              capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
-    except FileNotFoundError:
-        raise Refusal("scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local") from None
-    except subprocess.TimeoutExpired:
-        raise Refusal("Slurm's controller does not answer; try again once sinfo does") from None
-    if done.returncode:
-        raise Refusal(f"scontrol {' '.join(arguments)}: {' '.join(done.stderr.split())}")
-    return done.stdout
+def scontrol(*arguments: str, patience: float = 0) -> str:
+    """What scontrol prints.
+
+    Args:
+        patience: seconds to keep trying while the controller cannot be reached.
+
+    Raises:
+        Refusal: scontrol is missing or fails, or the controller did not answer in time.
+    """
+    deadline = time.monotonic() + patience
+    told = False
+    while True:
+        try:
+            # A user may have times shown in another form.
+            done = subprocess.run(["scontrol", *arguments], env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
+                                  capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+            if not done.returncode:
+                return done.stdout
+            error = " ".join(done.stderr.split())
+        except FileNotFoundError:
+            raise Refusal("scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local") from None
+        except subprocess.TimeoutExpired:
+            error = "Unable to contact slurm controller: no answer within 60 s"
+        if not UNREACHABLE.search(error):
+            raise Refusal(f"scontrol {' '.join(arguments)}: {error}")
+        if time.monotonic() >= deadline:
+            raise Refusal(f"Slurm's controller does not answer ({error}); try again once sinfo does")
+        if not told:
+            print(f"slurm: the controller does not answer; trying again for {patience:.0f} s", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(5)

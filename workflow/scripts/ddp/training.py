@@ -54,6 +54,7 @@ class Training:
         torch.manual_seed(run.seed)
         self.classifier = models.build(run.model, run.widths, manifest["classes"])
         self.classifier.fit_to(images.cpu())
+        self.classifier.average_recent_steps(run.epochs * len(self.sizes))
         self.classifier.place(process.device)
         self.mean_colour = self.classifier.mean.round().to(torch.uint8)
         # As many on every rank, or some would wait for others that have begun.

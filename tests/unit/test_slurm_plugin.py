@@ -1,0 +1,146 @@
+"""What the repairs of Snakemake's Slurm plugin tell it of the states of jobs, as Slurm gives them when it is asked again and again."""
+
+import asyncio
+import os
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from ddp import slurm_plugin
+from ddp.slurm_plugin import Follower, reason_of
+
+
+class Executor:
+    """What the follower takes of Snakemake's executor; it notes what it is told."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def report_job_submission(self, info) -> None:
+        pass
+
+    report_job_success = report_job_submission
+
+    def report_job_error(self, info, msg=None) -> None:
+        pass
+
+    def cancel_jobs(self, active_jobs) -> None:
+        self.cancelled = [info.external_jobid for info in active_jobs]
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def follower(told: list[str]) -> Follower:
+    return Follower(str, told.append)
+
+
+def submitted(number: str) -> types.SimpleNamespace:
+    return types.SimpleNamespace(external_jobid=number, job=f"train of x/{number}", aux={"slurm_logfile": f"{number}.log"})
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for commands that stand in the way of Slurm's."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        (["PENDING", "RUNNING", "COMPLETED"], ["PENDING", "RUNNING", "COMPLETED"]),
+        (["RUNNING", "CANCELLED by 1000"], ["RUNNING", "CANCELLED"]),
+        # Requeued, and not.
+        (["PREEMPTED", "PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"], ["PREEMPTED", "PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"]),
+        (["PREEMPTED", "PREEMPTED", "PREEMPTED"], ["PREEMPTED", "PREEMPTED", "CANCELLED"]),
+        (["NODE_FAIL", "RUNNING", "NODE_FAIL", "COMPLETED"], ["PENDING", "RUNNING", "PENDING", "COMPLETED"]),
+        (["NODE_FAIL", "NODE_FAIL", "NODE_FAIL"], ["PENDING", "PENDING", "CANCELLED"]),
+    ],
+)
+def test_states_are_in_words_that_the_plugin_knows(follower, states, told) -> None:
+    assert [follower.plain("7", state) for state in states] == told
+
+
+@pytest.mark.parametrize("tool", ["sacct", "squeue"])
+def test_an_outage_gives_no_states_and_is_told_once(follower, told, slurm, tool) -> None:
+    """The plugin forgets its jobs at None; at no states it asks again."""
+
+    def ask() -> dict[str, str]:
+        states, seconds = asyncio.run(follower.query(f"{tool} --name x", None))
+        assert seconds >= 0
+        return states
+
+    command(slurm, "squeue", "exit 1")
+    follower.jobs["7"] = submitted("7")
+    for _ in range(3):
+        command(slurm, tool, "echo 'Unable to contact slurm controller' >&2; exit 1")
+        assert ask() == {}
+    command(slurm, tool, "echo '7|RUNNING'")
+    assert ask() == {"7": "RUNNING"}
+    outage = [line for line in told if tool in line]
+    assert len(outage) == 2
+    assert outage[0] == (
+        f"{tool} gives no job states (Unable to contact slurm controller); jobs are not affected; asking again until it does"
+    )
+    assert re.fullmatch(rf"{tool} gives job states again, after \d+ s", outage[1])
+
+
+def test_a_query_that_hangs_is_ended(follower, told, slurm, monkeypatch) -> None:
+    monkeypatch.setattr(slurm_plugin, "QUERY_TIMEOUT", 0.5)
+    command(slurm, "sacct", "exec sleep 60")
+    assert asyncio.run(follower.query("sacct", None))[0] == {}
+    assert told == ["sacct gives no job states (no answer within 0.5 s); jobs are not affected; asking again until it does"]
+
+
+def test_a_job_that_squeue_has_forgotten_has_ended(follower) -> None:
+    follower.jobs = {"7": submitted("7"), "8": submitted("8")}
+    assert follower.forgotten({"7"}) == []
+    assert follower.forgotten(set()) == []
+    # Job 8 was never listed: it may not have got that far.
+    assert follower.forgotten(set()) == ["7"]
+    assert follower.forgotten({"7", "8"}) == []
+
+
+def test_ctrl_c_cancels_the_jobs_that_are_being_asked_about(follower) -> None:
+    """Snakemake's base class has none of them in its list at that moment."""
+    executor = Executor()
+    follower.attach(executor)
+    for number in "789":
+        executor.report_job_submission(submitted(number))
+    executor.report_job_success(submitted("8"))
+    executor.cancel_jobs([])
+    assert executor.cancelled == ["7", "9"]
+
+
+def test_changes_are_shown_and_nothing_else(follower, told) -> None:
+    follower.jobs["7"] = submitted("7")
+    details = [
+        {"7": ("PENDING", "Resources", "")},
+        {"7": ("PENDING", "Resources", "")},
+        {"7": ("PENDING", "Priority", "")},
+        {"7": ("RUNNING", "None", "n[1-2]")},
+        {},
+        {"7": ("COMPLETED", "None", "n[1-2]")},
+    ]
+    for row in details:
+        follower.show({"7": "RUNNING"} if not row else {}, row)
+    what = "job 7, train of x/7: "
+    assert told == [f"{what}PENDING (Resources)", f"{what}PENDING (Priority)", f"{what}RUNNING on n[1-2]"]
+
+
+def test_a_failure_is_told_in_slurm_s_words() -> None:
+    refused = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: Invalid qos'.\n    sbatch call:\n  x"
+    assert reason_of(refused) == "sbatch refused the job: Batch job submission failed: Invalid qos"
+    ended = "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'. Reason: Unknown."
+    assert reason_of(ended) == "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'."

@@ -1,0 +1,126 @@
+"""What an experiment's results folder holds: finished runs, runs that would be replaced, and why runs are missing."""
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ddp import atomic
+from ddp.config import Experiment, Run
+
+# In words, wherever an accuracy is shown: it is not comparable with one of another number of views.
+VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
+# Bytes at the end of a log that are searched for its reason.
+TAIL = 65536
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A run without evaluation.json.
+
+    Attributes:
+        run: its name.
+        reason: why, in one line.
+        log: the file that says more; empty if there is none.
+    """
+
+    run: str
+    reason: str
+    log: str = ""
+
+
+def replaced(experiment: Experiment, names: Sequence[str], results: Path) -> dict[str, str]:
+    """Finished runs whose configuration has changed since, so that training them again replaces their results.
+
+    Args:
+        names: of the runs to look at.
+        results: folder of the experiment.
+
+    Returns:
+        For each such run, what has changed: `epochs 4 -> 5`.
+    """
+    found = {}
+    for name in names:
+        changes = changed(results / name / "run.json", experiment.runs[name])
+        if changes:
+            found[name] = ", ".join(changes)
+    return found
+
+
+def changed(about: Path, run: Run) -> list[str]:
+    try:
+        before = json.loads(about.read_text())["config"]
+        now = json.loads(run.to_json())
+        return [f"{key} {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def replacement_line(experiment: str, changes: dict[str, str]) -> str:
+    """All replaced runs in one line, those with the same change together."""
+    runs: dict[str, list[str]] = {}
+    for name, change in changes.items():
+        runs.setdefault(change, []).append(name)
+    parts = [f"{shortened(names)} ({change})" for change, names in runs.items()]
+    return f"{experiment}: training again would replace finished results: {shortened(parts, '; ')}"
+
+
+def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str:
+    more = f"{separator}and {len(words) - most} more" if len(words) > most else ""
+    return separator.join(words[:most]) + more
+
+
+def missing(names: Sequence[str], results: Path) -> list[Missing]:
+    """The runs that have no evaluation, with the reason that the log of the stage that failed ends with."""
+    return [why_missing(name, results / name) for name in names if not (results / name / "evaluation.json").exists()]
+
+
+def why_missing(name: str, folder: Path) -> Missing:
+    trained = (folder / "model.safetensors").exists()
+    stages = ("evaluate",) if trained else ("train", "stage")
+    for stage in stages:
+        log = folder / f"{stage}.log"
+        if reason := last_reason(log, ("launch: ", f"{stage}: ")):
+            return Missing(name, f"{stage}: {reason}", str(log))
+    return Missing(name, "trained, not evaluated" if trained else "not started")
+
+
+def last_reason(log: Path, programs: Sequence[str]) -> str:
+    """The last line of a log in which one of the programs gives a reason; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        for program in programs:
+            if line.startswith(program):
+                return line.removeprefix(program)
+    return ""
+
+
+def write_missing(runs: Sequence[Missing], path: Path) -> None:
+    """Write the missing runs as a table: run, reason, log."""
+    with atomic.replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in fields(Missing)])
+        writer.writerows(astuple(run) for run in runs)
+
+
+def read_accuracy(folder: Path) -> str:
+    """A run's accuracy as a line; says so if its evaluation cannot be read."""
+    try:
+        return accuracy_line(json.loads((folder / "evaluation.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{folder}/evaluation.json cannot be read; delete it and run the same command again"
+
+
+def accuracy_line(evaluation: dict[str, Any]) -> str:
+    """Test accuracy with its number of views, and the plain one where it is another."""
+    views = str(evaluation["views"])
+    plain = f", {evaluation['plain']['accuracy']:.2%} with one view" if views != "plain" else ""
+    return f"test accuracy {evaluation['accuracy']:.2%} with {VIEWS[views]}{plain}"
