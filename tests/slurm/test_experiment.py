@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -66,7 +68,9 @@ def test_stage_and_train_are_one_job_on_the_nodes_asked_for(cluster: Cluster, ch
         (node, "fresh", True) for node in ("n1", "n2", "n3")
     ]
     assert hosts(results) == ["n1", "n2", "n3"]
-    assert sorted(path.name for path in (results / "logs").iterdir()) == ["launcher.log", "rank=0.log", "rank=1.log", "rank=2.log"]
+    assert sorted(path.name for path in (results / "logs").iterdir()) == [
+        "launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log",
+    ]  # fmt: skip
     assert evaluated(results) == TEST_IMAGES
     assert (checkout.path / "results/first/accuracy.svg").exists()
     assert "slurm: accounting works; the state of jobs is asked from sacct" in first
@@ -155,9 +159,19 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Clu
 
 
 MISTAKES = {
-    "slurm_partition=nope": "slurm: sbatch would not take a job with --partition=nope --nodes=",
+    "slurm_partition=nope": "slurm: sbatch would refuse a job with -p nope ",
     "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
-    "constraint=nope": "slurm: sbatch would not take a job with --constraint=nope --nodes=",
+    "constraint=nope": "slurm: sbatch would refuse a job with ",
+    "slurm_extra=--qos=nope": "slurm: sbatch would refuse a job with ",
+}
+# What reaches sbatch by options of Snakemake.
+OPTIONS = {
+    "--slurm-qos=nope": "Invalid qos specification",
+    "--slurm-reservation=nope": "invalid reservation",
+}
+TOO_LARGE = {
+    "mem_mb=99999": "slurm: mem_mb: 99999 MB a node are asked for, the largest node of main has 16000; ",
+    "cpus_per_task=9": "slurm: cpus_per_task: 9 CPUs a node are asked for, the largest node of main has 8; ",
 }
 
 
@@ -169,14 +183,60 @@ def test_what_slurm_would_never_take_is_said_before_anything_starts(checkout: Sl
     assert not (checkout.path / "results/mistaken").exists()
 
 
-def test_what_slurm_cannot_give_now_is_said(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """More memory than any node has, which is for Slurm to refuse: it may come with another node."""
-    larger = ["--set-resources", "train:mem_mb=99999", "stage:mem_mb=99999"]
-    done = checkout.snakemake(*larger, *TINY, "experiment=large", "nodes=3")
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_the_plugin_is_checked_too(checkout: SlurmCheckout, option: str) -> None:
+    done = checkout.snakemake(option, *TINY, "experiment=mistaken")
     assert done.returncode == 1
-    assert re.search(r"^slurm: of a job with .*--mem=99999 .* sbatch says: Requested node configuration is not available$",
-                     done.stdout, re.MULTILINE)  # fmt: skip
-    assert cluster.run("squeue", "--noheader").stdout == ""
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("slurm: sbatch would refuse a job with ")
+    assert OPTIONS[option].lower() in last.lower()
+    assert not (checkout.path / "results/mistaken").exists()
+
+
+@pytest.mark.parametrize("larger", TOO_LARGE)
+def test_more_than_any_node_has_is_refused(cluster: Cluster, checkout: SlurmCheckout, larger: str) -> None:
+    done = checkout.snakemake("--set-resources", f"train:{larger}", f"stage:{larger}", *TINY, "experiment=large", "nodes=3")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith(TOO_LARGE[larger])
+    assert_nothing_queued(cluster)
+
+
+def test_the_time_of_the_whole_job_is_compared_with_the_partition_s(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """stage's 10 minutes and train's 120; Slurm itself would accept the job and leave it pending for ever."""
+    assert cluster.run("scontrol", "update", "partitionname=main", "maxtime=120").returncode == 0
+    try:
+        done = checkout.snakemake(*TINY, "experiment=long")
+    finally:
+        assert cluster.run("scontrol", "update", "partitionname=main", "maxtime=INFINITE").returncode == 0
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "slurm: runtime: 130 minutes are asked for, main allows 120; stage and train are one job, their times are added: "
+        "--set-resources train:runtime=…"
+    )
+    assert_nothing_queued(cluster)
+
+
+def test_a_refused_submission_shows_sbatch_s_own_words(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """What the check before could not know: the partition goes down while the data are fetched."""
+    shutil.rmtree(checkout.path / "results/data/digits", ignore_errors=True)
+    process = checkout.start(*TINY, "experiment=refused", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if "rule fetch:" in line:
+                assert cluster.run("scontrol", "update", "partitionname=main", "state=inactive").returncode == 0
+    finally:
+        assert cluster.run("scontrol", "update", "partitionname=main", "state=up").returncode == 0
+    assert process.wait(timeout=60) == 1
+    assert re.search(
+        r"^refused/run: not finished: sbatch refused the job: Batch job submission failed: .*[Pp]artition.*$", said, re.MULTILINE
+    )
+
+
+def assert_nothing_queued(cluster: Cluster) -> None:
+    done = cluster.run("squeue", "--noheader")
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, checkout: SlurmCheckout) -> None:
@@ -189,7 +249,7 @@ def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, che
         os.kill(controller, signal.SIGCONT)
     assert time.monotonic() - start < 90
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("slurm: ")
+    assert done.stdout.splitlines()[-1].startswith("slurm: Slurm's controller does not answer (")
     assert "Traceback" not in done.stdout
 
 

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ flip: false
 test_views: plain
 nodes: [1, 2]
 """
+# What a page would fetch from elsewhere.
+NETWORK = re.compile(r"""<(script|link|img)\b[^>]*\b(src|href)\s*=\s*["']?(https?:)?//""")
 RUNS = ["learning_rate~0.5_nodes~1", "learning_rate~0.5_nodes~2", "learning_rate~0.4_nodes~1", "learning_rate~0.4_nodes~2"]
 TEST_IMAGES = 355
 
@@ -110,6 +113,8 @@ def test_run_json_says_how_it_came_about(done) -> None:
     about = read(done.results / RUNS[3] / "run.json")
     assert about["config"]["learning_rate"] == 0.4
     assert len(about["config"]) == 25
+    assert {"cpu", "onednn_isa", "mkl", "aten"} <= set(about["attempts"][0])
+    assert about["ranks"][1]["cpu"] == about["attempts"][0]["cpu"] != ""
     assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [(0, "cpu", 1), (1, "cpu", 1)]
     assert about["data_sha256"] == read(done.path / "results/data/digits/manifest.json")["sha256"]
     assert about["metrics"]["epoch"] == 2
@@ -133,11 +138,12 @@ def test_the_tables_agree_with_the_runs(done) -> None:
     for row in rows:
         evaluation, about = read(done.results / row["run"] / "evaluation.json"), read(done.results / row["run"] / "run.json")
         assert (int(row["n"]), float(row["accuracy"]), float(row["loss"])) == (TEST_IMAGES, evaluation["accuracy"], evaluation["loss"])
+        assert (float(row["plain_accuracy"]), float(row["plain_loss"])) == (evaluation["accuracy"], evaluation["loss"])
         assert row["code_sha256"] == about["code_sha256"]
         assert (row["learning_rate"], row["nodes"]) == (str(about["config"]["learning_rate"]), str(about["config"]["nodes"]))
     curves = list(csv.DictReader((done.results / "curves.csv").open()))
     assert [(row["run"], row["epoch"]) for row in curves] == [(run, epoch) for run in RUNS for epoch in "12"]
-    for name in ("loss.svg", "accuracy.svg"):
+    for name in ("loss.svg", "accuracy.svg", "accuracy_by_axis.svg", "confusion.svg"):
         assert ElementTree.parse(done.results / name).getroot().tag.endswith("svg")
 
 
@@ -232,8 +238,7 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
     path = results / RUNS[2] / name
     path.write_text(damage(path.read_text()))
     config = json.dumps(yaml.safe_load(CONFIG))
-    command = [sys.executable, "workflow/scripts/aggregate.py", "--config", config, "--results", results,
-               "--summary", tmp_path / "summary.csv", "--curves", tmp_path / "curves.csv"]  # fmt: skip
+    command = [sys.executable, "workflow/scripts/aggregate.py", "--config", config, "--results", results, "--output", tmp_path]
     failed = subprocess.run(command, cwd=done.path, capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
     assert failed.stderr.count("\n") == 1
@@ -243,17 +248,29 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
 
 
 def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
-    shutil.copytree(done.results, tmp_path / "tiny", ignore=lambda _, names: [name for name in names if "~" in name])
-    done.program("plot", "--summary", done.results / "summary.csv", "--curves", done.results / "curves.csv", "--output", tmp_path / "tiny")
-    for name in ("loss.svg", "accuracy.svg", "summary.html"):
-        assert sha256(tmp_path / "tiny" / name) == sha256(done.results / name)
+    done.program("plot", "--tables", done.results, "--config", json.dumps(yaml.safe_load(CONFIG)), "--output", tmp_path)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == ["accuracy.svg", "accuracy_by_axis.svg", "confusion.svg", "loss.svg", "report.html"]
+    for name in drawn:
+        assert sha256(tmp_path / name) == sha256(done.results / name)
 
 
 def test_the_report_is_one_page_that_needs_no_network(done) -> None:
-    done.run("--report", "results/report.html")
-    page = (done.path / "results" / "report.html").read_text()
-    for name in ("summary.csv", "curves.csv", "loss.svg", "accuracy.svg", "summary.html"):
+    page = (done.results / "report.html").read_text()
+    # The result comes first, then the figure; everything else after.
+    order = ['class="result"', 'alt="accuracy"', "Mean over seeds", "Every run", "Confusion matrix", "Configuration"]
+    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
+    assert f"4 runs of 4 settings, {TEST_IMAGES} test images: accuracy " in page
+    assert page.count('src="data:image/svg+xml;base64,') == 4
+    assert "label_smoothing" in page
+    assert not NETWORK.search(page)
+
+
+def test_snakemake_s_own_report_has_it_too(done) -> None:
+    done.run("--report", "results/provenance.html")
+    page = (done.path / "results" / "provenance.html").read_text()
+    for name in ("summary.csv", "curves.csv", "loss.svg", "accuracy.svg", "report.html"):
         assert name in page
     assert "Accuracy by epoch" in page
-    assert 'src="http' not in page
-    assert 'rel="stylesheet" href="http' not in page
+    assert "<script" in page
+    assert not NETWORK.search(page)

@@ -16,6 +16,7 @@ MISTAKES = [
     (["seed=[]"], "config: seed: [] is too short; an axis needs at least one value"),
     (["dataset=cifar10"], 'config: dataset: "cifar10" is not a mapping of keys to values'),
     (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
+    (["model=resnet19"], "config: model: resnet19 is neither airbench, "),
     (["model=resnet18"], "config: optimizer: muon knows the filters of airbench and airbench96, not those of resnet18; use sgd or adamw"),
     (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
 ]

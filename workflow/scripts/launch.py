@@ -23,7 +23,7 @@ from typing import IO, NoReturn
 from ddp import atomic
 from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import ending, records
-from ddp.errors import Refusal, Stopped, told_in_one_line
+from ddp.errors import Refusal, Stopped, os_error_line, told_in_one_line
 from ddp.failure import Failure, first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
@@ -68,7 +68,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.transport == "auto":
         args.transport = "srun" if "SLURM_JOB_ID" in os.environ else "local"
-    with told_in_one_line("launch"):
+    with told_in_one_line("launch"), logged(args.log):
         if args.launcher == "srun" and args.transport != "srun":
             raise Refusal("launcher: srun starts ranks through Slurm, so it needs transport srun; locally use torchrun")
         geometry = Geometry(args.nodes, args.nproc_per_node, cpus_per_proc(args))
@@ -250,6 +250,18 @@ def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: 
         # Were we quicker than Slurm, Snakemake would take the job for failed, and clear up after it.
         time.sleep(ENDED_BY_SLURM)
     raise Stopped(whole) if failure.preempted else Refusal(whole)
+
+
+@contextmanager
+def logged(log: Path | None) -> Iterator[None]:
+    """Put a refusal into the log too, if nobody has begun it: another launch's log is not ours to touch."""
+    try:
+        yield
+    except (Refusal, OSError) as error:
+        if log and not log.exists():
+            with suppress(OSError):
+                log.write_text(f"launch: {os_error_line(error) if isinstance(error, OSError) else error}\n")
+        raise
 
 
 @contextmanager

@@ -226,11 +226,18 @@ def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
 
 def living(folders: Sequence[Path]) -> dict[Path, Record]:
     """The owners that touch their records just now, by the folder of states; watches for a few seconds if there may be one."""
-    before = {folder: found for folder in folders if (found := look(folder / "owner.json"))}
+
+    def seen(folder: Path) -> tuple[Record, int] | None:
+        # What cannot be read is for the job to say.
+        with suppress(OSError):
+            return look(folder / "owner.json")
+        return None
+
+    before = {folder: found for folder in folders if (found := seen(folder))}
     waiting = {folder: found for folder, found in before.items() if not found[0].released and not is_gone(found[0])}
     if waiting:
         time.sleep(WATCH)
-    after = {folder: look(folder / "owner.json") for folder in waiting}
+    after = {folder: seen(folder) for folder in waiting}
     return {folder: now[0] for folder, now in after.items() if now and not now[0].released and now != waiting[folder]}
 
 

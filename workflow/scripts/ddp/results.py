@@ -80,27 +80,24 @@ def missing(names: Sequence[str], results: Path) -> list[Missing]:
 
 def why_missing(name: str, folder: Path) -> Missing:
     trained = (folder / "model.safetensors").exists()
-    stages = ("evaluate",) if trained else ("train", "stage")
-    for stage in stages:
+    # By the program that says last how the stage ended.
+    stages = {"evaluate": "evaluate: "} if trained else {"train": "launch: ", "stage": "launch: "}
+    for stage, program in stages.items():
         log = folder / f"{stage}.log"
-        if reason := last_reason(log, ("launch: ", f"{stage}: ")):
+        if reason := last_reason(log, program):
             return Missing(name, f"{stage}: {reason}", str(log))
     return Missing(name, "trained, not evaluated" if trained else "not started")
 
 
-def last_reason(log: Path, programs: Sequence[str]) -> str:
-    """The last line of a log in which one of the programs gives a reason; empty if there is none."""
+def last_reason(log: Path, program: str) -> str:
+    """The last line of a log that begins with the program, without it; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    for line in reversed(lines):
-        for program in programs:
-            if line.startswith(program):
-                return line.removeprefix(program)
-    return ""
+    return next((line.removeprefix(program) for line in reversed(lines) if line.startswith(program)), "")
 
 
 def write_missing(runs: Sequence[Missing], path: Path) -> None:

@@ -43,9 +43,6 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
-        settings = self.workflow.group_settings
-        if settings and settings.group_components:
-            raise Refusal("--group-components: every run is a job of its own size; leave the option out")
         self.refuse_other_geometry()
         self.refuse_software_deployment()
         tell(self.experiment.summary)
@@ -65,10 +62,10 @@ class Session:
                     )
 
     def refuse_software_deployment(self) -> None:
-        methods = {str(getattr(method, "value", method)) for method in self.workflow.deployment_settings.deployment_method}
-        if "apptainer" in methods:
+        methods = {method.name for method in self.workflow.deployment_settings.deployment_method}
+        if "APPTAINER" in methods:
             raise Refusal("--sdm apptainer: no container is defined here; run Snakemake inside yours instead (docs/environments.md)")
-        if "conda" in methods and not shutil.which("conda"):
+        if "CONDA" in methods and not shutil.which("conda"):
             raise Refusal("--sdm conda: there is no conda on PATH; leave the option out, the environment of `make` is used")
 
     def start(self) -> None:
@@ -79,6 +76,8 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
+        if self.workflow.group_settings.group_components:
+            raise Refusal("--group-components: every run is a job of its own size; leave the option out")
         names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
         changes = results.replaced(self.experiment, names, self.results)
         if changes and not self.experiment.config["replace"]:
@@ -116,11 +115,12 @@ class Session:
     def check_submissions(self, executor: Any) -> None:
         partitions = slurm.partitions()
         checked: set[tuple[str, ...]] = set()
-        for job in self.workflow.dag.get_jobs_or_groups():
+        dag = self.workflow.dag
+        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
+            if job.is_local:
+                continue
             if job.is_group():
                 job.finalize()
-            if job.is_local or not self.workflow.dag.needrun(next(iter(job)) if job.is_group() else job):
-                continue
             slurm.refuse_foreign_account(str(job.resources.get("slurm_account") or ""))
             options = submission(executor, job)
             if options in checked:

@@ -1,0 +1,208 @@
+"""What Snakemake commands say before, during and after a run, and what they refuse: on the digits."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkout import Checkout
+from waiting import until
+
+TINY = {
+    "experiment": "small",
+    "dataset": {"name": "digits"},
+    "widths": [8, 8, 8],
+    "epochs": 1,
+    "global_batch_size": 64,
+    "learning_rate": 0.5,
+    "flip": False,
+    "seed": [0, 1],
+}
+
+
+class Small(Checkout):
+    """A checkout with a small experiment of its own, which gives few keys."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.write(TINY)
+        self.results = self.path / "results" / "small"
+
+    def write(self, config: dict) -> None:
+        (self.path / "small.yaml").write_text(json.dumps(config))
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return super().snakemake("--configfile", "small.yaml", *arguments)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return Small(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.fixture(scope="module")
+def partial(small: Small) -> str:
+    """What Snakemake said of the experiment when one of its two runs had failed."""
+    # Where the state is to be written there is a file: seed 1 cannot train.
+    blocked = small.results / "seed~1" / "state"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("")
+    failed = small.snakemake()
+    assert failed.returncode == 1
+    blocked.unlink()
+    return failed.stdout
+
+
+def test_an_experiment_file_stands_alone(small: Small) -> None:
+    """It is laid over the schema's defaults, not over the quickstart; a dry run says what it would do."""
+    assert small.jobs() == {"fetch": 1, "stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "plot": 1, "all": 1}
+    said = small.run("-n")
+    assert "experiment small: 2 runs, varying seed (0, 1)" in said.splitlines()
+    assert '"optimizer"' not in said
+    assert "--views plain" in said
+
+
+def test_the_command_line_wins_over_the_file(small: Small) -> None:
+    assert "experiment small: 1 run, nothing varies" in small.run("-n", "--config", "seed=0")
+
+
+def test_an_experiment_without_a_name_is_refused(small: Small) -> None:
+    small.write({key: value for key, value in TINY.items() if key != "experiment"})
+    done = small.snakemake("-n")
+    small.write(TINY)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "config: experiment: is missing; name the experiment, its results go to results/<name>/"
+
+
+REFUSED = [
+    (["--group-components", "training=2"], "--group-components: every run is a job of its own size; leave the option out"),
+    (["--set-resources", "train:nodes=3"],
+     "--set-resources train:nodes=3: the run has nodes: 1; change nodes in the configuration instead"),
+    (["--sdm", "apptainer"], "--sdm apptainer: no container is defined here; run Snakemake inside yours instead (docs/environments.md)"),
+    (["--sdm", "conda"], "--sdm conda: there is no conda on PATH; leave the option out, the environment of `make` is used"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "line"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
+def test_an_option_that_does_not_go_with_it_is_refused(small: Small, options: list[str], line: str) -> None:
+    done = small.snakemake(*options)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == line
+    assert not small.results.exists()
+    assert "Traceback" not in done.stdout
+
+
+def test_a_failed_run_leaves_the_others_a_partial_report(small: Small, partial: str) -> None:
+    lines = partial.splitlines()
+    (failed,) = (line for line in lines if line.startswith("small/seed~1: "))
+    assert re.fullmatch(
+        r"small/seed~1: not finished: train: .*seed~1/state.*; log: results/small/seed~1/train.log",
+        failed,
+    )
+    assert [line for line in lines if re.match(r"small/seed~0: test accuracy \d\d\.\d\d% with one view$", line)]
+    assert "partial report of 1 of 2 runs: results/small/partial/report.html" in lines
+    page = (small.results / "partial" / "report.html").read_text()
+    assert "Partial: 1 runs are missing." in page
+    assert "seed~1" in page
+    assert "1 run of 1 setting" in page
+    assert not (small.results / "report.html").exists()
+
+
+@pytest.mark.usefixtures("partial")
+def test_a_partial_experiment_is_completed_without_training_again(small: Small) -> None:
+    weights = small.results / "seed~0" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    said = small.run().splitlines()
+    assert weights.stat().st_mtime_ns == before
+    assert not (small.results / "partial").exists()
+    assert "2 runs of 1 setting" in (small.results / "report.html").read_text()
+    assert sum(": test accuracy " in line and line.startswith("small/seed~") for line in said) == 2
+    assert "report: results/small/report.html; table: results/small/summary.csv" in said
+    assert any(re.match(r"small/seed~1: epoch 1/1  train loss ", line) for line in said)
+    # The commands have what differs from the defaults, and no more.
+    assert "label_smoothing" not in "\n".join(said)
+
+
+@pytest.mark.usefixtures("partial")
+def test_finished_results_are_not_replaced_unasked(small: Small) -> None:
+    small.run()
+    weights = small.results / "seed~0" / "model.safetensors"
+    before = weights.read_bytes()
+    line = "small: training again would replace finished results: seed~0, seed~1 (epochs 1 -> 2)"
+    assert line in small.run("-n", "--config", "epochs=2").splitlines()
+    done = small.snakemake("--config", "epochs=2")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"{line}; give another experiment name, or add --config replace=true"
+    assert weights.read_bytes() == before
+    assert small.jobs() == {}
+    small.run("--config", "epochs=2", "replace=true", "--until", "train")
+    assert json.loads((small.results / "seed~0" / "run.json").read_text())["config"]["epochs"] == 2
+
+
+def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -> None:
+    owned = ["experiment=owned", "epochs=100000", "seed=0"]
+    folder = small.path / "results/owned/run"
+    first = small.start("--configfile", "small.yaml", "--config", *owned, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    try:
+        until(lambda: (folder / "history.csv").exists() and len((folder / "train.log").read_text().splitlines()) > 3, 100)
+        before = {path: path.stat().st_ino for path in (folder / "train.log", folder / "logs/rank=0.log", folder / "checkpoints")}
+        said = (folder / "train.log").read_text()
+        second = small.snakemake("--nolock", "--config", *owned)
+        assert second.returncode == 1
+        assert re.fullmatch(
+            r"results/owned/run is being trained by process \d+ on \S+; wait until that has ended, .*",
+            second.stdout.splitlines()[-1],
+        )
+        # And if its jobs were in the queue already: launch looks before it touches anything.
+        own = ["--log", folder / "train.log", "--logs", folder / "logs", "--state", folder / "state"]
+        launch = ["python", "workflow/scripts/launch.py", *own, "--", "workflow/scripts/train.py"]
+        third = subprocess.run(launch, cwd=small.path, env=small.environment, capture_output=True, text=True, timeout=60, check=False)
+        assert third.returncode == 1
+        assert re.search(r"^launch: \S.*results/owned/run is being trained by process \d+", third.stderr, re.MULTILINE)
+        assert {path: path.stat().st_ino for path in before} == before
+        assert (folder / "train.log").read_text().startswith(said)
+    finally:
+        os.killpg(first.pid, signal.SIGINT)
+        first.wait(timeout=60)
+
+
+def test_snakemake_that_removes_the_log_of_a_run_in_training_removes_a_link(small: Small) -> None:
+    folder = small.path / "results/owned/run"
+    assert (folder / "train.log").is_symlink()
+    assert (folder / "train.log").resolve() == (folder / "logs/train.log").resolve()
+
+
+@pytest.mark.parametrize(("variables", "line"), [
+    ({"SLURM_JOB_NUM_NODES": "3"},
+     "warning: this Slurm job has 3 nodes, and profiles/local uses only this one; leave the job and run "
+     "`snakemake --profile profiles/slurm` on the login node, which submits jobs itself"),
+    ({"PBS_NODEFILE": "nodes"},
+     "warning: this PBS job has 2 nodes, and profiles/local uses only this one; there is no profile for PBS yet"),
+    ({"SLURM_JOB_NUM_NODES": "1"}, None),
+])  # fmt: skip
+def test_idle_nodes_of_a_job_are_warned_of(small: Small, monkeypatch, variables: dict[str, str], line: str | None) -> None:
+    (small.path / "nodes").write_text("n1\nn1\nn2\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = small.run("--force", "results/data/digits/manifest.json").splitlines()
+    assert [text for text in said if text.startswith("warning: this")] == ([line] if line else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
+    folder = small.path / "results" / "full"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
+    try:
+        done = small.snakemake("--config", "experiment=full", "seed=0")
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    assert done.returncode == 1
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("full/run: not finished: "))
+    assert "No space left on device" in line
+    assert "Traceback" not in done.stdout
