@@ -27,7 +27,7 @@ from ddp.errors import told_in_one_line  # noqa: E402
 from ddp.provenance import git_state, versions  # noqa: E402
 
 # Each a module here, with `measure(data, work)`: the folder of CIFAR-10, and one for its own files.
-BENCHMARKS = ("throughput", "scaling", "accuracy", "staging", "evaluation", "launching", "dry_run", "tables", "saving")
+BENCHMARKS = ("throughput", "busy", "scaling", "accuracy", "staging", "evaluation", "launching", "dry_run", "tables", "saving")
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ PACKAGES = {
     "munged": "munge",
     "mariadbd": "mariadb-server",
     "ip": "iproute2",
+    "mount": "mount",
+    "ping": "iputils-ping",
     "tini": "tini",
     "unshare": "util-linux",
 }

@@ -55,7 +55,10 @@ def test_gpus_are_handed_out(cluster: Cluster) -> None:
     jobs = [cluster.popen("srun", "--nodelist=n1", "--gres=gpu:2", "bash", "-c", both, stdout=subprocess.PIPE) for _ in range(2)]
     outputs = sorted(job.communicate(timeout=30)[0].splitlines() for job in jobs)
     assert outputs == [["0,1", "of 2"], ["2,3", "of 2"]]
-    assert cluster.run("srun", "--gres=gpu:5", "true").returncode != 0
+    assert cluster.run("srun", "--gres=gpu:4", "true").returncode == 0
+    more = cluster.run("srun", "--gres=gpu:5", "true")
+    assert more.returncode == 1
+    assert "Requested node configuration is not available" in more.stderr
 
 
 def test_jobs_are_accounted(cluster: Cluster) -> None:
@@ -105,11 +108,13 @@ def test_nothing_outlives_a_killed_run(cluster: Cluster) -> None:
 def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
     job = cluster.popen("srun", "--nodelist=n2,n3", "--no-kill", "sleep", "123", stderr=subprocess.DEVNULL)
     try:
+        assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 0
         until(lambda: all("/usr/bin/sleep 123" in cluster.processes(node).values() for node in ("n2", "n3")), 10)
         cluster.kill("n2")
         cluster.cut("n3")
         assert until(lambda: not cluster.processes("n2"), 5) < 1
-        assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode != 0
+        # 1: no answer; 2 or 127 would be another trouble.
+        assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 1
         assert "slurmd -D" in cluster.processes("n3").values()
         until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"}, 60)
         assert cluster.state("n1") == "idle"

@@ -33,7 +33,9 @@ def on(cluster: Cluster, node: str, program: str) -> list[int]:
 
 def left(cluster: Cluster) -> list[str]:
     """What runs of any job on any node: all but the daemon and what holds the node."""
-    lines = [line for node in cluster.nodes for line in cluster.processes(node).values()]
+    by_node = [list(cluster.processes(node).values()) for node in cluster.nodes]
+    assert all(any("slurmd -D" in line for line in lines) for lines in by_node), "a node is off"
+    lines = [line for lines in by_node for line in lines]
     return [line for line in lines if "slurmd -D" not in line and "node.py" not in line]
 
 
@@ -63,6 +65,7 @@ class Launched:
 
     def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
         self.cluster = cluster
+        self.status = 75 if name == "stops" else 1
         self.results = checkout.path / f"results/{name}/run"
         self.results.mkdir(parents=True)
         self.said = self.results / "job.out"
@@ -80,7 +83,7 @@ class Launched:
     def await_end(self) -> tuple[float, str]:
         seconds = until(lambda: not left(self.cluster), LIMIT)
         said = self.said.read_text()
-        assert said.endswith("status 1\n")
+        assert said.endswith(f"status {self.status}\n")
         return seconds, said
 
 
@@ -110,7 +113,8 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
     "killed": (kill, Submitted, r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"),
     "raises": (raise_, Launched, r"rank 1 on n2: KeyboardInterrupt"),
     "stops": (stop, Launched, r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state"),
-    "out of memory": (exhaust, Launched, r"rank 1 on n2: .*([Mm]emory|alloc).*"),
+    # The name of the run has the word too.
+    "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
     "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
 }
 
@@ -124,7 +128,8 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout:
     seconds, said = training.await_end()
     print(f"{fault}: over on all nodes {seconds:.1f} s later")
     last = [line for line in said.splitlines() if "launch: " in line]
-    assert re.search(rf"launch: train failed: {error}.*; see results/{name}/run/train.log", said), last
+    how = "was preempted" if fault == "stops" else "failed"
+    assert re.search(rf"launch: train {how}: {error}.*; see results/{name}/run/train.log", said), last
     assert re.match(rf"launch: {error}", (training.results / "train.log").read_text().splitlines()[-1])
     if fault == "killed":
         # Snakemake shows the rule's log last, and this is its last line.
@@ -137,9 +142,10 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout:
 
 def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> None:
     training = Submitted(cluster, checkout, "interrupted")
+    (job,) = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()
     training.snakemake.send_signal(signal.SIGINT)
     training.await_end()
-    assert job_states(cluster)[-1].startswith("CANCELLED")
+    assert job_state(cluster, job).startswith("CANCELLED")
 
 
 def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(cluster: Cluster, checkout: SlurmCheckout) -> None:
@@ -147,10 +153,11 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(cluster: Cluster
     job = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()[0]
     assert cluster.run("scancel", job).returncode == 0
     _, said = training.await_end()
-    assert job_states(cluster)[-1].startswith("CANCELLED")
+    assert job_state(cluster, job).startswith("CANCELLED")
     saved = "saved in results/cancelled/run/state"
     assert re.search(rf"launch: stopped \(SIGTERM\) after .*; {saved}; what by: sacct -X -j {job}; the same command goes on", said)
 
 
-def job_states(cluster: Cluster) -> list[str]:
-    return cluster.run("sacct", "-X", "--noheader", "--parsable2", "--format=State").stdout.splitlines()
+def job_state(cluster: Cluster, job: str) -> str:
+    (state,) = cluster.run("sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State").stdout.splitlines()
+    return state

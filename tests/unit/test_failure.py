@@ -95,6 +95,8 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
     endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
     assert first_failure(FAILED, endings, errors, None) == Failure(f"{killed}; {SAVED}", again=True)
+    peer = Ending("rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",))
+    assert first_failure(FAILED, [peer], errors, None) == Failure(killed)
     ended = [line.replace("-9", "1") for line in errors]
     assert first_failure(FAILED, [], ended, None).line == "the command of node 0 ended with status 1"
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from programs import SCRIPTS, program
+from waiting import until
 
 HOST = socket.gethostname()
 
@@ -146,6 +148,11 @@ def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
     return process, ours
 
 
+def runs(path: Path, program: str) -> bool:
+    """Whether a process runs this program, rather than having it among its arguments."""
+    return any(word.endswith(program.encode()) for word in cmdline(path).split(b"\0")[1:3])
+
+
 def await_end(processes: list[Path]) -> None:
     deadline = time.monotonic() + 40
     while any(alive(int(path.name)) for path in processes):
@@ -222,6 +229,52 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
     await_end(ours)
 
 
+@pytest.mark.parametrize("target", ["supervise.py", "torch.distributed.run"])
+def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(digits, tmp_path, target) -> None:
+    """All ranks have saved, and the next launch resumes."""
+    process, ours = training(digits, tmp_path)
+    os.kill(int(next(path for path in ours if runs(path, target)).name), signal.SIGTERM)
+    said = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 75, said
+    assert re.search(r"^launch: train was preempted: rank \d on \S+ got SIGTERM; stopped .* saved in ", said, re.MULTILINE), said
+    await_end(ours)
+
+
+def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path, monkeypatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process, ours = training(digits, tmp_path)
+    os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
+    said = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 1, said
+    assert re.search(r"^launch: train failed: supervise.py of rank \d on \S+ was ended by SIGKILL", said, re.MULTILINE), said
+    await_end(ours)
+    assert leftovers(temporary) == []
+
+
+def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path, monkeypatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process, ours = training(digits, tmp_path)
+    assert [name.partition("-")[0] for name in leftovers(temporary)] == ["launch"]
+    process.kill()
+    await_end(ours)
+    (left,) = leftovers(temporary)
+    alive = subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))])
+    until(lambda: left not in leftovers(temporary), 30)
+    # It removes its own too, and only its own.
+    assert len(leftovers(temporary)) == 1
+    assert alive.wait(60) == 0
+    assert leftovers(temporary) == []
+
+
+def leftovers(temporary: Path) -> list[str]:
+    """What lies in TMPDIR; torch keeps one cache a user there."""
+    return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+
+
 def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
     done = program("launch", "--launcher", "srun", "--", script(tmp_path, ""))
     assert done.returncode == 1
@@ -292,8 +345,9 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
                          env=os.environ | {"TMPDIR": str(temporary)})
         for number in range(2)
     ]  # fmt: skip
+    # They do write there while they run.
+    until(lambda: len(leftovers(temporary)) == 2, 60)
     assert [process.wait(120) for process in processes] == [0, 0]
     one, other = ((tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2))
     assert one == other
-    # torch keeps one cache a user there.
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+    assert leftovers(temporary) == []

@@ -127,7 +127,11 @@ def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], refere
 
 
 def test_logs_that_do_not_fit_are_no_reason_to_stop(digits, reference, disk, tmp_path) -> None:
+    # Of nothing, tmpfs makes no limit.
+    (disk.path / "ballast").write_bytes(bytes(4096))
     disk.leave_free(0)
+    with pytest.raises(OSError, match="No space left"):
+        (disk.path / "more").write_bytes(b"x")
     training = complete(tmp_path / "out", digits, processes=2, logs=disk.path)
     assert training.epochs == list(range(1, 17))
     assert result(tmp_path / "out") == reference(2)

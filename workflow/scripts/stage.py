@@ -9,7 +9,6 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from ddp import atomic
 from ddp.errors import told_in_one_line
 from ddp.staging import stage
 
@@ -23,7 +22,7 @@ def main() -> None:
         staged = stage(args.data, args.scratch)
         print(staged)
         if "NODE_REPORT" in os.environ:
-            atomic.write_text(Path(os.environ["NODE_REPORT"]), json.dumps(asdict(staged)))
+            Path(os.environ["NODE_REPORT"]).write_text(json.dumps(asdict(staged)))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import IO, Any
 
 from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import Ending, how, last_words, send
 from ddp.errors import os_error_line
 from ddp.lifetime import end_with_parent
-from ddp.temporary import temporary_folder
 
 # Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
 GRACE = 25
@@ -46,13 +46,14 @@ def supervise(program: list[str], log: Path | None, who: str) -> int:
     """Run the program to its end; returns its status, 1 if it was killed."""
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder("supervise-") as folder:
-        result = folder / "result.json"
+    # In memory: a node's full /tmp takes nothing from it, and a killed process leaves nothing there.
+    with os.fdopen(os.memfd_create("report"), "r") as result:
         with log_file(log or Path(os.devnull), "w") as sink:
             # Where it has a log of its own, what it says of its troubles stays out of everybody's.
             output = Output(sink, sink, show_errors=not log)
-            outcome = run_all([Command((sys.executable, *program), {"NODE_REPORT": str(result)})], output, GRACE)
-        report = json.loads(result.read_text()) if result.exists() else {}
+            environment = {"NODE_REPORT": f"/dev/fd/{result.fileno()}"}
+            outcome = run_all([Command((sys.executable, *program), environment, pass_fds=(result.fileno(),))], output, GRACE)
+        report = read_report(result)
         # One that ends because we are to end has nothing to say, but what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)
@@ -60,6 +61,15 @@ def supervise(program: list[str], log: Path | None, who: str) -> int:
         elif outcome.good and report:
             send({"result": {"node_rank": int(os.environ["NODE_RANK"])} | report})
     return 0 if outcome.good else max(1, outcome.status)
+
+
+def read_report(file: IO[str]) -> dict[str, Any]:
+    """What the program has written; nothing if it was killed while it wrote."""
+    try:
+        report = json.loads(file.read() or "{}")
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class Command:
     label: Callable[[str], tuple[str, str]] = lambda line: ("", line)
     # Not SIGTERM: with nobody to read what it writes, torchrun may not get to its end. Its ranks get SIGTERM in turn.
     end_signal: signal.Signals = signal.SIGKILL
+    # File descriptors that it inherits.
+    pass_fds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def start(command: Command, output: Output) -> Agent:
         # A process group of its own: Ctrl-C reaches us alone, and we end it in order.
         start_new_session=True,
         preexec_fn=partial(end_with_parent, command.end_signal),
+        pass_fds=command.pass_fds,
     )
     os.close(its_end)
     assert process.stderr is not None

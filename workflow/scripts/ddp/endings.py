@@ -52,6 +52,11 @@ class Ending:
         return {"ending": asdict(self)}
 
     @property
+    def is_consequence(self) -> bool:
+        """Whether it followed from the end of another process: it lost a peer, or was asked to end."""
+        return bool(LOST_A_PEER.search("\n".join(self.lines))) or self.how.startswith("was ended by SIGTERM")
+
+    @property
     def error(self) -> str:
         """One line: who it was, and what it said last or else how it ended."""
         said = self.lines[-1] if self.lines else ""

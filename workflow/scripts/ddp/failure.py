@@ -55,6 +55,9 @@ def first_failure(outcome: Outcome, endings: Sequence[Ending], errors: Sequence[
         return Failure(f"stopped; cancelled, preempted, or over its time: sacct -X -j {job}" if job else "stopped")
     if failed:
         first = cause(failed)
+        # Its rank dies with it, or of it, and so do the peers.
+        if (supervisor := killed_supervisor(errors)) and first.is_consequence:
+            return Failure(supervisor, again=saved)
         details = tuple(f"{first.who} | {text}" for text in first.lines) if len(first.lines) > 1 else ()
         return Failure(first.error + (f"; its own log is {first.log}" if first.log else ""), details, again=saved)
     by_slurm = said_by_slurm(errors) if job else None

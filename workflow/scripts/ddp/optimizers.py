@@ -37,7 +37,11 @@ class Muon(torch.optim.SGD):
 
 
 def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
-    """Nearly the orthogonal matrix next to the given one, (rows, columns): singular values between 0.5 and 1.5, by Newton-Schulz."""
+    """The given matrix, (rows, columns), with its singular values moved towards 1 by Newton-Schulz iterations.
+
+    Three iterations bring values above a tenth of the largest to 0.68 to 1.2, and multiply small ones by at most 41 (measured): a matrix
+    whose values span three orders of magnitude keeps some at 0.02.
+    """
     # A GPU multiplies bfloat16 fastest; this CPU was slower with it.
     x = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
     wide = x.size(0) <= x.size(1)

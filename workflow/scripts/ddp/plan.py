@@ -73,6 +73,9 @@ def node_command(
     common = {
         "NODE_RANK": str(place.node_rank),
         "OMP_NUM_THREADS": str(geometry.cpus_per_proc),
+        # Threads that wait must not spin: on a busy machine they took the CPU from those they waited for, at a third of the speed
+        # (benchmarks/busy.py). On an idle one it makes no difference.
+        "OMP_WAIT_POLICY": "passive",
         # So that a program's lines arrive as they are written, through pipes too.
         "PYTHONUNBUFFERED": "1",
     }

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ddp import atomic
 from ddp.owner import Owner
 from ddp.process_group import Process, everyone_is_here, gather
 from ddp.state import State, place, write
@@ -93,5 +92,5 @@ def tell_supervisor(**what: str) -> None:
     """Add to what `supervise` tells of this process when it has ended."""
     if "NODE_REPORT" in os.environ:
         path = Path(os.environ["NODE_REPORT"])
-        before = json.loads(path.read_text()) if path.exists() else {}
-        atomic.write_text(path, json.dumps(before | what))
+        before = json.loads(path.read_text() or "{}") if path.exists() else {}
+        path.write_text(json.dumps(before | what))

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ RUN = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_siz
 
 @pytest.fixture(scope="module")
 def folder(cluster: Cluster) -> Path:
-    """A folder that all nodes see, with the digits in it."""
+    """A folder that all nodes see, with the digits in it; new, so that no test finds what an earlier session has made."""
     folder = cluster.shared / "launch"
-    folder.mkdir(exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     done = program("fetch", "--dataset", "digits", "--output", folder / "digits")
     assert done.returncode == 0, done.stderr
     return folder
@@ -34,6 +36,7 @@ def job(cluster: Cluster, folder: Path, *launches: list[object], nodes: int = 3,
     script = folder / "job.sh"
     script.write_text("\n".join(["#!/bin/bash", before, *lines]))
     output = folder / "job.out"
+    output.unlink(missing_ok=True)
     command = ["sbatch", "--wait", f"--nodes={nodes}", f"--ntasks={nodes}", *options, f"--output={output}", script]
     cluster.run(*command, cwd=folder, timeout=300)
     return output.read_text()
@@ -61,6 +64,7 @@ def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path
         assert sorted(found_on[1].split(", ")) == ["n1", "n2", "n3"]
         assert sorted(path.name for path in (folder / name / "logs").iterdir()) == [
             "launcher.log",
+            "log",
             "rank=0.log",
             "rank=1.log",
             "rank=2.log",
@@ -70,7 +74,12 @@ def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path
 
 def temporary_files(cluster: Cluster) -> list[str]:
     """Ours, on all nodes; torch keeps caches there too."""
-    return [cluster.run("bash", "-c", "ls -d /tmp/launch-* /tmp/supervise-*", node=node).stdout for node in cluster.nodes]
+    found = []
+    for node in cluster.nodes:
+        done = cluster.run("find", "/tmp", "-maxdepth", "1", "-name", "launch-*", "-o", "-name", "supervise-*", node=node)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout)
+    return found
 
 
 def test_a_dry_run_prints_what_every_node_would_run(cluster: Cluster, folder: Path) -> None:
