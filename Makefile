@@ -6,6 +6,9 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
+# A smaller installation: make run TORCH=site leaves out torch and CUDA, and takes the torch that this Python finds elsewhere, such as a
+# module's on PYTHONPATH.
+OUTSIDE := ^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==
 SNAKEMAKE := snakemake --profile profiles/local $(if $(CONFIG),--configfile "$(CONFIG)")
 # Found by the commands below and by whatever they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -26,8 +29,7 @@ help:
 
 run: .venv/run.done
 	$(SNAKEMAKE)
-	@$(SNAKEMAKE) --report results/report.html --quiet
-	@echo "The report is at $(CURDIR)/results/report.html"
+	@echo "Each experiment's report is $(CURDIR)/results/<experiment>/report.html"
 
 bench: .venv/run.done
 	$(SNAKEMAKE) results/data/cifar10/manifest.json
@@ -51,6 +53,7 @@ lint: .venv/test.done
 	mypy
 	snakefmt --check Snakefile workflow/rules
 	snakemake --lint
+	python -m pytest --collect-only -qq
 
 format: .venv/test.done
 	ruff check --fix .
@@ -86,5 +89,12 @@ cluster-down:
 .install:
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "Installing $(LOCKS) into .venv (a few minutes the first time)"
+ifeq ($(TORCH),site)
+	@cat $(LOCKS) | grep --invert-match --extended-regexp '$(OUTSIDE)' > .venv/requirements.txt
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .venv/requirements.txt
+	@.venv/bin/python -c 'import torch' || \
+	  { echo "make: TORCH=site: this Python finds no torch; load your site's module or set PYTHONPATH (docs/environments.md)" >&2; exit 1; }
+else
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check $(foreach lock,$(LOCKS),-r $(lock))
+endif
 	@touch $(STAMP)

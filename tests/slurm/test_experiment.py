@@ -162,12 +162,13 @@ MISTAKES = {
     "slurm_partition=nope": "slurm: sbatch would refuse a job with -p nope ",
     "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
     "constraint=nope": "slurm: sbatch would refuse a job with ",
-    "slurm_extra=--qos=nope": "slurm: sbatch would refuse a job with ",
+    "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job with ",
+    "slurm_extra=--time=5": "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. ",
 }
 # What reaches sbatch by options of Snakemake.
 OPTIONS = {
     "--slurm-qos=nope": "Invalid qos specification",
-    "--slurm-reservation=nope": "invalid reservation",
+    "--slurm-reservation=nope": "reservation is invalid",
 }
 TOO_LARGE = {
     "mem_mb=99999": "slurm: mem_mb: 99999 MB a node are asked for, the largest node of main has 16000; ",
@@ -219,7 +220,7 @@ def test_the_time_of_the_whole_job_is_compared_with_the_partition_s(cluster: Clu
 def test_a_refused_submission_shows_sbatch_s_own_words(cluster: Cluster, checkout: SlurmCheckout) -> None:
     """What the check before could not know: the partition goes down while the data are fetched."""
     shutil.rmtree(checkout.path / "results/data/digits", ignore_errors=True)
-    process = checkout.start(*TINY, "experiment=refused", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = checkout.start(*TINY, "nodes=1", "experiment=refused", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = ""
     try:
         for line in process.stdout:
@@ -265,3 +266,23 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(cluster: Cluster, che
         os.kill(database, signal.SIGCONT)
     assert "slurm: sacct did not answer within 20 s; the state of jobs is asked from squeue" in said
     assert evaluated(checkout.path / "results/first/run") == TEST_IMAGES
+
+
+def test_a_node_with_a_full_tmp_trains_all_the_same(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """A real file system, full to the last byte, on the only node in service; TMPDIR is in it."""
+    assert cluster.run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp", node="n1").returncode == 0
+    for node in ("n2", "n3"):
+        cluster.drain(node)
+    try:
+        assert cluster.run("dd", "if=/dev/zero", "of=/tmp/full", "bs=4k", node="n1").returncode == 1
+        command = [*checkout.inside, "env", "TMPDIR=/tmp", *checkout.command[len(checkout.inside) :]]
+        done = subprocess.run([*command, *TINY, "nodes=1", "experiment=full-tmp"], cwd=checkout.path, capture_output=True, text=True,
+                              timeout=300, check=False)  # fmt: skip
+        left = cluster.run("sh", "-c", "ls /tmp", node="n1").stdout.split()
+    finally:
+        cluster.run("umount", "--lazy", "/tmp", node="n1")
+        for node in ("n2", "n3"):
+            cluster.start(node)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hosts(checkout.path / "results/full-tmp/run") == ["n1"]
+    assert "full" in left

@@ -5,6 +5,7 @@ import warnings
 from functools import cache
 
 from ddp.errors import Refusal
+from ddp.optional import torchvision
 
 AIRBENCH = ("airbench", "airbench96")
 OWN_MODELS = (*AIRBENCH, "resnet9", "resnet18", "resnet18_imagenet")
@@ -22,18 +23,17 @@ def refuse_unfit_model(name: str) -> None:
     import torch
 
     try:
-        import torchvision
-    except (ImportError, RuntimeError):
-        raise Refusal(f"config: model: {name} is not one of {', '.join(OWN_MODELS)}, and torchvision cannot be imported here") from None
-
-    known = [*OWN_MODELS, *torchvision.models.list_models(module=torchvision.models)]
+        models = torchvision().models
+    except Refusal as refusal:
+        raise Refusal(f"config: model: {name} is not one of {', '.join(OWN_MODELS)}, and {refusal}") from None
+    known = [*OWN_MODELS, *models.list_models(module=models)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise Refusal(f"config: model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of torchvision.models{hint}")
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            network = torchvision.models.get_model(name, weights=None, num_classes=10)
+            network = models.get_model(name, weights=None, num_classes=10)
             output = network.train()(torch.empty(4, 3, 32, 32))
     except Exception as error:
         # The networks raise what their layers raise, from AssertionError to RuntimeError: all mean the same here.

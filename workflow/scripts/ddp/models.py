@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 import safetensors
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from ddp import atomic
 from ddp.errors import Refusal
 from ddp.networks import Airbench, resnet9
+from ddp.optional import torchvision
 
 # A training's steps divided by the steps that BatchNorm's running statistics average over, at least.
 BATCHNORM_WINDOWS = 20
@@ -103,26 +103,13 @@ def build(model: str, widths: Sequence[int], classes: int) -> Classifier:
     elif model == "resnet9":
         network = resnet9(classes)
     elif model == "resnet18":
-        network = torchvision_models().resnet18(num_classes=classes)
+        network = torchvision().models.resnet18(num_classes=classes)
         network.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
         network.maxpool = nn.Identity()
     else:
         name = "resnet18" if model == "resnet18_imagenet" else model
-        network = torchvision_models().get_model(name, weights=None, num_classes=classes)
+        network = torchvision().models.get_model(name, weights=None, num_classes=classes)
     return Classifier(network, description)
-
-
-def torchvision_models() -> ModuleType:
-    """torchvision's networks. Imported only where one is used: it takes a second, and a small installation may lack it.
-
-    Raises:
-        Refusal: torchvision is not installed, or not for this torch.
-    """
-    try:
-        import torchvision
-    except (ImportError, RuntimeError) as error:
-        raise Refusal(f"torchvision cannot be imported ({str(error).splitlines()[0]}); install it, or use airbench or resnet9") from None
-    return torchvision.models
 
 
 def save(classifier: Classifier, path: Path) -> None:

