@@ -53,7 +53,7 @@ lint: .venv/test.done
 	mypy
 	snakefmt --check Snakefile workflow/rules
 	snakemake --lint
-	python -m pytest --collect-only -qq
+	python -m pytest --collect-only -qq | tail -1
 
 format: .venv/test.done
 	ruff check --fix .

@@ -31,11 +31,10 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
     draw = random.Random(0)
     for seed in range(RUNS):
         write_run(results / f"seed~{seed}", seed, draw)
-    summary, curves = results / "summary.csv", results / "curves.csv"
     config = json.dumps({"experiment": "many", "epochs": EPOCHS, "seed": list(range(RUNS))})
     taken = {
-        "aggregate": run("aggregate", "--config", config, "--results", results, "--summary", summary, "--curves", curves),
-        "plot": run("plot", "--summary", summary, "--curves", curves, "--output", results),
+        "aggregate": run("aggregate", "--config", config, "--results", results, "--output", results),
+        "plot": run("plot", "--tables", results, "--config", config, "--output", results),
     }
     details = {f"{program}_{what}": value for program, both in taken.items() for what, value in zip(("seconds", "gb"), both, strict=True)}
     seconds, gigabytes = zip(*taken.values(), strict=True)
@@ -66,9 +65,8 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
         writer.writerows(rows)
     checkpoints = [{"epoch": epoch, "loss": 2 * (1 - accuracy), "accuracy": accuracy} for epoch, accuracy in enumerate(accuracies, start=1)]
     classes = {"per_class_accuracy": [accuracies[-1]] * CLASSES, "confusion_matrix": [[100] * CLASSES] * CLASSES}
-    evaluation = (
-        {"n": 10_000, "views": "plain"} | checkpoints[-1] | classes | {"expected_calibration_error": 0.1, "checkpoints": checkpoints}
-    )
+    views = {"n": 10_000, "views": "plain", "plain": checkpoints[-1]} | checkpoints[-1]
+    evaluation = views | classes | {"expected_calibration_error": 0.1, "checkpoints": checkpoints}
     (folder / "evaluation.json").write_text(json.dumps(evaluation, indent=2))
     about = {"config": {"seed": seed, "epochs": EPOCHS}, "git": {"commit": "0" * 40, "dirty": False}, "code_sha256": "a" * 64,
              "data_sha256": "b" * 64, "seconds": 1000.0, "metrics": rows[-1]}  # fmt: skip

@@ -145,6 +145,20 @@ def test_drained_and_back(cluster: Cluster) -> None:
     assert cluster.state("n2") == "idle"
 
 
+def test_installing_waits_for_whoever_else_installs(cluster: Cluster) -> None:
+    """dpkg's lock, held by another process for three seconds; apt-get would fail at once."""
+    assert cluster.nodes
+    hold = "import fcntl, time; file = open('/var/lib/dpkg/lock-frontend', 'w'); "
+    hold += "fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); time.sleep(3)"
+    holder = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "\n"
+    script = f"import sys; sys.path.insert(0, {str(Path(PROGRAM[1]).parent)!r}); import cluster; "
+    script += "done = cluster.apt_get('install', '--yes', 'tini', seconds=60); print(done.stdout); sys.exit(done.returncode)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert holder.wait(timeout=1) == 0
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_second_one_is_refused(cluster: Cluster) -> None:
     before = cluster.processes()
     done = subprocess.run([*PROGRAM, "up"], capture_output=True, text=True, check=False)

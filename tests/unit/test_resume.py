@@ -304,6 +304,18 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(digits, r
     assert losses[-6:] == pytest.approx(due[-6:], abs=0.08)
 
 
+def test_a_changed_processor_is_warned_of(digits, left) -> None:
+    """The same machine, with oneDNN and torch's own kernels held to older instructions."""
+    older = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
+    training = complete(left, digits, environment=older)
+    (warning,) = (line for line in training.said.splitlines() if line.startswith("train: warning: "))
+    assert re.search(r"onednn_isa was .+ and is .*SSE4", warning)
+    assert re.search(r"aten was \S+ and is DEFAULT", warning)
+    before, after = attempts(left)
+    assert before["cpu"] == after["cpu"]
+    assert before["onednn_isa"] != after["onednn_isa"]
+
+
 def test_a_finished_training_gives_its_files_again_without_training(digits, finished, reference, tmp_path) -> None:
     output = Path(shutil.copytree(finished(1), tmp_path / "out"))
     shutil.rmtree(output / "checkpoints")

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,3 +211,53 @@ def test_what_an_optimizer_keeps_is_taken_up_in_the_order_of_the_weights(name) -
     for mine, its in zip(other.param_groups, same.param_groups, strict=True):
         for p, q in zip(mine["params"], its["params"], strict=True):
             torch.testing.assert_close(p, q)
+
+
+def train(digits: Path, output: Path, run: dict, **environment: str):
+    arguments = ["--run", json.dumps({"dataset": "digits", "flip": False} | run), "--data", digits, "--output", output]
+    return program("train", *arguments, env=os.environ | environment)
+
+
+def test_batchnorm_keeps_up_in_a_short_training(digits, tmp_path) -> None:
+    """mobilenet_v3_small's own statistics average over 100 steps, of which there are 42 here: validation was at 9 %."""
+    run = {"model": "mobilenet_v3_small", "epochs": 2, "global_batch_size": 64, "optimizer": "adamw", "learning_rate": 0.003,
+           "label_smoothing": 0, "shift": 0, "checkpoint_every": 0}  # fmt: skip
+    done = train(digits, tmp_path / "out", run, OMP_WAIT_POLICY="passive")
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((tmp_path / "out" / "run.json").read_text())["metrics"]
+    assert metrics["val_accuracy"] > 0.7, metrics
+
+
+@pytest.mark.parametrize(("steps", "momentum"), [(50, 0.4), (20, 1.0), (720, 0.4), (25, 0.8)])
+def test_the_window_of_batchnorm_is_a_20th_of_the_steps_or_its_own(steps, momentum) -> None:
+    classifier = models.build("airbench", (8, 8, 8), 10)
+    classifier.average_recent_steps(steps)
+    assert {module.momentum for module in classifier.modules() if isinstance(module, nn.BatchNorm2d)} == {momentum}
+
+
+def test_more_threads_than_cpus_are_warned_of_on_a_single_process_too(digits, tmp_path) -> None:
+    one = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {one})
+    try:
+        done = train(digits, tmp_path / "out", {"widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64}, OMP_NUM_THREADS="2")
+    finally:
+        os.sched_setaffinity(0, before)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^preflight: warning: 2 threads on \S+ have 1 CPUs; ", done.stdout, re.MULTILINE)
+
+
+def test_without_torchvision_its_models_are_refused_in_a_line_and_ours_train(digits, tmp_path) -> None:
+    """As in a small installation: a torchvision that does not go with the installed torch."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    run = {"widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64}
+    done = train(digits, tmp_path / "out", run, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for model, line in (
+        ("resnet18", "train: torchvision cannot be imported (operator torchvision::nms does not exist); install it, or do without: "),
+        ("densenet121", "train: config: model: densenet121 is not one of airbench, airbench96, resnet9, resnet18, resnet18_imagenet, and "),
+    ):
+        refused = train(digits, tmp_path / model, run | {"model": model}, PYTHONPATH=str(tmp_path))
+        assert refused.returncode == 1
+        assert refused.stderr.splitlines()[-1].startswith(line)

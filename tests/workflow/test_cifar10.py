@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import subprocess
 import sys
 import tarfile
@@ -34,6 +35,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     (experiment.path / "small.yaml").write_text(CONFIG)
     experiment.run("--configfile", "small.yaml")
     return experiment
+
+
+def test_the_weights_can_be_used_as_the_docs_say(done) -> None:
+    """The code of docs/weights.md, on this experiment's weights."""
+    for code in re.findall(r"```python\n(.*?)```", (done.path / "docs/weights.md").read_text(), re.DOTALL):
+        here = code.replace("results/quickstart/nodes~1", "results/small/nodes~1")
+        assert here != code
+        ran = subprocess.run([sys.executable, "-c", here], cwd=done.path, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.startswith(("tensor([", '{"model": "airbench"'))
 
 
 def test_one_and_two_processes_learn_the_same(done) -> None:

@@ -1,0 +1,95 @@
+"""The tables, figures and page of an experiment: views, seeds and single epochs are told as what they are."""
+
+import csv
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import plot
+from ddp import page
+from ddp.results import accuracy_line
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFrame:
+    n = len(accuracies)
+    return pd.DataFrame(
+        {
+            "run": [f"r{number}" for number in range(n)],
+            **columns,
+            "n": 10_000,
+            "views": views,
+            "accuracy": accuracies,
+            "loss": 0.5,
+            "plain_accuracy": [accuracy - 0.01 for accuracy in accuracies],
+            "plain_loss": 0.6,
+            "images_per_second": 1000.0,
+            "seconds": 10.0,
+            "commit": "0" * 40,
+            "dirty": False,
+        }
+    )
+
+
+def curves(epochs: int, runs: list[str], **columns: list) -> pd.DataFrame:
+    rows = [{"run": run, "epoch": epoch} for run in runs for epoch in range(1, epochs + 1)]
+    table = pd.DataFrame(rows)
+    for name, values in columns.items():
+        table[name] = [value for value in values for _ in range(epochs)]
+    for split in ("train", "val", "test"):
+        table[f"{split}_accuracy"] = 0.5
+        table[f"{split}_loss"] = 1.0
+    return table
+
+
+def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
+    evaluation = {"views": "flip_shift", "accuracy": 0.8816, "plain": {"accuracy": 0.8694}}
+    assert accuracy_line(evaluation) == "test accuracy 88.16% with six views, 86.94% with one view"
+    table = summary("flip_shift", [0.8816, 0.8827])
+    sentence = page.result_sentence(table, [])
+    assert sentence == "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six views (87.16% to 87.27% with one view)."
+
+
+def test_one_run_has_no_spread_and_two_have_their_number() -> None:
+    table = summary("plain", [0.9, 0.8, 0.8], nodes=[1, 2, 2], seed=[0, 0, 1])
+    means = page.means(table, ["nodes"])
+    assert means["runs (n)"].tolist() == [1, 2]
+    assert means["± accuracy"].tolist() == ["–", "0.00%"]
+    assert "nan" not in page.table(means)
+    assert page.means(summary("plain", [0.9]), [])["± loss"].tolist() == ["–"]
+
+
+@pytest.mark.parametrize(("seeds", "words"), [([0], "(a single seed)"), ([0, 1], "mean and range over 2 seeds")])
+def test_a_figure_says_how_many_seeds_it_is_of(seeds, words) -> None:
+    table = summary("plain", [0.9] * len(seeds), seed=seeds)
+    figure = plot.draw(curves(3, list(table["run"]), seed=seeds), table, [], "accuracy", "x")
+    assert words in figure.get_suptitle()
+
+
+def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
+    table = summary("flip_shift", [0.9])
+    figure = plot.draw(curves(3, ["r0"]), table, [], "accuracy", "x")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"test, one view", "test, six views"} <= set(labels)
+    (star,) = (line for line in figure.axes[0].lines if line.get_marker() == "*" and len(line.get_xdata()))
+    assert (list(star.get_xdata()), list(star.get_ydata())) == ([3], [0.9])
+
+
+def test_an_experiment_of_one_epoch_has_points() -> None:
+    figure = plot.draw(curves(1, ["r0"]), summary("plain", [0.9]), [], "accuracy", "x")
+    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata())]
+    assert len(drawn) == 3
+    assert all(line.get_marker() not in ("None", None, "") for line in drawn)
+
+
+def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:
+    with (ROOT / "benchmarks" / "tuning.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {"config/config.yaml", "config/ninety.yaml"} <= {row["recipe"] for row in rows}
+    docs = (ROOT / "docs" / "performance.md").read_text()
+    for row in rows:
+        values = (row["recipe"], row["widths"].replace("-", ", "), row["optimizer"], row["learning_rate"], row["global_batch_size"],
+                  row["epochs"], f"{float(row['val_accuracy']):.2%}".replace("%", " %"))  # fmt: skip
+        assert f"| {' | '.join(values)} |" in docs
