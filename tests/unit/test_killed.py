@@ -27,7 +27,7 @@ from waiting import until
 SEED = 8
 # How often each program is ended right before a change of its folder, at any time, and in the midst of writing.
 CHANGES, ANY_TIME, WRITING = 4, 2, 2
-CONFIG = {"dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "checkpoint_every": 1, "global_batch_size": 64, "flip": False}
+CONFIG = {"experiment": "killed", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": False}
 # One thread each: several run at once.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 KILLED_AT = Path(__file__).with_name("killed_at.py")
@@ -60,18 +60,17 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
     """All five by name, with a small trained run to evaluate, and its tables."""
     results = tmp_path_factory.mktemp("trained") / "results"
     trained = results / "run"
-    run = CONFIG | {"dataset": "digits"}
+    run = {key: value for key, value in CONFIG.items() if key != "experiment"} | {"dataset": "digits"}
     done = program("train", "--run", json.dumps(run), "--data", digits, "--output", trained, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     weights = ["--model", trained / "model.safetensors", "--checkpoints", trained / "checkpoints", "--device", "cpu"]
-    config = ["--config", json.dumps(CONFIG), "--results", results]
-    tables = ["--summary", results / "summary.csv", "--curves", results / "curves.csv"]
+    config = ["--config", json.dumps(CONFIG)]
     listed = [
         Job("fetch", lambda folder: ["--dataset", "digits", "--output", folder]),
         Job("stage", lambda folder: ["--data", digits, "--scratch", folder]),
         Job("evaluate", lambda folder: ["--data", digits, *weights, "--output", folder / "evaluation.json"]),
-        Job("aggregate", lambda folder: [*config, "--summary", folder / "summary.csv", "--curves", folder / "curves.csv"]),
-        Job("plot", lambda folder: [*tables, "--output", folder]),
+        Job("aggregate", lambda folder: [*config, "--results", results, "--output", folder]),
+        Job("plot", lambda folder: [*config, "--tables", results, "--output", folder]),
     ]
     by_name = {job.name: job for job in listed}
     by_name["evaluate"].run(trained)
@@ -172,7 +171,7 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine"]
 
 
-@pytest.mark.parametrize(("name", "first"), [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "loss.svg")])
+@pytest.mark.parametrize(("name", "first"), [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "accuracy.svg")])
 @pytest.mark.parametrize(("hindrance", "reason"), [
     ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),
     ("mount -o remount,ro .", "Read-only file system; choose a folder that can be written to"),
