@@ -1,8 +1,8 @@
-"""How threads that wait for each other should wait (OMP_WAIT_POLICY): steps of the default network on two threads, with the machine
-otherwise idle and with every CPU busy with something else.
+"""How long threads should spin while they wait for each other (GOMP_SPINCOUNT): steps of the default network on two threads, with the
+machine otherwise idle and with every CPU busy with something else.
 
-By default, threads spin while they wait. On a busy CPU they spin for as long as the scheduler lets them, while the one that they wait for
-is not running. Each policy has processes of its own, which take turns; a ratio is the median over the rounds.
+By default, libgomp's threads spin for milliseconds. On a busy CPU they spin for as long as the scheduler lets them, while the thread that
+they wait for is not running. Each setting has processes of its own, which take turns; a ratio is the median over the rounds.
 """
 
 import os
@@ -17,7 +17,8 @@ from statistics import median
 from measured import Measured
 
 CPUS = len(os.sched_getaffinity(0))
-POLICIES: dict[str, dict[str, str]] = {"default": {}, "passive": {"OMP_WAIT_POLICY": "passive"}}
+# libgomp's own, and the one that `launch` sets.
+SETTINGS: dict[str, dict[str, str]] = {"default": {}, "short": {"GOMP_SPINCOUNT": "10000"}}
 ROUNDS, SECONDS, BATCH = 5, 4, 250
 
 STEPS = """
@@ -48,14 +49,14 @@ print(steps / (time.perf_counter() - start))
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, no data are read
     for load in (0, CPUS):
-        rates: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+        rates: dict[str, list[float]] = {name: [] for name in SETTINGS}
         for _ in range(ROUNDS):
-            for policy, environment in POLICIES.items():
-                rates[policy].append(steps_per_second(environment, load))
-        ratio = median(passive / default for passive, default in zip(rates["passive"], rates["default"], strict=True))
+            for name, environment in SETTINGS.items():
+                rates[name].append(steps_per_second(environment, load))
+        ratio = median(short / default for short, default in zip(rates["short"], rates["default"], strict=True))
         where = f"{load} busy processes beside it" if load else "an idle machine"
-        yield Measured(f"steps with OMP_WAIT_POLICY=passive, {CPUS} threads, {where}", "libgomp's default", ratio,
-                       least=1 if load else 0.97, details={"steps_per_second": rates})  # fmt: skip
+        yield Measured(f"steps with GOMP_SPINCOUNT=10000, {CPUS} threads, {where}", "libgomp's default", ratio,
+                       least=1 if load else 0.95, details={"steps_per_second": rates})  # fmt: skip
 
 
 def steps_per_second(environment: dict[str, str], load: int) -> float:

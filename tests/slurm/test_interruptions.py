@@ -316,7 +316,11 @@ def test_a_snakemake_that_was_killed_finds_its_jobs_work(cluster: Cluster, check
     assert done.returncode == 1
     refused = f"results/orphan/run is being trained by Slurm job {training.id} on "
     assert refused in done.stdout, done.stdout
+    assert not submitted(done.stdout)
     until(lambda: not training.hosts, 120)
     checkout.run(*config("orphan", 2))
     assert_same(training, whole)
-    assert [attempt["from"]["epoch"] for attempt in training.attempts] == [0, EPOCHS]
+    # Nothing of the first job was touched, and nothing is trained again.
+    assert [attempt["from"]["epoch"] for attempt in training.attempts] == [0]
+    assert (training.results / "train.log").read_text().count(f"epoch {EPOCHS}/{EPOCHS} ") == 1
+    assert "epoch 1/" in (training.results / "train.log").read_text()

@@ -23,6 +23,6 @@ rule evaluate:
         views=EXPERIMENT.config["test_views"],
         code=code_sha256("evaluate.py"),
     shell:
-        "OMP_NUM_THREADS={threads} OMP_WAIT_POLICY=passive python {params.evaluate:q} --data {params.data:q}"
+        "GOMP_SPINCOUNT=10000 OMP_NUM_THREADS={threads} python {params.evaluate:q} --data {params.data:q}"
         " --model {input.model:q} --checkpoints {input.checkpoints:q}"
         " --device {params.device} --views {params.views} --output {output:q} 2>&1 | tee {log:q}"

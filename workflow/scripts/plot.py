@@ -141,7 +141,7 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, summary: pd.DataFrame, hue: str 
     axes.set_ylabel("accuracy" if metric == "accuracy" else "cross-entropy (nats)")
     axes.xaxis.set_major_locator(FixedLocator([panel["epoch"].max()]) if markers is ONE_EPOCH else MaxNLocator(integer=True))
     if metric == "accuracy":
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if np.ptp(axes.get_ylim()) > 0.05 else 1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], title: str) -> Figure:
@@ -165,7 +165,7 @@ def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], ti
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.set_xlabel(axis)
             axes.set_ylabel(f"test accuracy, {page.views_of(summary)}")
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
         finish(figure, grid, len(numeric), f"{title}: accuracy by setting{spread_words(summary, settings)}")
         return figure
 
