@@ -73,7 +73,7 @@ def node_command(
     common = {
         "NODE_RANK": str(place.node_rank),
         "OMP_NUM_THREADS": str(geometry.cpus_per_proc),
-        # libgomp's threads spin while they wait: by default so long that on a busy machine they take the CPU from the threads they wait for.
+        # libgomp's threads spin while they wait, by default so long that on a busy machine they keep the CPU from those they wait for.
         # With this count a step takes 1.02 times as long on an idle machine and 0.67 times on a busy one (benchmarks/busy.py).
         "GOMP_SPINCOUNT": "10000",
         # So that a program's lines arrive as they are written, through pipes too.
