@@ -68,7 +68,8 @@ class SlurmCheckout(Checkout):
         self.inside = [*PROGRAM, "run", "--"]
         super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
         # Tests are in a hurry; a site's accounting is not to be asked so often.
-        self.command += ["--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10"]
+        often = ["--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"]
+        self.command += [*often, "--latency-wait", "10"]
 
     def on_the_login_node(self, *arguments: str) -> None:
         """The same checkout with the profile for one machine."""

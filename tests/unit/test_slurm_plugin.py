@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import time
 import types
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from ddp.slurm_plugin import Follower, reason_of
 
 class Executor:
     """What the follower takes of Snakemake's executor; it notes what it is told."""
+
+    next_seconds_between_status_checks = 180
+    workflow = types.SimpleNamespace(remote_execution_settings=types.SimpleNamespace(seconds_between_status_checks=0.5))
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
@@ -62,13 +66,14 @@ def command(folder: Path, name: str, script: str) -> None:
         (["PENDING", "RUNNING", "COMPLETED"], ["PENDING", "RUNNING", "COMPLETED"]),
         (["RUNNING", "CANCELLED by 1000"], ["RUNNING", "CANCELLED"]),
         # Requeued, and not.
-        (["PREEMPTED", "PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"], ["PREEMPTED", "PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"]),
-        (["PREEMPTED", "PREEMPTED", "PREEMPTED"], ["PREEMPTED", "PREEMPTED", "CANCELLED"]),
+        (["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"], ["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"]),
+        (["PREEMPTED", "PREEMPTED"], ["PREEMPTED", "CANCELLED"]),
         (["NODE_FAIL", "RUNNING", "NODE_FAIL", "COMPLETED"], ["PENDING", "RUNNING", "PENDING", "COMPLETED"]),
-        (["NODE_FAIL", "NODE_FAIL", "NODE_FAIL"], ["PENDING", "PENDING", "CANCELLED"]),
+        (["NODE_FAIL", "NODE_FAIL"], ["PENDING", "CANCELLED"]),
     ],
 )
-def test_states_are_in_words_that_the_plugin_knows(follower, states, told) -> None:
+def test_states_are_in_words_that_the_plugin_knows(follower, monkeypatch, states, told) -> None:
+    monkeypatch.setattr(slurm_plugin, "LASTING", 0)
     assert [follower.plain("7", state) for state in states] == told
 
 
@@ -103,7 +108,13 @@ def test_a_query_that_hangs_is_ended(follower, told, slurm, monkeypatch) -> None
     assert told == ["sacct gives no job states (no answer within 0.5 s); jobs are not affected; asking again until it does"]
 
 
-def test_a_job_that_squeue_has_forgotten_has_ended(follower) -> None:
+def test_what_lasts_a_moment_is_no_end(follower) -> None:
+    """Slurm takes seconds to requeue a job, in which it is asked more than once."""
+    assert [follower.plain("7", "PREEMPTED") for _ in range(5)] == ["PREEMPTED"] * 5
+
+
+def test_a_job_that_squeue_has_forgotten_has_ended(follower, monkeypatch) -> None:
+    monkeypatch.setattr(slurm_plugin, "LASTING", 0)
     follower.jobs = {"7": submitted("7"), "8": submitted("8")}
     assert follower.forgotten({"7"}) == []
     assert follower.forgotten(set()) == []
@@ -121,6 +132,14 @@ def test_ctrl_c_cancels_the_jobs_that_are_being_asked_about(follower) -> None:
     executor.report_job_success(submitted("8"))
     executor.cancel_jobs([])
     assert executor.cancelled == ["7", "9"]
+
+
+def test_the_interval_between_status_checks_has_the_length_asked_for(follower) -> None:
+    executor = Executor()
+    follower.attach(executor)
+    start = time.monotonic()
+    asyncio.run(executor.sleep())
+    assert 0.4 < time.monotonic() - start < 30
 
 
 def test_changes_are_shown_and_nothing_else(follower, told) -> None:

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
@@ -21,10 +20,9 @@ from ddp.errors import Refusal
 TESTED = "2.8.0"
 # Seconds that a status query may take; sacct was seen to wait for ever on a slurmdbd that had stopped.
 QUERY_TIMEOUT = 60
-# Polls of squeue without a job that it has listed before, after which the job has ended and is forgotten.
-FORGOTTEN = 2
-# Polls in which a job stays PREEMPTED or NODE_FAIL, after which Slurm does not requeue it. A requeued job says so within seconds.
-NOT_REQUEUED = 3
+# Seconds for which squeue no longer lists a job, after which the job has ended and is forgotten; and for which a job stays PREEMPTED or
+# NODE_FAIL, after which Slurm does not requeue it. A requeued job says so within seconds.
+LASTING = 60
 
 Status = tuple[dict[str, str], float]
 
@@ -56,9 +54,9 @@ class Follower:
         self.logs: dict[Any, str] = {}
         self.shown: dict[str, str] = {}
         self.silent_since: float | None = None
-        self.unqueued: Counter[str] = Counter()
+        self.unqueued: dict[str, float] = {}
         self.listed: set[str] = set()
-        self.unlisted: Counter[str] = Counter()
+        self.unlisted: dict[str, float] = {}
 
     def attach(self, executor: Any) -> None:
         """Follow the jobs of a Slurm executor from now on."""
@@ -86,8 +84,15 @@ class Follower:
             # moment cancelled nothing (measured).
             cancel(list(self.jobs.values()))
 
+        # The plugin lets its intervals grow by 10 s up to 180 s whatever --seconds-between-status-checks says.
+        longest = executor.workflow.remote_execution_settings.seconds_between_status_checks
+
+        async def sleep() -> None:
+            await asyncio.sleep(min(executor.next_seconds_between_status_checks, longest))
+
         executor.report_job_submission, executor.report_job_success = on_submission, on_success
         executor.report_job_error, executor.cancel_jobs = on_error, on_cancel
+        executor.sleep = sleep
 
     async def query(self, command: str, _logger: Any) -> Status:
         """The states of the jobs, in words that the plugin knows; empty while Slurm does not answer.
@@ -123,8 +128,7 @@ class Follower:
         nobody a dead node.
         """
         word = state.split()[0]
-        self.unqueued[job] = self.unqueued[job] + 1 if word in ("PREEMPTED", "NODE_FAIL") else 0
-        if self.unqueued[job] >= NOT_REQUEUED:
+        if lasts(self.unqueued, job, word in ("PREEMPTED", "NODE_FAIL")):
             return "CANCELLED"
         return "PENDING" if word == "NODE_FAIL" else word
 
@@ -134,9 +138,7 @@ class Follower:
         The plugin takes the state UNKNOWN for an end, and Snakemake then looks for the job's output.
         """
         self.listed |= listed & set(self.jobs)
-        for job in self.listed & set(self.jobs):
-            self.unlisted[job] = 0 if job in listed else self.unlisted[job] + 1
-        return [job for job, times in self.unlisted.items() if times >= FORGOTTEN and job in self.jobs]
+        return [job for job in sorted(self.listed & set(self.jobs)) if lasts(self.unlisted, job, job not in listed)]
 
     def show(self, states: Mapping[str, str], details: Mapping[str, tuple[str, str, str]]) -> None:
         """Print a line for each job whose state, pending reason or nodes have changed."""
@@ -151,6 +153,15 @@ class Follower:
             if self.shown.get(number) != line:
                 self.shown[number] = line
                 self.tell(f"job {number}, {self.describe(info.job)}: {line}")
+
+
+def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
+    """Note whether something holds of a job now; returns whether it has held for LASTING seconds, at least twice in a row."""
+    if not holds:
+        since.pop(job, None)
+        return False
+    known = job in since
+    return time.monotonic() - since.setdefault(job, time.monotonic()) >= LASTING and known
 
 
 def ask(command: str) -> tuple[dict[str, str] | None, str]:
