@@ -16,11 +16,16 @@ from waiting import until
 LONG = ["epochs=100000", "nodes=1"]
 
 
+def running(cluster: Cluster, daemon: str) -> int:
+    """The process number of a daemon of Slurm's."""
+    (pid,) = (pid for pid, line in cluster.processes().items() if line.startswith(daemon))
+    return pid
+
+
 @contextmanager
 def without(cluster: Cluster, daemon: str) -> Iterator[None]:
     """The daemon is killed, and started again at the end."""
-    (pid,) = (pid for pid, line in cluster.processes().items() if line.startswith(daemon))
-    os.kill(pid, signal.SIGKILL)
+    os.kill(running(cluster, daemon), signal.SIGKILL)
     try:
         yield
     finally:
@@ -30,7 +35,7 @@ def without(cluster: Cluster, daemon: str) -> Iterator[None]:
 @contextmanager
 def unreachable(cluster: Cluster, daemon: str) -> Iterator[None]:
     """The daemon is there and does not answer: killed in this moment, the controller would forget that it has started the job."""
-    (pid,) = (pid for pid, line in cluster.processes().items() if line.startswith(daemon))
+    pid = running(cluster, daemon)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -23,7 +23,7 @@ from typing import IO, NoReturn
 from ddp import atomic
 from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import ending, records
-from ddp.errors import Refusal, Stopped, os_error_line, told_in_one_line
+from ddp.errors import Refusal, Stopped, error_line, told_in_one_line
 from ddp.failure import Failure, first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
@@ -260,7 +260,7 @@ def logged(log: Path | None) -> Iterator[None]:
     except (Refusal, OSError) as error:
         if log and not log.exists():
             with suppress(OSError):
-                log.write_text(f"launch: {os_error_line(error) if isinstance(error, OSError) else error}\n")
+                log.write_text(f"launch: {error_line(error)}\n")
         raise
 
 

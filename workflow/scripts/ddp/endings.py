@@ -52,9 +52,14 @@ class Ending:
         return {"ending": asdict(self)}
 
     @property
+    def lost_a_peer(self) -> bool:
+        """Whether it speaks of a peer that is gone."""
+        return bool(LOST_A_PEER.search("\n".join(self.lines)))
+
+    @property
     def is_consequence(self) -> bool:
         """Whether it followed from the end of another process: it lost a peer, or was asked to end."""
-        return bool(LOST_A_PEER.search("\n".join(self.lines))) or self.how.startswith("was ended by SIGTERM")
+        return self.lost_a_peer or self.how.startswith("was ended by SIGTERM")
 
     @property
     def error(self) -> str:
@@ -137,4 +142,4 @@ def cause(endings: Sequence[Ending]) -> Ending:
 
     The time alone does not tell: a killed rank's peers notice it sooner than those who wait for it.
     """
-    return min(endings, key=lambda ending: (bool(LOST_A_PEER.search("\n".join(ending.lines))), ending.time))
+    return min(endings, key=lambda ending: (ending.lost_a_peer, ending.time))

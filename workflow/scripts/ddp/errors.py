@@ -29,6 +29,11 @@ def os_error_line(error: OSError) -> str:
     return f"{where}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
 
 
+def error_line(error: Refusal | OSError) -> str:
+    """What a user can put right, as one line."""
+    return " ".join((os_error_line(error) if isinstance(error, OSError) else str(error)).split())
+
+
 @contextmanager
 def told_in_one_line(program: str) -> Iterator[None]:
     """End the program with status 1 and one line on stderr, instead of a traceback, for what a user can put right.
@@ -42,5 +47,4 @@ def told_in_one_line(program: str) -> Iterator[None]:
         print(f"{program}: {stopped}", file=sys.stderr)
         sys.exit(STOPPED)
     except (Refusal, OSError) as error:
-        line = os_error_line(error) if isinstance(error, OSError) else str(error)
-        sys.exit(f"{program}: {' '.join(line.split())}")
+        sys.exit(f"{program}: {error_line(error)}")

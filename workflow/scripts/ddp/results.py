@@ -73,12 +73,8 @@ def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str
     return separator.join(words[:most]) + more
 
 
-def missing(names: Sequence[str], results: Path) -> list[Missing]:
-    """The runs that have no evaluation, with the reason that the log of the stage that failed ends with."""
-    return [why_missing(name, results / name) for name in names if not (results / name / "evaluation.json").exists()]
-
-
 def why_missing(name: str, folder: Path) -> Missing:
+    """A run that is not finished, with the reason that the log of the stage that failed ends with."""
     trained = (folder / "model.safetensors").exists()
     # By the program that says last how the stage ended.
     stages = {"evaluate": "evaluate: "} if trained else {"train": "launch: ", "stage": "launch: "}

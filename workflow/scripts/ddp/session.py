@@ -85,9 +85,7 @@ class Session:
             raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
-            raise Refusal(
-                f"{folder.parent} is being trained by {record.who}; wait until that has ended, or end it, and run the same command again"
-            )
+            raise Refusal(owner.still_there(folder / "owner.json", record))
         executor = self.workflow.executor_plugin.name
         if executor == "slurm":
             self.prepare_slurm()
