@@ -28,6 +28,7 @@ help:
 	@echo "make cluster-down  end it"
 
 run: .venv/run.done
+	$(if $(CONFIG),@python workflow/scripts/check.py "$(CONFIG)")
 	$(SNAKEMAKE)
 	@echo "Each experiment's report is $(CURDIR)/results/<experiment>/report.html"
 

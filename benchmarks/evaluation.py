@@ -18,7 +18,7 @@ from measured import Measured
 
 import evaluate
 from ddp import models
-from ddp.data_folder import load_split
+from ddp.data_folder import load_split, read_manifest
 from ddp.process_group import Process, process_group
 
 BATCH_SIZE = 500  # the default of evaluate.py
@@ -28,9 +28,9 @@ TIMES = 9
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     torch.manual_seed(0)
     classifier = models.build("airbench", (32, 64, 64), 10)
-    classifier.fit_to(torch.tensor(load_split(data, "train")[0][:2000]))
+    classifier.fit_to(torch.tensor(load_split(data, read_manifest(data), "train")[0][:2000]))
     models.save(classifier, work / "model.safetensors")
-    images = torch.tensor(load_split(data, "test")[0])
+    images = torch.tensor(load_split(data, read_manifest(data), "test")[0])
     with process_group("cpu") as process:
         rounds = [(whole(data, work, process), bare(classifier, images)) for _ in range(TIMES)]
     ours, forward = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))

@@ -35,7 +35,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
         about, speed = trained({"model": model, "epochs": 1, "nproc_per_node": 2, "checkpoint_every": 0} | recipe, data, output)
         still = about["saving"]["seconds"] / about["saving"]["times"]
         epoch = default.training_images / speed
-        size = max(path.stat().st_size for path in (output / "state").glob("*.pt"))
+        size = max(path.stat().st_size for path in (output / "state").glob("*.safetensors"))
         details = {"saves": about["saving"]["times"], "state_mb": size / 1e6, "still_ms": 1e3 * still, "epoch_seconds": epoch}
         share = still / min(epoch, SAVE_EVERY_SECONDS)
         yield Measured(f"saving the state, {model}", "share of the training's time", share, most=0.01, details=details)

@@ -17,7 +17,7 @@ from typing import Any
 
 from measured import Measured
 
-from ddp.training import HISTORY
+from ddp.history import HISTORY
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUNS, EPOCHS, CLASSES = 1000, 100, 10

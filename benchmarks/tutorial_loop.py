@@ -25,7 +25,7 @@ from torchvision import transforms
 from torchvision.models import resnet18
 from tqdm import tqdm
 
-from ddp.data_folder import load_split
+from ddp.data_folder import load_split, read_manifest
 
 # Untimed steps at the start: the workers have started, and wait with as many batches as a DataLoader lets them be ahead, 2 each.
 FIRST_STEPS = 4
@@ -54,7 +54,7 @@ class Tutorial:
     """
 
     def __init__(self, data: Path, batch: int) -> None:
-        images, labels = load_split(data, "train")
+        images, labels = load_split(data, read_manifest(data), "train")
         held_in = int(0.9 * len(images))
         self.dataset, _ = random_split(
             PilImages(images, labels), (held_in, len(images) - held_in), torch.Generator().manual_seed(42)

@@ -86,7 +86,7 @@ def test_a_dry_run_prints_what_every_node_would_run(cluster: Cluster, folder: Pa
     said = job(cluster, folder, ["--dry-run", *training(folder, "dry")])
     step, *nodes, status = said.splitlines()
     assert step.startswith("srun --nodes=3 --ntasks=3 --ntasks-per-node=1 ")
-    assert [line.split(" NODE_RANK=")[0] for line in nodes] == ["[node 0, n1]", "[node 1, n2]", "[node 2, n3]"]
+    assert [line.split(" GOMP_SPINCOUNT=")[0] for line in nodes] == ["[node 0, n1]", "[node 1, n2]", "[node 2, n3]"]
     assert all("--master-addr=n1 --master-port=2" in line for line in nodes)
     assert status == "status 0"
     assert not (folder / "dry").exists()

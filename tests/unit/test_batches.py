@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddp import batches
-from ddp.data_folder import load_split
+from ddp.data_folder import load_split, read_manifest
 
 
 def global_batch(padded, plan, batch, world_size):
@@ -15,7 +15,7 @@ def global_batch(padded, plan, batch, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
 def test_one_process_and_many_see_identical_global_batches(digits, world_size) -> None:
-    images, _ = load_split(digits, "train")
+    images, _ = load_split(digits, read_manifest(digits), "train")
     padded = batches.pad(torch.from_numpy(np.array(images)), 2)
     for epoch in (1, 2):
         plan = batches.epoch_plan(len(images), seed=5, epoch=epoch, flip=True, shift=2)

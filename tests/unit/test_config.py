@@ -15,7 +15,7 @@ from ddp.datasets import DATASETS, SOURCES
 from ddp.errors import Refusal
 from ddp.launchers import LAUNCHERS
 from ddp.model_names import OWN_MODELS
-from ddp.schema import refuse_duplicate_keys, schema, with_types
+from ddp.schema import read_config, schema, with_types
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFUSED = [
     ({"learning_rat": 0.1}, "learning_rat: unknown key; did you mean learning_rate?"),
     ({"dataset": {"nam": "digits"}}, "dataset.nam: unknown key; did you mean name?"),
-    ({"lr": 0.1}, f"lr: unknown key; the keys are {', '.join(schema()['properties'])}"),
+    ({"lr": 0.1}, "lr: unknown key; the keys are in config/README.md"),
     ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
     ({"dataset": {"name": "mnist"}}, 'dataset.name: "mnist" is not one of cifar10, cifar100, digits'),
     ({"dataset": {"source": "torrent"}}, 'dataset.source: "torrent" is not one of auto, archive, url, npm'),
@@ -38,7 +38,7 @@ REFUSED = [
     ({"experiment": 7}, "experiment: 7 is not text"),
     ({"epochs": 0}, "epochs: 0 is too small; the least is 1"),
     ({"experiment": "a\n"}, 'experiment: "a\\n" is not letters, digits, - and _, the first a letter or digit'),
-    ({"experiment": "a" * 300}, 'experiment: "aaaaaaaaaaaaaaaaaaa… is too long; the most is 100 characters'),
+    ({"experiment": "a" * 300}, 'experiment: "aaaaaaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaaaa" is too long; the most is 100 characters'),
     ({"epochs": 10**20}, "epochs: 100000000000000000000 is too large; the most is 1000000"),
     ({"epochs": 2.5}, "epochs: 2.5 is not a whole number"),
     ({"epochs": "three"}, 'epochs: "three" is not a whole number'),
@@ -64,7 +64,7 @@ REFUSED = [
     ({"cpus_per_proc": "all"}, 'cpus_per_proc: "all" is neither a whole number nor auto'),
     ({"cpus_per_proc": 0}, "cpus_per_proc: 0 is too small; the least is 1"),
     ({"scratch": ["here"]}, 'scratch: "here" is not an absolute path, nor one that begins with $NAME or ~'),
-    ({"learning_rate": 10**400}, "learning_rate: 10000000000000000000 is not a finite number"),
+    ({"learning_rate": 10**400}, "learning_rate: a whole number of 1329 bits is too large"),
     (
         {"dataset": {"name": ["cifar10", "cifar100"], "archive": "/x.tar.gz"}},
         "dataset.archive: one archive cannot hold cifar10 and cifar100; fetch them one at a time",
@@ -141,7 +141,7 @@ def test_a_key_given_twice_is_refused(tmp_path, text, line) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(Refusal) as refused:
-        refuse_duplicate_keys(path)
+        read_config(path)
     assert str(refused.value) == f"config: {path}: {line}"
 
 

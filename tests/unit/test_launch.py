@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import termios
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp.temporary import parent_folder
 from programs import SCRIPTS, program
 from waiting import until
 
@@ -240,39 +242,36 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(digits
     await_end(ours)
 
 
-def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path, monkeypatch) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
+    before = leftovers()
     process, ours = training(digits, tmp_path)
     os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
     said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 1, said
     assert re.search(r"^launch: train failed: supervise.py of rank \d on \S+ was ended by SIGKILL", said, re.MULTILINE), said
     await_end(ours)
-    assert leftovers(temporary) == []
+    assert leftovers() == before
 
 
-def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path, monkeypatch) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> None:
+    before = leftovers()
     process, ours = training(digits, tmp_path)
-    assert [name.partition("-")[0] for name in leftovers(temporary)] == ["launch"]
+    (left,) = leftovers() - before
+    assert stat.S_IMODE((parent_folder() / left).stat().st_mode) == 0o700
     process.kill()
     await_end(ours)
-    (left,) = leftovers(temporary)
+    assert leftovers() == before | {left}
     alive = subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))])
-    until(lambda: left not in leftovers(temporary), 30)
+    until(lambda: left not in leftovers(), 30)
     # It removes its own too, and only its own.
-    assert len(leftovers(temporary)) == 1
+    assert len(leftovers() - before) == 1
     assert alive.wait(60) == 0
-    assert leftovers(temporary) == []
+    assert leftovers() == before
 
 
-def leftovers(temporary: Path) -> list[str]:
-    """What lies in TMPDIR; torch keeps one cache a user there."""
-    return [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+def leftovers() -> set[str]:
+    """The temporary folders that there are."""
+    return {path.name for path in parent_folder().glob("launch-*")}
 
 
 def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
@@ -336,18 +335,17 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
 
 
 def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    before = leftovers()
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
     processes = [
         subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(SCRIPTS / "train.py"),
                           "--run", run, "--data", str(digits), "--output", str(tmp_path / str(number))],
-                         env=os.environ | {"TMPDIR": str(temporary)})
+                         )
         for number in range(2)
     ]  # fmt: skip
     # They do write there while they run.
-    until(lambda: len(leftovers(temporary)) == 2, 60)
+    until(lambda: len(leftovers() - before) == 2, 60)
     assert [process.wait(120) for process in processes] == [0, 0]
     one, other = ((tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2))
     assert one == other
-    assert leftovers(temporary) == []
+    assert leftovers() == before

@@ -24,7 +24,7 @@ from programs import SCRIPTS
 from trainings import PATIENCE, Training, attempts, result
 from waiting import until
 
-ELSEWHERE = Record("0123456789abcdef", "Slurm job 7", "another-node", "another-boot pid:[1] 7 7")
+ELSEWHERE = Record("0123456789abcdef", "Slurm job 7", "another-node", "00000000-0000-0000-0000-000000000000 pid:[1] 7 7")
 # A process that owns a folder under a name, begins at a place in it if one is given, says so, and does not end by itself.
 OWNER = """
 import sys, time

@@ -8,6 +8,7 @@ import pytest
 
 from ddp.launchers import LAUNCHERS, Geometry
 from ddp.plan import local_plan, srun_command, srun_plan
+from programs import SCRIPTS
 
 GOLDEN = Path(__file__).with_name("plans")
 PROGRAM = ["train.py", "--run", '{"seed": 0}']
@@ -16,7 +17,7 @@ HOSTS, ADDRESSES = ["n1", "n3"], ["10.77.0.11", "10.77.0.13"]
 
 def golden(name: str, printed: list[str]) -> None:
     """Compare with tests/unit/plans/<name>.txt, in which the Python that runs is written python."""
-    text = "\n".join(printed).replace(shlex.quote(sys.executable), "python")
+    text = "\n".join(printed).replace(shlex.quote(sys.executable), "python").replace(f"{SCRIPTS}/", "")
     assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from ddp import signing
 from ddp.errors import Refusal
 from ddp.preflight import RankReport, join, judge, warnings
 from programs import SCRIPTS
@@ -38,9 +39,11 @@ def test_more_threads_than_cpus_is_a_warning() -> None:
     assert line.startswith("preflight: warning: 3 threads on n1 have 2 CPUs; ")
 
 
-def test_a_rank_that_does_not_come_is_named_in_time() -> None:
+def test_a_rank_that_does_not_come_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
     others: list[str] = []
+
+    monkeypatch.setenv(signing.VARIABLE, "x" * signing.LEAST)
 
     def other() -> None:
         peer = dist.TCPStore("127.0.0.1", store.port, 3, is_master=False)

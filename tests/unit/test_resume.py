@@ -141,14 +141,14 @@ def put_a_program(output: Path) -> Path:
 
 def rename(output: Path) -> Path:
     (path, *_) = states(output)
-    later = path.with_name("epoch=0015_step=000001.pt")
+    later = path.with_name("epoch=0015_step=000001.safetensors")
     path.rename(later)
     state.sum_of(path).rename(state.sum_of(later))
     return later
 
 
 def add_a_file(output: Path) -> Path:
-    path = output / "state" / "x.pt"
+    path = output / "state" / "x.safetensors"
     path.write_bytes(b"x")
     return path
 
@@ -282,15 +282,15 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(digits, r
     training.reach(4)
     os.kill(training.find("train.py")[0], signal.SIGUSR2)
     assert training.end() == 75, training.said
-    there = sorted(path.name for path in (output / "state").glob("*.pt*"))
+    there = sorted(path.name for path in (output / "state").glob("*.safetensors*"))
     epoch, _ = newest_place(output)
     training = Training(output, digits)
     assert training.end() == 1
-    assert training.said.splitlines()[-1].startswith(
-        f"train: {states(output)[0]} is a state of another run: it was on 2 processes and is on 1 (to go on from its last whole epoch: "
-        "--other-world-size, through Snakemake --config resume=other_world_size); put that back"
+    assert training.said.splitlines()[-1].endswith(
+        ".safetensors is a state of another run: it was on 2 processes and is on 1 (or go on: resume=other_world_size); put that back, "
+        "or start over: resume=fresh"
     )
-    assert sorted(path.name for path in (output / "state").glob("*.pt*")) == there
+    assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
     training = complete(output, digits, "--other-world-size")
     assert f"train: resumed after epoch {epoch}, of 16 epochs" in training.said
     assert training.epochs == list(range(epoch + 1, 17))

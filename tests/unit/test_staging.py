@@ -88,12 +88,12 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
 
 
 def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_named(data, tmp_path) -> None:
-    # Room for as many bytes as the data have, but a file takes whole pages: the last one finds none.
+    # Room for the lock and for as many bytes as the data have, but a file takes whole pages: the last one finds none.
     full = tmp_path / "full"
     full.mkdir()
     pages = -(-sum(path.stat().st_size for path in data.glob("*.npy")) // 4096)
     stage = shell("stage", "--data", data, "--scratch", full)
-    inside = f"mount -t tmpfs -o size={pages * 4}k tmpfs {full} && {stage} && find {full}"
+    inside = f"mount -t tmpfs -o size={(pages + 1) * 4}k tmpfs {full} && {stage} && find {full}"
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
     )
@@ -101,7 +101,7 @@ def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_n
     said, *found = done.stdout.splitlines()
     assert f"fallback {data}, 5.5 MB" in said
     mine = f"{full}/ddp-data-{os.getuid()}"
-    assert said.endswith(f"because {mine}: No space left on device; free some space there and run the same command again")
+    assert said.endswith(f"because {mine}: No space left on device; free some space there and try again")
     assert [path for path in found if not path.endswith(".lock")] == [str(full), mine]
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_shared_copy_is_refused_wherever_it_is_read(data, scratch) -> 
 
 def test_no_manifest_no_data(data, scratch) -> None:
     (data / "manifest.json").write_text("{}")
-    with pytest.raises(Refusal, match="is no manifest; fetch the data again"):
+    with pytest.raises(Refusal, match=r"is damaged, or not of this version \(required\); fetch"):
         staging.stage(data, [str(scratch)])
     (data / "manifest.json").unlink()
     with pytest.raises(

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import json
 import os
 import pickle
 from pathlib import Path
@@ -10,20 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp import state
+from ddp import state, tree
 from ddp.config import Experiment
 from ddp.errors import Refusal
 from ddp.state import State, Wanted
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
-WANTED = Wanted(RUN, "data", "code", "process 2 on here", fresh=False, other_world_size=False)
+DATA, CODE = "d" * 64, "c" * 64
+WANTED = Wanted(RUN, DATA, CODE, "process 2 on here", fresh=False, other_world_size=False)
 
 
 def some_state(epoch: int, step: int = 0, processes: int = 1, by: str = "process 1 on here", **changes: object) -> State:
     ranks = [{"buffers": {}, "totals": torch.tensor([float(rank), 0.0]), "rng": {}} for rank in range(processes)]
-    fields = {"run": dataclasses.asdict(RUN), "data_sha256": "data", "code_sha256": "code", "epoch": epoch, "step": step,
-              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}}, "scaler": {}, "ranks": ranks, "history": [{"epoch": 1}],
-              "seconds": 0.5, "attempts": [{"by": by, "commit": "0123"}], "checkpoints": {}}  # fmt: skip
+    fields = {"run": json.loads(RUN.to_json()), "data_sha256": DATA, "code_sha256": CODE, "epoch": epoch, "step": step,
+              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}, "param_groups": []}, "scaler": {}, "ranks": ranks,
+              "history": [{"epoch": number + 1} for number in range(epoch)],
+              "seconds": 0.5, "attempts": [{"by": by, "commit": "0123", "started": "now", "seconds": 1.0}], "checkpoints": {}}  # fmt: skip
     return State(**fields | changes)
 
 
@@ -44,7 +47,7 @@ def places(folder: Path) -> list[tuple[int, int]]:
 def test_what_is_written_is_read(tmp_path) -> None:
     before = some_state(2, 7, processes=2)
     put(tmp_path, before)
-    path = tmp_path / "epoch=0002_step=000007.pt"
+    path = tmp_path / "epoch=0002_step=000007.safetensors"
     after, content = state.read(path)
     assert content == path.read_bytes()
     assert dataclasses.replace(after, model={}, ranks=[]) == dataclasses.replace(before, model={}, ranks=[])
@@ -63,7 +66,7 @@ def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
 
 def test_the_newest_is_told_by_its_numbers(tmp_path) -> None:
     for place in ((9999, 0), (10000, 0), (10000, 999_999), (10000, 1_000_000)):
-        (tmp_path / f"epoch={place[0]:04}_step={place[1]:06}.pt").touch()
+        (tmp_path / f"epoch={place[0]:04}_step={place[1]:06}.safetensors").touch()
     assert places(tmp_path) == [(10000, 1_000_000), (10000, 999_999), (10000, 0), (9999, 0)]
 
 
@@ -79,8 +82,8 @@ def saved(content: object) -> bytes:
 
 
 @pytest.mark.parametrize("content", [
-    pickle.dumps(RunsCode(), 2), saved({"format": state.FORMAT, "model": RunsCode()}), saved({"format": state.FORMAT + 1}),
-    saved({"format": state.FORMAT, "epoch": 3}), saved([1, 2]), saved(torch.ones(2)), b"PK\x03\x04", b"nonsense" * 1000,
+    pickle.dumps(RunsCode(), 2), saved({"format": state.FORMAT, "model": RunsCode()}), tree.encode({"format": state.FORMAT + 1}),
+    tree.encode({"format": state.FORMAT, "epoch": 3}), tree.encode([1, 2]), tree.encode(torch.ones(2)), b"PK\x03\x04", b"nonsense" * 1000,
 ], ids=["pickle", "torch with code", "other format", "fields missing", "list", "tensor", "start of a zip", "nonsense"])  # fmt: skip
 def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, content) -> None:
     monkeypatch.chdir(tmp_path)
@@ -89,10 +92,10 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     lines: list[str] = []
     found = state.newest(tmp_path / "states", WANTED, lines.append)
     assert lines == [
-        "passed over: {}/epoch=0003_step=000000.pt is no state of this version of the workflow".format(tmp_path / "states"),
-        f"resumed after epoch 2, of {RUN.epochs} epochs, from {tmp_path}/states/epoch=0002_step=000000.pt",
+        "passed over: {}/epoch=0003_step=000000.safetensors is no state of this version of the workflow".format(tmp_path / "states"),
+        f"resumed after epoch 2, of {RUN.epochs} epochs, from {tmp_path}/states/epoch=0002_step=000000.safetensors",
     ]
-    assert found == (tmp_path / "states" / "epoch=0002_step=000000.pt").read_bytes()
+    assert found == (tmp_path / "states" / "epoch=0002_step=000000.safetensors").read_bytes()
     assert places(tmp_path / "states") == [(2, 0)]
     assert not (tmp_path / "code_was_run").exists()
 
@@ -108,7 +111,9 @@ def test_another_configuration_is_refused_another_place_is_not(tmp_path, change,
     if told:
         with pytest.raises(Refusal) as refused:
             state.newest(tmp_path, WANTED, print)
-        assert str(refused.value).startswith(f"{tmp_path}/epoch=0002_step=000004.pt is a state of another run: {told}; put that back")
+        assert str(refused.value).endswith(
+            f"step=000004.safetensors is a state of another run: {told}; put that back, or start over: resume=fresh"
+        )
     else:
         assert state.newest(tmp_path, WANTED, print) is not None
     assert names(tmp_path) == there
@@ -121,8 +126,8 @@ def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
     lines: list[str] = []
     assert state.newest(tmp_path, WANTED, lines.append) is None
     assert lines[0] == (
-        f"passed over: {tmp_path}/epoch={RUN.epochs:04}_step=000000.pt is of another run, which has ended: learning_rate was 0.25 and is "
-        f"{RUN.learning_rate}"
+        f"passed over: {tmp_path}/epoch={RUN.epochs:04}_step=000000.safetensors is of another run, which has ended: "
+        f"learning_rate was 0.25 and is {RUN.learning_rate}"
     )
     assert lines[-1] == f"starts from the beginning: none of the 2 states in {tmp_path} is gone on from"
     assert names(tmp_path) == []
@@ -141,11 +146,13 @@ def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) ->
 
 def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may(tmp_path) -> None:
     put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
-    with pytest.raises(Refusal, match=r"epoch=0001_step=000009.pt .* it was on 2 processes and is on 1 \(to go on .*: --other-world-size"):
+    with pytest.raises(
+        Refusal, match=r"step=000009.safetensors .* it was on 2 processes and is on 1 \(or go on: resume=other_world_size\)"
+    ):
         state.newest(tmp_path, WANTED, print)
     lines: list[str] = []
     content = state.newest(tmp_path, dataclasses.replace(WANTED, other_world_size=True), lines.append)
     assert content is not None
     assert State.decode(content).step == 0
-    assert lines[0] == f"passed over: {tmp_path}/epoch=0001_step=000009.pt is in the midst of an epoch on 2 processes"
+    assert lines[0] == f"passed over: {tmp_path}/epoch=0001_step=000009.safetensors is in the midst of an epoch on 2 processes"
     assert places(tmp_path) == [(1, 0)]

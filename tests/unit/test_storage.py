@@ -55,7 +55,8 @@ def refused(training: Training) -> str:
     return training.said.splitlines()[-1]
 
 
-FULL = r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space there and run the same command again"
+# Its folder may be shortened.
+FULL = r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space there and try again"
 
 
 def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(digits, reference, interrupted, disk) -> None:
@@ -72,7 +73,7 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(digits, refere
     disk.leave_free(48)
     place, before = newest_place(disk.output), [path.name for path, _ in state.states(disk.output / "state")]
     said = refused(Training(disk.output, digits))
-    found = re.fullmatch(rf"train: {disk.output}/state/epoch=(\d+)_step=000000\.pt: {FULL}", said)
+    found = re.fullmatch(r"train: \S+/state/epoch=(\d+)_step=000000\.safetensors: " + FULL, said)
     assert found, said
     assert int(found[1]) == place[0] + 1
     assert 0 < float(found[2]) < 0.06
@@ -101,7 +102,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
 
         until(filled, PATIENCE)
     said = refused(training)
-    assert re.fullmatch(f"train: {disk.output}/history.csv: {FULL}", said), said
+    assert re.fullmatch(r"train: \S+/history.csv: " + FULL, said), said
     assert newest_place(disk.output) == (4, 0)
     (disk.path / "ballast").unlink()
     assert "train: resumed after epoch 4, of 16 epochs" in complete(disk.output, digits, *options).said
@@ -118,8 +119,7 @@ def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], refere
     # The four kept checkpoints, of 24 kB each, fit, and the weights do not.
     disk.leave_free(4 * 24 + 20)
     said = refused(Training(disk.output, digits))
-    needed = f"{disk.output}/model.safetensors: No space left on device: {size / 1e6:.3f} MB needed, "
-    assert said.startswith(f"train: {needed}"), said
+    assert f"/model.safetensors: No space left on device: {size / 1e6:.3f} MB needed, " in said
     assert newest_place(disk.output) == (16, 0)
     disk.make_room()
     assert complete(disk.output, digits).epochs == []

@@ -45,12 +45,14 @@ def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
 
 
 def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
-    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e30)
+    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e6)
     assert training.end() == 1
     *_, last = training.said.splitlines()
-    assert "epoch 1, step 2: the loss of rank 0 is not finite; use a lower learning_rate than 1e+30 or a longer warmup" in last
+    assert re.search(
+        r"epoch 1, step \d+: the loss of rank 0 is not finite; use a lower learning_rate than 1000000\.0 or a longer warmup", last
+    )
     logs = [(training.logs / "ranks" / f"rank={rank}.log").read_text() for rank in (0, 1)]
-    assert all("train: epoch 1, step 2: the loss of rank 0 is not finite" in log for log in logs), logs
+    assert all(re.search(r"train: epoch 1, step \d+: the loss of rank 0 is not finite", log) for log in logs), logs
     assert training.epochs == []
     assert not (tmp_path / "out" / "model.safetensors").exists()
 

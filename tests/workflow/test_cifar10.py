@@ -17,7 +17,7 @@ from torchvision.datasets import CIFAR10
 
 from checkout import Checkout
 from ddp import sources
-from ddp.data_folder import load_split, refuse_wrong_content
+from ddp.data_folder import load_split, read_manifest, refuse_wrong_content
 from http_server import serving
 
 CONFIG = """
@@ -72,7 +72,7 @@ def official_form(data: Path, folder: Path) -> type:
     The official archive itself is not to be had from everywhere. This one has the same members with the same arrays, but not
     its file names and batch labels, which we do not know; so its MD5s are its own.
     """
-    splits = {split: load_split(data, split) for split in ("train", "test")}
+    splits = {split: load_split(data, read_manifest(data), split) for split in ("train", "test")}
     parts = {f"data_batch_{n + 1}": ("train", slice(n * 10_000, (n + 1) * 10_000)) for n in range(5)} | {
         "test_batch": ("test", slice(None))
     }
@@ -111,5 +111,6 @@ def test_archive_and_url_give_the_same_content_as_npm(done, tmp_path) -> None:
 
 
 def test_there_are_five_thousand_training_images_of_each_class(done) -> None:
-    _, labels = load_split(done.path / "results/data/cifar10", "train")
+    data = done.path / "results/data/cifar10"
+    _, labels = load_split(data, read_manifest(data), "train")
     assert np.bincount(labels).tolist() == [5_000] * 10

@@ -15,7 +15,7 @@ from ddp.config import Experiment
 from ddp.errors import Refusal
 from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
 from ddp.provenance import code_sha256
-from ddp.schema import refuse_duplicate_keys, with_types
+from ddp.schema import read_config, with_types
 
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
 os.environ.update(
@@ -24,7 +24,7 @@ os.environ.update(
 
 try:
     for configfile in workflow.configfiles:
-        refuse_duplicate_keys(Path(configfile))
+        read_config(Path(configfile))
     EXPERIMENT = Experiment.from_config(with_types(config))
     SESSION = session.Session(workflow, EXPERIMENT)
     SESSION.check_command_line()

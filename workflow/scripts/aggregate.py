@@ -3,7 +3,6 @@ matrix of the most accurate run.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,9 @@ import pandas as pd
 from ddp import atomic
 from ddp.config import Experiment
 from ddp.errors import Refusal, told_in_one_line
+from ddp.history import read_history
+from ddp.results import read_about, read_evaluation, spreadsheet_text
+from ddp.tables import read_table
 
 
 def main() -> None:
@@ -23,14 +25,14 @@ def main() -> None:
     args = parser.parse_args()
     with told_in_one_line("aggregate"):
         experiment = Experiment.from_json(args.config)
-        left_out = set(pd.read_csv(args.missing, dtype=str)["run"]) if args.missing else set()
+        left_out = set(read_table(args.missing, "missing", experiment)["run"]) if args.missing else set()
         names = [name for name in experiment.runs if name not in left_out]
         summary, curves = zip(*(read_run(experiment, name, args.results / name) for name in names), strict=True)
         table = pd.DataFrame(list(summary))
         best = str(table["run"].iloc[int(table["accuracy"].argmax())])
         write(table, args.output / "summary.csv")
         write(pd.concat(curves), args.output / "curves.csv")
-        write(confusion(best, read_json(args.results / best / "evaluation.json")), args.output / "confusion.csv")
+        write(confusion(best, read_evaluation(args.results / best / "evaluation.json")), args.output / "confusion.csv")
 
 
 def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
@@ -43,35 +45,24 @@ def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def axis_values(experiment: Experiment, name: str) -> dict[str, Any]:
-    """The run's name and its value on each axis."""
-    run = experiment.runs[name]
-    values = {key: getattr(run, key) for key in experiment.axes}
-    return {"run": name} | {key: "-".join(map(str, v)) if isinstance(v, tuple) else v for key, v in values.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
-
-
 def read_run(experiment: Experiment, name: str, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """A run's row of the summary, and its curves.
 
     Raises:
-        Refusal: a file of the run is damaged.
+        Refusal: a file of the run is missing, damaged, or of another run.
     """
+    run = experiment.runs[name]
+    history = pd.DataFrame(read_history(folder / "history.csv", run.epochs))
     try:
-        history = pd.read_csv(folder / "history.csv")
-        if history["epoch"].tolist() != list(range(1, experiment.runs[name].epochs + 1)):
-            raise Refusal(f"{folder}/history.csv does not have the epochs 1 to {experiment.runs[name].epochs}; train the run again")
-        evaluation, about = read_json(folder / "evaluation.json"), read_json(folder / "run.json")
-        axes = axis_values(experiment, name)
-        return axes | summary_row(evaluation, about, history), run_curves(axes, evaluation, history)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(f"{folder}: evaluation.json, run.json or history.csv is damaged ({error}); make it again") from None
+        evaluation, about = read_evaluation(folder / "evaluation.json"), read_about(folder / "run.json")
+    except FileNotFoundError as error:
+        raise Refusal(f"{error.filename} is not there; run snakemake again") from None
+    if evaluation["data_sha256"] != about["data_sha256"] or evaluation["dataset"] != run.dataset:
+        raise Refusal(f"{folder}: the evaluation and the training are of other data; delete evaluation.json and run snakemake again")
+    if any(checkpoint["epoch"] > run.epochs for checkpoint in evaluation["checkpoints"]):
+        raise Refusal(f"{folder}/evaluation.json has later epochs than the run; delete it and run snakemake again")
+    axes = experiment.axis_values(name)
+    return axes | summary_row(evaluation, about, history), run_curves(axes, evaluation, history)
 
 
 def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.DataFrame) -> dict[str, Any]:
@@ -103,6 +94,8 @@ def run_curves(axes: dict[str, Any], evaluation: dict[str, Any], history: pd.Dat
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
+    for column in table.select_dtypes(include=["object", "string"]):
+        table[column] = [spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in table[column]]
     with atomic.replacing(path) as temporary:
         table.to_csv(temporary, index=False)
 

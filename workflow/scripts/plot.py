@@ -19,8 +19,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFor
 from ddp import atomic, page
 from ddp.config import Experiment
 from ddp.datasets import DATASETS
-from ddp.errors import Refusal, told_in_one_line
+from ddp.errors import told_in_one_line
 from ddp.results import VIEWS
+from ddp.tables import read_table
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,12 +59,11 @@ def main() -> None:
     args = parser.parse_args()
     with told_in_one_line("plot"):
         experiment = Experiment.from_json(args.config)
-        summary = read(args.tables / "summary.csv", "n")
-        curves = read(args.tables / "curves.csv", "epoch")
-        confused = read(args.tables / "confusion.csv", "images")
-        missing = read(args.missing, "reason") if args.missing else None
-        axes = list(summary.columns[1 : list(summary.columns).index("n")])
-        settings = [axis for axis in axes if axis != "seed"]
+        summary, curves, confused = (
+            read_table(args.tables / f"{name}.csv", name, experiment) for name in ("summary", "curves", "confusion")
+        )
+        missing = read_table(args.missing, "missing", experiment) if args.missing else None
+        settings = [axis for axis in experiment.axes if axis != "seed"]
         title = experiment.name + (f" (partial: {len(missing)} runs are missing)" if missing is not None else "")
         figures = {metric: draw(curves, summary, settings, metric, title) for metric in ("accuracy", "loss")}
         if experiment.numeric_axes:
@@ -75,15 +75,6 @@ def main() -> None:
                 figure.savefig(temporary, format="svg", metadata={"Date": None})
         images = {name: path.read_bytes() for name, path in paths.items()}
         atomic.write_text(args.output / "report.html", page.report(experiment, summary, settings, missing, images))
-
-
-def read(path: Path, column: str) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(path, dtype={"run": str, "commit": str})
-        table[["run", column]]
-        return table
-    except (KeyError, ValueError, pd.errors.ParserError) as error:
-        raise Refusal(f"{path} is damaged ({error}); delete it and run snakemake again") from None
 
 
 def draw(curves: pd.DataFrame, summary: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:

@@ -7,9 +7,7 @@ per epoch), checkpoints/epoch=NNN.safetensors for the epochs to keep, and run.js
 
 # ruff: noqa: E402
 import argparse
-import csv
 import gc
-import io
 import json
 import os
 import shutil
@@ -31,6 +29,7 @@ from ddp import atomic, models
 from ddp.config import Run
 from ddp.data_folder import file_sha256, read_manifest
 from ddp.errors import Refusal, Stopped, told_in_one_line
+from ddp.history import write_history
 from ddp.owner import own
 from ddp.process_group import Process, broadcast, gather, process_group, report
 from ddp.processor import processor
@@ -39,7 +38,7 @@ from ddp.saver import Saver, tell_supervisor
 from ddp.staging import Staged, stage
 from ddp.state import State, Wanted, checkpoint, newest, place
 from ddp.stopping import listen
-from ddp.training import HISTORY, Training
+from ddp.training import Training
 
 gc.enable()
 
@@ -121,7 +120,7 @@ def resume(training: Training, folder: Path, wanted: Wanted) -> None:
 
     Only rank 0 looks for it: a file that one node wrote may be seen late on another. The others get it over the network.
     """
-    content = broadcast(newest(folder, wanted, tell) if training.process.first else None)
+    content = broadcast(newest(folder, wanted, tell) if training.process.first else None, training.process)
     if content is not None:
         training.restore(State.decode(content))
 
@@ -200,14 +199,6 @@ def line(row: dict[str, Any], epochs: int) -> str:
         f"epoch {row['epoch']}/{epochs}  train loss {row['train_loss']:.3f} accuracy {row['train_accuracy']:.2%}{held_out}"
         f"  {row['images_per_second']:,.0f} images/s  {row['seconds']:.1f} s"
     )
-
-
-def write_history(path: Path, history: list[dict[str, Any]]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, HISTORY)
-    writer.writeheader()
-    writer.writerows(history)
-    atomic.write_text(path, text.getvalue())
 
 
 def placement(process: Process, staged: Staged) -> dict[str, Any]:

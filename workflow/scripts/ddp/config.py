@@ -6,20 +6,26 @@ Free of torch, because Snakemake reads the configuration on every dry run.
 import dataclasses
 import itertools
 import json
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ddp.addresses import refuse_credentials
 from ddp.datasets import DATASETS, SOURCES
-from ddp.errors import Refusal
+from ddp.errors import Refusal, shown
 from ddp.model_names import AIRBENCH, OWN_MODELS, refuse_unfit_model
+from ddp.reading import parse_json
 from ddp.schema import validate
 
 # Keys that change no result, beside where the data come from.
 SITE = ("launcher", "scratch", "save_every_epochs", "save_every_seconds", "resume", "replace")
 MOST_SHOWN = 8  # values of an axis that are listed one by one
+# Runs of an experiment; a dry run of 10,000 takes half a minute.
+MOST_RUNS = 10_000
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -83,11 +89,11 @@ class Run:
             Refusal: it is not a JSON object, or not one valid run.
         """
         try:
-            given = json.loads(text)
+            given = parse_json(text)
         except ValueError as error:
             raise Refusal(f"--run is not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise Refusal(f"--run must be a JSON object, not {text}")
+            raise Refusal(f"--run must be a JSON object, not {shown(given)}")
         config = {"experiment": "run"} | given | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
         experiment = Experiment.from_config(config)
         if experiment.axes:
@@ -128,6 +134,8 @@ class Experiment:
         fields = [field.name for field in dataclasses.fields(Run)]
         axes = {key: values[key] for key in fields if is_axis(key, values[key])}
         refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"])
+        refuse_too_many(axes)
+        refuse_unknown_homes(resolved)
         runs = {}
         for point in itertools.product(*axes.values()):
             varied = dict(zip(axes, point, strict=True))
@@ -159,6 +167,11 @@ class Experiment:
             if len(values) > 1 and key not in ("seed", "validation_seed") and all(map(numeric, values))
         ]
 
+    def axis_values(self, name: str) -> dict[str, Any]:
+        """A run's name, and its value on each axis as it stands in tables."""
+        values = {key: getattr(self.runs[name], key) for key in self.axes}
+        return {"run": name} | {key: "-".join(map(str, value)) if isinstance(value, tuple) else value for key, value in values.items()}
+
     @staticmethod
     def from_json(text: str) -> "Experiment":
         """An experiment from the JSON object that Snakemake puts on a program's command line.
@@ -167,9 +180,11 @@ class Experiment:
             Refusal: it is not a JSON object, or no valid configuration.
         """
         try:
-            config = json.loads(text)
+            config = parse_json(text)
         except ValueError as error:
             raise Refusal(f"--config is not JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise Refusal(f"--config must be a JSON object, not {shown(config)}")
         return Experiment.from_config(config)
 
     @property
@@ -274,12 +289,44 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         raise Refusal("config: precision: fp16 scales its gradients, which muon cannot skip steps for; use bf16, or sgd or adamw")
 
 
+def refuse_too_many(axes: Mapping[str, list[Any]]) -> None:
+    """Refuse an axis that names a value twice, and more runs than Snakemake plans in a minute.
+
+    Raises:
+        Refusal: naming the axis, or the number of runs.
+    """
+    for key, values in axes.items():
+        # As text: 1 and 1.0 are the same folder, and lists cannot be put into a set.
+        if len({value_text(value) for value in values}) < len(values):
+            raise Refusal(f"config: {key}: {shown(values)} names a value twice; each run must be another one")
+    if (runs := math.prod(map(len, axes.values()))) > MOST_RUNS:
+        raise Refusal(
+            f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most {MOST_RUNS:,}; give some axes fewer values"
+        )
+
+
+def refuse_unknown_homes(config: Mapping[str, Any]) -> None:
+    """Refuse `~name` where there is no such user.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    paths = [("scratch", path) for path in config["scratch"]] + [("dataset.archive", config["dataset"]["archive"] or "")]
+    for key, path in paths:
+        if os.path.expanduser(path).startswith("~"):  # noqa: PTH111, Path.expanduser raises instead
+            raise Refusal(f"config: {key}: {shown(path)}: there is no such user on this machine; give the whole path")
+        if "\0" in path:
+            raise Refusal(f"config: {key}: {shown(path)} is no path")
+
+
 def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Refuse sources that do not have the data sets.
 
     Raises:
         Refusal: naming the key to change.
     """
+    if settings["url"] is not None:
+        refuse_credentials(settings["url"])
     source = settings["source"]
     for dataset in datasets:
         options = ("auto", *SOURCES[dataset])

@@ -1,7 +1,7 @@
 """A data set on disk: four .npy arrays and `manifest.json`, which is written last and says what they hash to."""
 
 import hashlib
-import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from ddp.datasets import ARRAYS, DATASETS, IMAGE_SHAPE
 from ddp.errors import Refusal
+from ddp.reading import open_file, read_bytes, read_json
 
 MANIFEST = "manifest.json"
 
@@ -19,7 +20,7 @@ def content_sha256(array: np.ndarray) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -44,7 +45,7 @@ def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: st
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a data folder.
+    """The manifest of a data folder, in agreement with itself and with what is known of the data set.
 
     Returns:
         `dataset`, `source`, `classes`, `images` per split, `content_sha256` per array, `sha256` (one for the whole data set:
@@ -54,16 +55,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         Refusal: there is none, or it is not one.
     """
     path = folder / MANIFEST
+    remedy = f"fetch the data again: snakemake --profile profiles/local --force {path}"
     try:
-        manifest = json.loads(path.read_text())
-        for key in ("dataset", "source", "classes", "sha256"):
-            manifest[key]
-        for name in ARRAYS:
-            manifest["files"][f"{name}.npy"]["sha256"], manifest["files"][f"{name}.npy"]["bytes"]
+        manifest = read_json(path, "manifest", remedy)
     except FileNotFoundError:
         raise Refusal(f"{path} is not there; fetch the data first: snakemake --profile profiles/local {path}") from None
-    except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path} is no manifest; fetch the data again: snakemake --profile profiles/local --force {path}") from None
+    spec = DATASETS[manifest["dataset"]]
+    content = manifest["content_sha256"]
+    known = {
+        "classes": spec.classes,
+        "images": {"train": spec.train_images, "test": spec.test_images},
+        "content_sha256": content | spec.sha256,
+        "sha256": hashlib.sha256("".join(content[name] for name in ARRAYS).encode()).hexdigest(),
+    }
+    for key, value in known.items():
+        if manifest[key] != value:
+            raise Refusal(f"{path} is not that of {manifest['dataset']}: {key} is another; {remedy}")
     return manifest
 
 
@@ -78,9 +85,31 @@ def damaged_files(folder: Path, manifest: dict[str, Any]) -> list[str]:
     ]
 
 
-def load_split(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The images, uint8 (n, 32, 32, 3), and labels, uint8 (n,), of the split `train` or `test`, mapped from disk."""
-    return (
-        np.load(folder / f"{split}_images.npy", mmap_mode="r", allow_pickle=False),
-        np.load(folder / f"{split}_labels.npy", mmap_mode="r", allow_pickle=False),
-    )
+def load_split(folder: Path, manifest: dict[str, Any], split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images, uint8 (n, 32, 32, 3), and labels, uint8 (n,), of the split `train` or `test`, read into memory and checked there.
+
+    Whatever has been checked before, on a disk that others write to it may be another by now.
+
+    Args:
+        manifest: from `read_manifest`, of this folder or of the one that it was copied from.
+
+    Raises:
+        Refusal: they are not what the manifest says.
+    """
+    images, labels = (load_array(folder, manifest, f"{split}_{kind}") for kind in ("images", "labels"))
+    return images, labels
+
+
+def load_array(folder: Path, manifest: dict[str, Any], name: str) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    n = manifest["images"][name.partition("_")[0]]
+    shape = (n, *IMAGE_SHAPE) if name.endswith("images") else (n,)
+    size = math.prod(shape)
+    try:
+        # Without the header, whatever it says: the last bytes of the file are the array's.
+        content = memoryview(read_bytes(path, manifest["files"][path.name]["bytes"]))[-size:]
+    except OSError as error:
+        raise Refusal(f"{path}: {error.strerror}; delete {folder} and run the same command again") from None
+    if hashlib.sha256(content).hexdigest() != manifest["content_sha256"][name]:
+        raise Refusal(f"{path} does not hold {manifest['dataset']}: its SHA-256 is another; delete its folder and fetch the data again")
+    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -15,9 +15,13 @@ from ddp import atomic
 from ddp.errors import Refusal
 from ddp.networks import Airbench, resnet9
 from ddp.optional import torchvision
+from ddp.reading import parse_json
 
 # A training's steps divided by the steps that BatchNorm's running statistics average over, at least.
 BATCHNORM_WINDOWS = 20
+# Channels of a layer, and classes, that a weights file may describe.
+MOST_CHANNELS = 4096
+MOST_CLASSES = 1_000_000
 
 
 class Classifier(nn.Module):
@@ -120,19 +124,47 @@ def save(classifier: Classifier, path: Path) -> None:
 
 
 def load(path: Path) -> Classifier:
-    """The classifier in a weights file.
+    """The classifier in a weights file. Nothing is built before the file is seen to hold just the tensors that its description needs.
 
     Raises:
         Refusal: the file is missing, damaged, or not one that `save` wrote.
     """
     try:
+        if not path.is_file():
+            raise FileNotFoundError if not path.exists() else ValueError("it is not a regular file")
         with safetensors.safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {})["classifier"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            description = described((file.metadata() or {})["classifier"])
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            with torch.device("meta"):
+                wanted = {name: tuple(tensor.shape) for name, tensor in build(**description).state_dict().items()}
+            if shapes != wanted:
+                raise ValueError("its tensors are not those of the network that it describes")
+            tensors = {name: file.get_tensor(name) for name in shapes}
         classifier = build(**description)
+        if any(tensor.dtype != tensors[name].dtype for name, tensor in classifier.state_dict().items()):
+            raise ValueError("its tensors are of another type")
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError("a weight is not finite")
         classifier.load_state_dict(tensors)
     except FileNotFoundError:
         raise Refusal(f"{path} is not there; train the run first") from None
-    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise Refusal(f"{path} is damaged or was not written by this workflow: {str(error).splitlines()[0]}") from None
     return classifier
+
+
+def described(text: str) -> dict[str, Any]:
+    """The description in a weights file.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = parse_json(text)
+    if not isinstance(found, dict) or set(found) != {"model", "widths", "classes"}:
+        raise ValueError("it has no description of a network")
+    widths, classes = found["widths"], found["classes"]
+    whole = isinstance(widths, list) and len(widths) == 3 and all(type(number) is int for number in (*widths, classes))
+    sizes = whole and all(1 <= width <= MOST_CHANNELS for width in widths) and 1 <= classes <= MOST_CLASSES
+    if not sizes or not isinstance(found["model"], str):
+        raise ValueError("its description is of no network")
+    return found

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ddp import atomic
 from ddp.errors import Refusal
+from ddp.reading import read_json
 
 BEAT = 2.0  # seconds between two touches of the record
 # Seconds without a touch after which an owner is dead. Opening a file asks the server even where attributes are cached for a minute.
@@ -151,14 +152,12 @@ def own(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]
 def look(path: Path) -> tuple[Record, int] | None:
     """The record and when it was touched, in ns; None if there is none. One that cannot be read is nobody's."""
     try:
-        with path.open() as file:
-            touched, content = os.fstat(file.fileno()).st_mtime_ns, file.read()
+        touched = path.stat().st_mtime_ns
+        fields = read_json(path, "owner", "")
+        return Record(**fields | {"place": tuple(fields["place"])}), touched
     except FileNotFoundError:
         return None
-    try:
-        fields = json.loads(content)
-        return Record(**fields | {"place": tuple(fields["place"])}), touched
-    except (ValueError, TypeError, KeyError):
+    except Refusal:
         return Record("", "nobody", "unknown", "", released=True), touched
 
 
@@ -259,6 +258,8 @@ def started(pid: int) -> str:
 
 def is_gone(record: Record) -> bool:
     """Whether its process is known to be gone: one of this machine's that is no longer there."""
+    if not record.process:
+        return True
     *machine, pid, start = record.process.split()
     if machine != this_process().split()[:2]:
         return False

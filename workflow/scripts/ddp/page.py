@@ -122,7 +122,7 @@ def every_run(summary: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
         "loss": summary["loss"].map("{:.4f}".format),
         "images/s": summary["images_per_second"].map("{:,.0f}".format),
         "seconds": summary["seconds"].map("{:,.0f}".format),
-        "commit": summary["commit"].fillna("none").str[:10] + summary["dirty"].map({True: " + changes"}).fillna(""),
+        "commit": summary["commit"].str[:10].replace("", "none") + summary["dirty"].map({"True": " + changes"}).fillna(""),
     }
     return pd.DataFrame(columns)
 

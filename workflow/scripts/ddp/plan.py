@@ -29,6 +29,10 @@ class NodeCommand:
         return f"[node {self.node_rank}, {self.host}] {' '.join(variables)} {shlex.join(self.command)}"
 
 
+# One machine's ranks listen on loopback only.
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
 def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: int, folder: str, gpus: Sequence[str]) -> list[NodeCommand]:
     """One command per node, all of them on this machine and joined over loopback.
 
@@ -36,15 +40,15 @@ def local_plan(launcher: str, geometry: Geometry, program: Sequence[str], port: 
         launcher: one of LAUNCHERS less `srun`; `none` is the program itself, once a node.
         geometry: of the run; with `none` only its nodes matter.
         program: path of a Python program and its arguments.
-        port: free TCP port for the rendezvous.
-        folder: where the launcher may put its own files.
+        port: free TCP port, for programs that ask for one.
+        folder: that only this user can enter; the launcher may put its own files there.
         gpus: one for every process, or none to compute on the CPU.
     """
     plan = []
     for node_rank in range(geometry.nodes):
         own = gpus[node_rank * geometry.nproc_per_node :][: geometry.nproc_per_node]
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(own), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-        place = Place(node_rank, "127.0.0.1", "127.0.0.1", port, folder)
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)} | LOOPBACK
+        place = Place(node_rank, "127.0.0.1", "127.0.0.1", port, folder, private=folder)
         plan.append(node_command(launcher, geometry, program, place, "this machine", environment))
     return plan
 
@@ -57,14 +61,18 @@ def srun_plan(
     Args:
         hosts: names of the job's nodes, in Slurm's order.
         addresses: where each of them is reached.
-        folder: where the launcher may put its own files, on each node.
+        folder: where the launcher may put its own files, on each node; on a job of one node as for `local_plan`.
 
-    The rest is as for `local_plan`. Which network to use is left to gloo and NCCL, and the GPUs are those that Slurm shows.
+    The rest is as for `local_plan`. Between several nodes, which network to use is left to gloo and NCCL; the GPUs are those that Slurm
+    shows.
     """
-    return [
-        node_command(launcher, geometry, program, Place(node_rank, addresses[node_rank], addresses[0], port, folder), host, {})
-        for node_rank, host in enumerate(hosts)
-    ]
+    alone = len(hosts) == 1
+    plan = []
+    for node_rank, host in enumerate(hosts):
+        own, master = ("127.0.0.1", "127.0.0.1") if alone else (addresses[node_rank], addresses[0])
+        place = Place(node_rank, own, master, port, folder, private=folder if alone else "")
+        plan.append(node_command(launcher, geometry, program, place, host, LOOPBACK if alone else {}))
+    return plan
 
 
 def node_command(
@@ -79,6 +87,9 @@ def node_command(
         # So that a program's lines arrive as they are written, through pipes too.
         "PYTHONUNBUFFERED": "1",
     }
+    if place.private:
+        # Else the agents would open a store for the ranks to meet at, which answers everybody who reaches this machine.
+        common |= {"RUN_STORE": f"{place.private}/ranks", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     own, command = LAUNCHERS[launcher](geometry, place)
     return NodeCommand(place.node_rank, host, environment | common | own, (sys.executable, *command, *program))
 

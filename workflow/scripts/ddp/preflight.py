@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from ddp.errors import Refusal
+from ddp.signing import signed, verified
 
 # How long ranks wait for one that has not come: importing torch from a cold network file system takes minutes on some nodes and
 # seconds on others. One that has ended ends the job at once, see supervise.py.
@@ -61,7 +63,7 @@ def join(store: Store, report: RankReport, world_size: int, wait: timedelta = CO
     Raises:
         Refusal: on every rank, if one is missing or what they report does not fit together.
     """
-    store.set(f"preflight/{report.rank}", json.dumps(asdict(report)))
+    tell(store, f"preflight/{report.rank}", asdict(report))
     if report.rank == 0:
         keys = [f"preflight/{rank}" for rank in range(world_size)]
         reports: list[RankReport] = []
@@ -71,18 +73,35 @@ def join(store: Store, report: RankReport, world_size: int, wait: timedelta = CO
             there = [rank for rank in range(world_size) if store.check([keys[rank]])]
             fault: str | None = missing(world_size, there, wait)
         else:
-            reports = [RankReport(**json.loads(store.get(key))) for key in keys]
+            reports = [RankReport(**told(store, key)) for key in keys]
             fault = judge(reports)
             print(*(f"preflight: {report}" for report in reports), sep="\n", file=sys.stderr)
             print(summary(reports), *warnings(reports), sep="\n", flush=True)
         addresses = {report.host: report.address for report in reports}
-        store.set("preflight/verdict", json.dumps({"fault": fault, "addresses": addresses}))
+        tell(store, "preflight/verdict", {"fault": fault, "addresses": addresses})
     else:
         store.wait(["preflight/verdict"], 2 * wait)
-    verdict = json.loads(store.get("preflight/verdict"))
+    verdict = told(store, "preflight/verdict")
     if verdict["fault"]:
         raise Refusal(f"preflight: {verdict['fault']}")
     return verdict["addresses"]
+
+
+def tell(store: Store, key: str, value: dict[str, Any]) -> None:
+    # A store takes text, some of them only text.
+    store.set(key, signed(key, json.dumps(value).encode()).hex())
+
+
+def told(store: Store, key: str) -> dict[str, Any]:
+    """What another rank has told.
+
+    Raises:
+        Refusal: it was not a rank of this job that told it.
+    """
+    try:
+        return json.loads(verified(key, bytes.fromhex(store.get(key).decode())))
+    except ValueError:
+        raise Refusal(f"{key}: what was received is not in the form of this job's ranks; see who else can reach its ports") from None
 
 
 def summary(reports: Sequence[RankReport]) -> str:

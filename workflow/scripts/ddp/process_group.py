@@ -1,5 +1,6 @@
 """One process among many: who it is, and what all of them do together."""
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -11,17 +12,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn import functional
 
 from ddp.errors import Refusal
 from ddp.memory import keep_freed_memory
 from ddp.network import let_gloo_be_reached, own_address
 from ddp.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
 from ddp.processor import processor
+from ddp.signing import key, signed, verified
+from ddp.tree import Tree, decode, encode
 
 # Long enough for the first step on a busy GPU; by then the preflight has seen that all are there.
 TIMEOUT = timedelta(minutes=10)
+# All ranks count what they exchange alike: with its number signed, nothing that was sent before can be sent again.
+EXCHANGES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,9 @@ def join_others(process: Process) -> None:
     Raises:
         Refusal: the preflight found something wrong.
     """
-    master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    key()
     here = report(process)
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=COME))
-    except dist.DistError as error:
-        raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {here.host}: {error}") from None
+    store = meeting_place(process, here)
     let_gloo_be_reached(os.environ["MASTER_ADDR"], join(store, here, process.world_size))
 
     def connect(name: str, timeout: timedelta) -> None:
@@ -106,6 +109,23 @@ def join_others(process: Process) -> None:
         ) from None
     dist.destroy_process_group()
     connect("run", TIMEOUT)
+
+
+def meeting_place(process: Process, here: RankReport) -> Store:
+    """Where the ranks tell each other where they are: a private file on one machine, rank 0's port between several.
+
+    Raises:
+        Refusal: rank 0 cannot be reached.
+    """
+    if path := os.environ.get("RUN_STORE"):
+        store = dist.FileStore(path, process.world_size)  # type: ignore[attr-defined]
+        store.set_timeout(COME)
+        return store
+    master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        return next(rendezvous("env://", timeout=COME))[0]
+    except dist.DistError as error:
+        raise Refusal(f"preflight: rank 0 cannot be reached at {master} from {here.host}: {error}") from None
 
 
 def report(process: Process) -> RankReport:
@@ -146,19 +166,48 @@ def all_reduce(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def gather(value: Any, process: Process) -> list[Any]:
-    """Every process's value, by rank, on rank 0; an empty list elsewhere."""
+def gather(value: Tree, process: Process) -> list[Any]:
+    """Every process's value, by rank, on rank 0; an empty list elsewhere. The tensors come to the CPU.
+
+    Raises:
+        Refusal: on rank 0, if what came was not sent by the job's own ranks.
+    """
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = [None] * process.world_size
-    dist.gather_object(value, values if process.first else None)
-    return values if process.first else []
+    number = next(EXCHANGES)
+    mine = as_tensor(signed(f"exchange {number} of rank {process.rank}", encode(value)), process.device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=process.device) for _ in range(process.world_size)]
+    dist.all_gather(sizes, torch.tensor([len(mine)], device=process.device))
+    most = int(max(sizes))
+    rooms = [torch.empty(most, dtype=torch.uint8, device=process.device) for _ in sizes] if process.first else None
+    dist.gather(functional.pad(mine, (0, most - len(mine))), rooms)
+    return [
+        decode(verified(f"exchange {number} of rank {rank}", as_bytes(room[: int(size)])))
+        for rank, (room, size) in enumerate(zip(rooms or [], sizes, strict=bool(rooms)))
+    ]
 
 
-def broadcast(value: Any) -> Any:
-    """Rank 0's value, on every process."""
+def broadcast(content: bytes | None, process: Process) -> bytes | None:
+    """Rank 0's bytes, or None, on every process.
+
+    Raises:
+        Refusal: on the others, if what came was not sent by rank 0 of the job.
+    """
     if not dist.is_initialized():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values)
-    return values[0]
+        return content
+    what = f"exchange {next(EXCHANGES)} of rank 0"
+    mine = as_tensor(signed(what, (b"" if content is None else b"1") + (content or b"")), process.device)
+    size = torch.tensor([len(mine)], device=process.device)
+    dist.broadcast(size, 0)
+    room = mine if process.first else torch.empty(int(size), dtype=torch.uint8, device=process.device)
+    dist.broadcast(room, 0)
+    received = verified(what, as_bytes(room))
+    return received[1:] if received else None
+
+
+def as_tensor(content: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()

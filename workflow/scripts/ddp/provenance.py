@@ -12,9 +12,9 @@ from typing import Any
 SCRIPTS = Path(__file__).resolve().parents[1]
 # Modules that check, carry or report, and cannot change a result: a clearer message in them must not cost a night of training.
 NO_RESULT = (
-    "atomic", "config", "errors", "lifetime", "memory", "model_names", "network", "optional", "owner",
-    "preflight", "processor", "provenance", "results", "saver", "schema", "staging", "state", "stopping", "temporary",
-    "vote",
+    "addresses", "atomic", "config", "deadline", "errors", "lifetime", "locks", "memory", "model_names", "network",
+    "optional", "owner", "preflight", "processor", "provenance", "reading", "results", "saver", "schema", "signing",
+    "staging", "state", "stopping", "tables", "temporary", "tree", "vote",
 )  # fmt: skip
 
 

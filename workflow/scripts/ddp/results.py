@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
@@ -10,6 +11,8 @@ from typing import Any
 
 from ddp import atomic
 from ddp.config import Experiment, Run
+from ddp.errors import Refusal
+from ddp.reading import read_json
 
 # In words, wherever an accuracy is shown: it is not comparable with one of another number of views.
 VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
@@ -52,11 +55,47 @@ def replaced(experiment: Experiment, names: Sequence[str], results: Path) -> dic
 
 def changed(about: Path, run: Run) -> list[str]:
     try:
-        before = json.loads(about.read_text())["config"]
-        now = json.loads(run.to_json())
-        return [f"{key} {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
-    except (OSError, ValueError, KeyError, TypeError):
+        before = read_about(about)["config"]
+    except (FileNotFoundError, Refusal):
         return []
+    now = json.loads(run.to_json())
+    return [f"{key} {before[key]} -> {value}" for key, value in now.items() if key in before and before[key] != value]
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """run.json.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        Refusal: it is damaged.
+    """
+    return read_json(path, "run", "train the run again")
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """evaluation.json, whose numbers agree with each other.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        Refusal: it is damaged.
+    """
+    remedy = "delete it and run the same command again"
+    evaluation = read_json(path, "evaluation", remedy)
+    matrix = evaluation["confusion_matrix"]
+    classes = len(matrix)
+    right = sum(row[label] for label, row in enumerate(matrix) if label < len(row))
+    epochs = [checkpoint["epoch"] for checkpoint in evaluation["checkpoints"]]
+    agrees = (
+        all(len(row) == classes for row in matrix)
+        and len(evaluation["per_class_accuracy"]) == classes
+        and sum(map(sum, matrix)) == evaluation["n"]
+        and math.isclose(evaluation["accuracy"], right / evaluation["n"], abs_tol=1e-12)
+        and len(set(epochs)) == len(epochs)
+        and (evaluation["views"] != "plain" or evaluation["plain"]["accuracy"] == evaluation["accuracy"])
+    )
+    if not agrees:
+        raise Refusal(f"{path} is damaged (its numbers do not agree with each other); {remedy}")
+    return evaluation
 
 
 def replacement_line(experiment: str, changes: dict[str, str]) -> str:
@@ -88,9 +127,11 @@ def why_missing(name: str, folder: Path) -> Missing:
 def last_reason(log: Path, program: str) -> str:
     """The last line of a log that begins with the program, without it; empty if there is none."""
     try:
+        if not log.is_file():
+            return ""
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read(TAIL).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return next((line.removeprefix(program) for line in reversed(lines) if line.startswith(program)), "")
@@ -101,15 +142,26 @@ def write_missing(runs: Sequence[Missing], path: Path) -> None:
     with atomic.replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([field.name for field in fields(Missing)])
-        writer.writerows(astuple(run) for run in runs)
+        writer.writerows(map(spreadsheet_text, astuple(run)) for run in runs)
+
+
+def spreadsheet_text(text: str) -> str:
+    """Text for a cell of a table, which a spreadsheet would otherwise take for a formula and compute.
+
+    Source: OWASP, CSV Injection.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def read_accuracy(folder: Path) -> str:
     """A run's accuracy as a line; says so if its evaluation cannot be read."""
+    path = folder / "evaluation.json"
     try:
-        return accuracy_line(json.loads((folder / "evaluation.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{folder}/evaluation.json cannot be read; delete it and run the same command again"
+        return accuracy_line(read_evaluation(path))
+    except FileNotFoundError:
+        return f"{path} is not there; run the same command again"
+    except Refusal as refusal:
+        return str(refusal)
 
 
 def accuracy_line(evaluation: dict[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """What a configuration may hold: the schema, its defaults, and one line for whatever does not fit it."""
 
 import difflib
+import itertools
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,20 @@ from typing import Any
 import jsonschema
 import yaml
 
-from ddp.errors import Refusal
+from ddp.errors import Refusal, one_line, shown
+from ddp.reading import read_bytes
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "config.schema.yaml"
+# Of a configuration: values in all, depth, characters of a text; bytes of its file.
+MOST_VALUES = 100_000
+DEEPEST = 10
+LONGEST_TEXT = 4096
+MOST_BITS = 1000
+MOST_BYTES = 1_000_000
+# Text that stands for another type.
+WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+WHOLE = re.compile(r"-?[0-9]{1,30}")
+NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 WIDTHS_WANTED = "three whole numbers are needed"
 TEXT_KEYS = (
     "experiment", "model", "optimizer", "device", "precision", "compile", "gradient_compression", "test_views", "launcher", "scratch",
@@ -39,6 +52,7 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         Refusal: the first key, in the schema's order, that does not fit the schema.
     """
+    refuse_oversized(config)
     order = list(schema()["properties"])
     validator = jsonschema.Draft202012Validator(schema())
 
@@ -49,6 +63,36 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
         raise Refusal(refusal_line(error))
     resolved = with_defaults(config, schema()["properties"])
     return {key: typed(key, value, as_float=is_number(key)) for key, value in resolved.items()}
+
+
+def refuse_oversized(config: Any) -> None:
+    """Refuse what is no configuration but an attempt to keep us busy, before anything is done with it.
+
+    With aliases a YAML file of a hundred lines holds more values than there is memory for.
+
+    Raises:
+        Refusal: it has too many values, or one that is too long.
+    """
+    left = MOST_VALUES
+    pending: list[tuple[str, Any, int]] = [("", config, 0)]
+    while pending:
+        key, value, depth = pending.pop()
+        left -= 1
+        if left < 0 or depth > DEEPEST:
+            raise Refusal(f"config: {key or 'the file'}: nested too deep, or more than {MOST_VALUES:,} values in all; give fewer")
+        if isinstance(value, Mapping):
+            pending += [
+                (key or one_line(str(name), 40), part, depth + 1) for name, part in itertools.islice(value.items(), MOST_VALUES + 1)
+            ]
+        elif isinstance(value, list):
+            pending += [(key, part, depth + 1) for part in value[: MOST_VALUES + 1]]
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise Refusal(f"config: {key}: a whole number of {value.bit_length()} bits is too large")
+        elif isinstance(value, float) and not math.isfinite(value):
+            # The schema has no word for that, and YAML reads .nan and .inf as numbers.
+            raise Refusal(f"config: {key}: {value} is not a finite number")
+        elif isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise Refusal(f"config: {key}: a text of {len(value):,} characters is too long; use at most {LONGEST_TEXT:,}")
 
 
 def is_number(key: str) -> bool:
@@ -68,27 +112,19 @@ def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> di
 
 
 def typed(key: str, value: Any, as_float: bool) -> Any:
-    """A number, or each number in a list, in its key's type: JSON schema takes 2.0 for an integer and 2 for a number.
-
-    Raises:
-        Refusal: it is no finite number: the schema has no word for that, and YAML reads .nan and .inf as numbers.
-    """
+    """A number, or each number in a list, in its key's type: JSON schema takes 2.0 for an integer and 2 for a number."""
     if isinstance(value, list):
         return [typed(key, item, as_float) for item in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    try:
-        if math.isfinite(value):
-            return float(value) if as_float else int(value)
-    except OverflowError:
-        pass
-    raise Refusal(f"config: {key}: {str(value)[:20]} is not a finite number")
+    return float(value) if as_float else int(value)
 
 
 def refusal_line(error: jsonschema.ValidationError) -> str:
     """One line for a schema violation: the key, what was found, what would be right."""
     key = ".".join(str(part) for part in error.absolute_path if isinstance(part, str))
     value: Any = error.instance
+    text = shown(value)
     limit: Any = error.validator_value
     schema: Any = error.schema
     if error.validator == "additionalProperties":
@@ -96,30 +132,29 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         unknown = next(str(name) for name in value if name not in known)
         near = difflib.get_close_matches(unknown, known, n=1)
         path = f"{key}.{unknown}" if key else unknown
-        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else "the keys are in config/README.md"
         return f"config: {path}: unknown key; {hint}"
     if error.validator == "required":
         return "config: experiment: is missing; name the experiment, its results go to results/<name>/"
-    shown = json.dumps(value, default=str)
     wording = {
-        "minimum": f"{shown} is too small; the least is {limit}",
-        "maximum": f"{shown} is too large; the most is {limit}",
-        "exclusiveMinimum": f"{shown} is too small; it must be above {limit}",
-        "exclusiveMaximum": f"{shown} is too large; it must be below {limit}",
+        "minimum": f"{text} is too small; the least is {limit}",
+        "maximum": f"{text} is too large; the most is {limit}",
+        "exclusiveMinimum": f"{text} is too small; it must be above {limit}",
+        "exclusiveMaximum": f"{text} is too large; it must be below {limit}",
         "minLength": "the text is empty",
-        "maxLength": f"{shown[:20]}… is too long; the most is {limit} characters",
-        "minItems": f"{shown} is too short; {'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
-        "maxItems": f"{shown} is too long; {WIDTHS_WANTED}",
-        "uniqueItems": f"{shown} names a value twice; each run must be another one",
-        "const": f"{shown} is neither a whole number nor {limit}",
-        "not": f"{shown} is taken: results/{value} holds the data sets; choose another name",
+        "maxLength": f"{text} is too long; the most is {limit} characters",
+        "minItems": f"{text} is too short; {'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
+        "maxItems": f"{text} is too long; {WIDTHS_WANTED if limit == 3 else f'an experiment has at most {limit} runs'}",
+        "uniqueItems": f"{text} names a value twice; each run must be another one",
+        "const": f"{text} is neither a whole number nor {limit}",
+        "not": f"{text} is taken: results/{value} holds the data sets; choose another name",
     }
     if error.validator == "enum":
-        return f"config: {key}: {shown} is not one of {', '.join(limit)}"
+        return f"config: {key}: {text} is not one of {', '.join(limit)}"
     if error.validator == "pattern":
-        return f"config: {key}: {shown} is not {PATTERN_WORDS[key]}"
+        return f"config: {key}: {text} is not {PATTERN_WORDS[key]}"
     if error.validator == "type":
-        return f"config: {key or 'the file'}: {shown} is not {type_words(limit)}"
+        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}"
     return f"config: {key}: {wording[str(error.validator)]}"
 
 
@@ -143,13 +178,17 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
     are text are left as they are.
     """
 
+    refuse_oversized(config)
+
     def parsed(value: Any) -> Any:
         if isinstance(value, list):
             return [parsed(item) for item in value]
         if isinstance(value, str):
-            with suppress(ValueError):
-                return json.loads(value) if value in ("true", "false", "null") else int(value)
-            with suppress(ValueError):
+            if value in WORDS:
+                return WORDS[value]
+            if WHOLE.fullmatch(value):
+                return int(value)
+            if NUMBER.fullmatch(value):
                 return float(value)
         return value
 
@@ -159,17 +198,69 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
     return typed_config
 
 
-def refuse_duplicate_keys(path: Path) -> None:
-    """Refuse a file that gives a key twice: YAML readers silently take the last.
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a YAML or JSON file. A key that is given twice is refused: readers silently take the last.
 
     Raises:
         Refusal: naming file, line and key.
     """
+    try:
+        text = read_bytes(path, MOST_BYTES).decode()
+        config = json_object(text, path)
+        if config is None:
+            check_node(path, yaml.compose(text, yaml.SafeLoader))
+            config = yaml.load(text, yaml.SafeLoader)
+    except FileNotFoundError:
+        raise Refusal(f"config: {path} is not there; give the path of an experiment's file, such as config/digits.yaml") from None
+    except OSError as error:
+        folder = "is a folder; give the path of a file in it"
+        raise Refusal(f"config: {path}: {folder if path.is_dir() else error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Refusal(f"config: {path} is not a text file in UTF-8") from None
+    except RecursionError:
+        raise Refusal(f"config: {path} is nested too deep; an experiment's file has keys and lists of values") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}:" if mark else ""
+        what = "indented with a tab; use spaces" if "'\\t'" in str(error) else getattr(error, "problem", None) or "not YAML"
+        raise Refusal(f"config: {path}:{where} {what}") from None
+    except ValueError as error:
+        raise Refusal(f"config: {path}: {error}") from None
+    return config
 
-    def check(node: yaml.Node, seen: set[int]) -> None:
-        if id(node) in seen:
-            raise Refusal(f"config: {path}: line {node.start_mark.line + 1}: a value contains itself")
-        inside = seen | {id(node)}
+
+def json_object(text: str, path: Path) -> dict[str, Any] | None:
+    """The JSON object in a text, which YAML does not take if it is indented with tabs; None if it is none.
+
+    Raises:
+        Refusal: it gives a key twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise Refusal(f"config: {path}: {key} is given twice; keep one")
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=once)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def check_node(path: Path, root: yaml.Node | None) -> None:
+    done: set[int] = set()  # what an alias repeats is the same node
+
+    def check(node: yaml.Node, above: tuple[int, ...]) -> None:
+        if id(node) in above or len(above) > DEEPEST:
+            why = "a value contains itself" if id(node) in above else "nested too deep"
+            raise Refusal(f"config: {path}: line {node.start_mark.line + 1}: {why}")
+        if id(node) in done:
+            return
+        if node.tag not in yaml.SafeLoader.yaml_constructors:
+            raise Refusal(f"config: {path}: line {node.start_mark.line + 1}: {node.tag} is not for an experiment; give plain values")
+        inside = (*above, id(node))
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 check(item, inside)
@@ -180,6 +271,8 @@ def refuse_duplicate_keys(path: Path) -> None:
                     raise Refusal(f"config: {path}: line {key.start_mark.line + 1}: {key.value} is given twice; keep one")
                 keys.add(str(key.value))
                 check(value, inside)
+        done.add(id(node))
 
-    if root := yaml.compose(path.read_text(), yaml.SafeLoader):
-        check(root, set())
+    if not isinstance(root, yaml.MappingNode):
+        raise Refusal(f"config: {path} is not a mapping of keys to values; the keys are in config/README.md")
+    check(root, ())

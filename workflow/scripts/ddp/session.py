@@ -19,6 +19,8 @@ from ddp.slurm_plugin import Follower, check_version, submission
 SCRIPTS = Path(__file__).resolve().parents[1]
 # Resources that follow from a run's geometry, with the key of the configuration that they follow from.
 GEOMETRY = {"nodes": "nodes", "tasks": "nodes"}
+# Processes for each CPU of this machine, beyond which nothing is to be learned: each gets a few percent of a CPU.
+MOST_PER_CPU = 8
 # Runs that are named one by one at the end.
 MOST_SHOWN = 20
 
@@ -45,6 +47,8 @@ class Session:
             return
         self.refuse_other_geometry()
         self.refuse_software_deployment()
+        self.refuse_crowd()
+        self.refuse_missing_archive()
         tell(self.experiment.summary)
         if changes := results.replaced(self.experiment, list(self.experiment.runs), self.results):
             tell(results.replacement_line(self.experiment.name, changes))
@@ -67,6 +71,27 @@ class Session:
             raise Refusal("--sdm apptainer: no container is defined here; run Snakemake inside yours instead (docs/environments.md)")
         if "CONDA" in methods and not shutil.which("conda"):
             raise Refusal("--sdm conda: there is no conda on PATH; leave the option out, the environment of `make` is used")
+
+    def refuse_crowd(self) -> None:
+        """Refuse more processes than this machine could ever run side by side; on a cluster the scheduler knows its nodes."""
+        # So early, and in a dry run, the profiles differ by this alone: a cluster's has jobs, this machine's has cores.
+        if self.workflow.resource_settings.nodes:
+            return
+        cpus = os.cpu_count() or 1
+        for run in self.experiment.runs.values():
+            if run.world_size > MOST_PER_CPU * cpus:
+                raise Refusal(
+                    f"config: nproc_per_node: {run.world_size} processes ({run.nodes} x {run.nproc_per_node}) on this machine's {cpus} "
+                    f"CPUs; use at most {MOST_PER_CPU * cpus}, or a cluster's profile"
+                )
+
+    def refuse_missing_archive(self) -> None:
+        """Refuse a path that fetch would not find, before it is fetch's turn."""
+        archive = self.experiment.config["dataset"]["archive"]
+        wanted = {run.dataset for run in self.experiment.runs.values()}
+        fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
+        if archive and not fetched and not Path(archive).expanduser().is_file():
+            raise Refusal(f"config: dataset.archive: {archive} is not there, or not a file; give the path of the official archive")
 
     def start(self) -> None:
         """Check what the jobs will need, before the first one starts.

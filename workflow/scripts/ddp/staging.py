@@ -1,11 +1,12 @@
 """One verified copy of a data folder on a node's scratch, however many processes ask for it."""
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 import socket
+import stat
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from ddp.data_folder import MANIFEST, damaged_files, read_manifest
 from ddp.errors import Refusal, os_error_line
+from ddp.locks import LockHeld, locked
 
 # Sites set this to a folder that they make for a job and remove after it.
 JOBS_OWN = "$SLURM_TMPDIR"
@@ -68,19 +70,25 @@ def stage(source: Path, scratch: Sequence[str]) -> Staged:
 
     reasons = []
     for entry in scratch:
-        folder = os.path.expandvars(Path(entry).expanduser())
+        folder = os.path.expandvars(os.path.expanduser(entry))  # noqa: PTH111, Path.expanduser raises where there is no such user
         if "$" in folder or not Path(folder).is_absolute():
             continue  # the variable is not set on this node, or empty
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{manifest['dataset']}-{manifest['sha256'][:12]}"
             return report(target, copy_once(source, manifest, size, target), own=entry.startswith(JOBS_OWN))
+        except LockHeld as held:
+            reasons.append(str(held))
         except OSError as error:
             reasons.append(os_error_line(error) if error.filename else f"{folder}: {os_error_line(error)}")
     reason = "; ".join(reasons) or "no scratch folder is set on this node"
     if damaged := damaged_files(source, manifest):
         raise Refusal(damaged_source(source, damaged))
     return report(source, "fallback", reason)
+
+
+def tell(line: str) -> None:
+    print(f"stage: {line}", file=sys.stderr, flush=True)
 
 
 def discard(staged: Staged) -> None:
@@ -101,10 +109,16 @@ def private_folder(scratch: Path) -> Path:
     """This user's own folder on a scratch that others may write to.
 
     Raises:
-        OSError: the scratch is missing or not writable, or the folder belongs to somebody else, who could exchange files in it.
+        OSError: the scratch is missing or not writable, or the scratch or the folder belongs to somebody else, or lets everybody exchange
+            what is in it.
     """
     if not scratch.is_dir():
         raise FileNotFoundError(2, "no such folder", str(scratch))
+    around = scratch.stat()
+    if around.st_uid not in (0, os.getuid()):
+        raise PermissionError(1, "belongs to another user, who could exchange what is staged", str(scratch))
+    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
+        raise PermissionError(1, "everybody may rename what is in it; its administrator should set the sticky bit", str(scratch))
     folder = scratch / f"ddp-data-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -126,8 +140,7 @@ def copy_once(source: Path, manifest: dict, size: int, target: Path) -> str:
     # Checked before the lock, so that the processes of a node check a copy that is there side by side.
     if target.is_dir() and not damaged_files(target, manifest):
         return "reused"
-    with open(target.with_name(f"{target.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(target.with_name(f"{target.name}.lock"), tell):
         if target.is_dir() and not damaged_files(target, manifest):
             return "reused"
         for leftover in target.parent.glob(f".{target.name}.*"):

@@ -1,32 +1,34 @@
 """The state of a training, to resume it from: what it holds, how it lies on disk, and which of those that lie there is taken.
 
-A state is `epoch=0003_step=000040.pt`, with its SHA-256 beside it in the form of `sha256sum`.
+A state is `epoch=0003_step=000040.safetensors`, with its SHA-256 beside it in the form of `sha256sum`.
 """
 
 import hashlib
-import io
+import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ddp import atomic
+from ddp import atomic, tree
 from ddp.config import Run
 from ddp.data_folder import file_sha256
 from ddp.errors import Refusal
+from ddp.reading import read_bytes
 
-FORMAT = 2
-NAME = re.compile(r"epoch=(\d+)_step=(\d+)\.pt")
+FORMAT = 3
+SUFFIX = ".safetensors"
+NAME = re.compile(r"epoch=(\d{4,9})_step=(\d{6,12})\.safetensors", re.ASCII)
+SHA256 = re.compile(r"[0-9a-f]{64}")
 # The newest may be damaged by what ended the training: the one before is as good, an interval earlier.
 KEPT = 2
 # Where a run is computed, as far as it may be another place when it goes on. What is left of a run decides its result.
 PLACE = ("nodes", "nproc_per_node", "cpus_per_proc", "device")
-START_OVER = "to start over: --fresh, through Snakemake --config resume=fresh"
+MOST_SUM = 1000  # bytes of the file with the SHA-256
+START_OVER = "or start over: resume=fresh"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,7 @@ class State:
 
     def encode(self) -> bytes:
         """The content of its file."""
-        content = io.BytesIO()
-        torch.save({"format": FORMAT} | vars(self), content)
-        return content.getvalue()
+        return tree.encode({"format": FORMAT} | vars(self))
 
     @staticmethod
     def decode(content: bytes) -> "State":
@@ -80,12 +80,48 @@ class State:
             ValueError: it is none, or one of another version of this workflow.
         """
         try:
-            fields = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            if fields.pop("format") != FORMAT:
+            found = tree.decode(content)
+            known = {"format", *(field.name for field in fields(State))}
+            if not isinstance(found, dict) or set(found) != known or found.pop("format") != FORMAT:
                 raise ValueError("another format")
-            return State(**fields)
-        except (UnpicklingError, RuntimeError, EOFError, AttributeError, KeyError, TypeError, ValueError) as error:
+            state = State(**found)
+            check(state)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError("is no state of this version of the workflow") from error
+        return state
+
+
+def check(state: State) -> None:
+    """See that each field of a state has its type; that the tensors fit the network is seen when they are taken up.
+
+    Raises:
+        ValueError: one has not.
+    """
+    numbers = (state.epoch, state.step, *state.checkpoints)
+    texts = (state.data_sha256, state.code_sha256, *state.checkpoints.values())
+    rows: list[Any] = [state.run, *state.history, *state.attempts, *state.ranks, state.scaler, *state.optimizer["param_groups"]]
+    named = [state.model, *(rank[part] for rank in state.ranks for part in ("buffers", "rng"))]
+    good = (
+        all(type(number) is int and 0 <= number < 10**9 for number in numbers)
+        and all(SHA256.fullmatch(text) for text in texts)
+        and all(isinstance(row, dict) and all(isinstance(key, str) for key in row) for row in rows)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for part in named for name, tensor in part.items())
+        and all(isinstance(rank["totals"], Tensor) for rank in state.ranks)
+        and isinstance(state.seconds, int | float)
+        and set(state.optimizer) == {"state", "param_groups"}
+        and all(type(key) is int and isinstance(value, dict) for key, value in state.optimizer["state"].items())
+        and all(
+            isinstance(attempt["by"], str) and isinstance(attempt["started"], str) and "commit" in attempt for attempt in state.attempts
+        )
+        and all(isinstance(attempt["seconds"], int | float) for attempt in state.attempts)
+        and json.dumps([state.run, state.history, state.attempts]) != ""
+        and len(state.history) == state.epoch
+        and len(state.ranks) > 0 < len(state.attempts)
+        and type(state.run["epochs"]) is int
+        and state.epoch <= state.run["epochs"]
+    )
+    if not good:
+        raise ValueError("a field of another type")
 
 
 def place(epoch: int, step: int) -> str:
@@ -94,7 +130,7 @@ def place(epoch: int, step: int) -> str:
 
 
 def file_name(epoch: int, step: int) -> str:
-    return f"epoch={epoch:04}_step={step:06}.pt"
+    return f"epoch={epoch:04}_step={step:06}{SUFFIX}"
 
 
 def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
@@ -117,7 +153,7 @@ def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
 
 def states(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
     """The files that are named like states, with their epoch and step, newest first."""
-    named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("*.pt") if path.is_file())
+    named = ((path, NAME.fullmatch(path.name)) for path in folder.glob(f"*{SUFFIX}") if path.is_file())
     found = [(path, (int(name[1]), int(name[2]))) for path, name in named if name]
     yield from sorted(found, key=lambda entry: entry[1], reverse=True)
 
@@ -138,14 +174,12 @@ def read(path: Path) -> tuple[State, bytes]:
         ValueError: it cannot be used; the text goes on after the path.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if not content:
             raise ValueError("is empty")
-        known = sum_of(path).read_text().split()[0]
+        known = read_bytes(sum_of(path), MOST_SUM).decode("ascii", "replace").split()[0]
     except (FileNotFoundError, IndexError):
         raise ValueError("has no SHA-256 beside it") from None
-    except UnicodeDecodeError:
-        known = ""
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != known:
@@ -195,7 +229,8 @@ class Wanted:
         """How the run of a state differs from this, in words, less the place where it is computed."""
         found = [
             f"{key} was {state.run.get(key)} and is {value}"
-            for key, value in asdict(self.run).items()
+            # As a state has it: of lists and tuples, lists.
+            for key, value in json.loads(self.run.to_json()).items()
             if key not in PLACE and state.run.get(key) != value
         ]
         if state.data_sha256 != self.data_sha256:
@@ -203,10 +238,7 @@ class Wanted:
         if state.code_sha256 != self.code_sha256:
             found.append(f"the code has changed since commit {state.attempts[-1]['commit']}")
         if len(state.ranks) != self.run.world_size and not self.other_world_size:
-            found.append(
-                f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (to go on from its last whole epoch: "
-                "--other-world-size, through Snakemake --config resume=other_world_size)"
-            )
+            found.append(f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (or go on: resume=other_world_size)")
         return found
 
 
@@ -222,9 +254,11 @@ def newest(folder: Path, wanted: Wanted, tell: Callable[[str], None]) -> bytes |
     Raises:
         Refusal: the newest is of another run, or of another number of processes.
     """
-    for path in folder.glob("*.pt"):
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
         if not NAME.fullmatch(path.name):
             tell(f"passed over: {path} is not named like a state")
+    for path in sorted(folder.glob("*.pt")):
+        tell(f"passed over: {path} is a state of an earlier version of the workflow")
     passed_over = []
     found: bytes | None = None
     ended = False
@@ -242,7 +276,7 @@ def newest(folder: Path, wanted: Wanted, tell: Callable[[str], None]) -> bytes |
             tell(f"passed over: {path} {reason}")
             passed_over.append(path)
         elif different:
-            raise Refusal(f"{path} is a state of another run: {different}; put that back to go on with it; {START_OVER}")
+            raise Refusal(f"{path} is a state of another run: {different}; put that back, {START_OVER}")
         else:
             tell(f"resumed after {place(state.epoch, state.step)}, of {wanted.run.epochs} epochs, from {path}")
             found = content

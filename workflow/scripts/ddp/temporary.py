@@ -11,13 +11,20 @@ from pathlib import Path
 
 # Seconds within which a new folder is locked.
 YOUNG = 1
+# In memory, so that a node's full /tmp takes nothing from it.
+MEMORY = Path("/dev/shm")
+
+
+def parent_folder() -> Path:
+    """Where the temporary folders lie: in memory where there is some, or else in TMPDIR."""
+    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder in TMPDIR, removed at the end; a lock on it tells others that its process lives."""
+    """A new folder that only this user can enter, removed at the end; a lock on it tells others that its process lives."""
     sweep(prefix)
-    path = Path(tempfile.mkdtemp(prefix=prefix))
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent_folder()))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -30,7 +37,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 def sweep(prefix: str) -> None:
     """Remove this user's folders of that prefix whose process is gone."""
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in parent_folder().glob(f"{prefix}*"):
         with suppress(OSError):
             status = path.lstat()
             # A younger one may not be locked yet.

@@ -14,16 +14,15 @@ from ddp.config import Run
 from ddp.data_folder import load_split
 from ddp.errors import Refusal
 from ddp.gradients import distributed
+from ddp.history import HISTORY
 from ddp.optimizers import learning_rate, make_optimizer, take_up
 from ddp.process_group import Process, all_reduce, everyone_is_here
 from ddp.saver import Saver
 from ddp.staging import Staged, discard
-from ddp.state import State, place
+from ddp.state import START_OVER, State, place
 from ddp.steps import Stepper, average_batchnorm, random_state, set_random_state, validate
 from ddp.stopping import Stopping
 from ddp.vote import Vote
-
-HISTORY = ("epoch", "step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
 
 
 class Training:
@@ -38,7 +37,7 @@ class Training:
     def __init__(self, run: Run, process: Process, manifest: dict[str, Any], staged: Staged, code_sha256: str) -> None:
         self.run, self.process, self.manifest, self.code_sha256 = run, process, manifest, code_sha256
         # Everything the training needs is in memory before the first step, on the device it is used on.
-        images, labels = (torch.tensor(array, device=process.device) for array in load_split(Path(staged.path), "train"))
+        images, labels = (torch.tensor(array, device=process.device) for array in load_split(Path(staged.path), manifest, "train"))
         everyone_is_here()
         if process.local_rank == 0:
             discard(staged)
@@ -82,6 +81,19 @@ class Training:
         return f"use a lower learning_rate than {self.run.learning_rate} or a longer warmup; the last good state is kept"
 
     def restore(self, state: State) -> None:
+        """Go on from a state.
+
+        Raises:
+            Refusal: its tensors are not those of this network.
+        """
+        try:
+            self.take_up(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(f"the state after {place(state.epoch, state.step)} does not fit the network ({error}); {START_OVER}") from None
+
+    def take_up(self, state: State) -> None:
+        if state.step >= len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
+            raise ValueError("its steps or its history are others")
         self.classifier.load_state_dict(state.model)
         take_up(self.optimizer, state.optimizer)
         self.stepper.scaler.load_state_dict(state.scaler)

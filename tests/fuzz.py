@@ -1,0 +1,472 @@
+"""Hostile files for every reader: seeded, so that a case can be made again by its number.
+
+A case is good if the reader takes the file, or refuses it in one line: at most 200 characters, nothing that a terminal obeys, no traceback,
+within seconds. Every payload tries to make a file, the canary; afterwards there must be none.
+
+    python tests/fuzz.py --seed 1 --cases 4000 --programs 300
+"""
+
+# ruff: noqa: E402
+import argparse
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+SCRIPTS = ROOT / "workflow" / "scripts"
+sys.path[:0] = [str(TESTS), str(SCRIPTS)]
+
+import yaml
+
+from ddp import models, owner, sources, state
+from ddp.config import Experiment, Run
+from ddp.data_folder import load_split, read_manifest
+from ddp.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from ddp.history import read_history
+from ddp.results import last_reason, read_about, read_evaluation
+from ddp.schema import read_config, with_types
+from ddp.staging import stage
+from ddp.tables import read_table
+
+SECONDS = 20  # of a case in process; the slowest good ones take one
+PROGRAM_SECONDS = 120  # of a case with a program of its own
+CONFIG = {"experiment": "fuzz", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72,
+          "learning_rate": 0.5, "flip": False, "seed": [0, 1]}  # fmt: skip
+
+Draw = random.Random
+
+
+class Canary:
+    """Unpickled, or run as a command, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the cases are made from.
+
+    Attributes:
+        results: of a small experiment on digits, finished, with a state.
+        canary: path of the file that no case may make.
+    """
+
+    results: Path
+    canary: Path
+
+    @property
+    def run(self) -> Path:
+        return self.results / "fuzz" / "seed~0"
+
+    @property
+    def data(self) -> Path:
+        return self.results / "data" / "digits"
+
+
+def hostile_texts(canary: Path) -> list[str]:
+    return [
+        "", "\x1b[31mred\x1b[0m", "line\nline", "\r\rx", "\u202egnp.exe", "\ud800", "x" * 5000, "../../../etc/passwd", "/etc/passwd", "..",
+        f"$(touch {canary})", f"`touch {canary}`", f"; touch {canary} #", f"' touch {canary} '", "=cmd|' /C calc'!A0", "@SUM(1)", "%s%n{0}",
+        "nan", "Infinity", "٣", "0x10", "1e999", "~nosuchuser/x", "$HOME", "a/b", "\0", "null", "true", "<script>alert(1)</script>",
+        "http://me:s3cret@host/x", "__class__", "é" * 300,
+    ]  # fmt: skip
+
+
+def hostile_value(draw: Draw, canary: Path) -> Any:
+    """Any JSON value that a user would not give."""
+    kind = draw.randrange(8)
+    if kind == 0:
+        return draw.choice(hostile_texts(canary))
+    if kind == 1:
+        return draw.choice([0, -1, 1 << 31, 1 << 63, 1 << 64, -(1 << 70), 10**400, 2, 3])
+    if kind == 2:
+        return draw.choice([float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324, 2.0, 0.5, -0.0])
+    if kind == 3:
+        return draw.choice([None, True, False, [], {}, [[]], {"": {}}])
+    if kind == 4:
+        return [hostile_value(draw, canary) for _ in range(draw.randrange(4))]
+    if kind == 5:
+        return {draw.choice(hostile_texts(canary)): hostile_value(draw, canary) for _ in range(draw.randrange(3))}
+    if kind == 6:
+        nested: Any = 0
+        for _ in range(draw.choice([5, 50, 300])):
+            nested = [nested]
+        return nested
+    return [draw.randrange(10)] * draw.choice([1, 1000, 200_000])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value inside a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
+
+
+def mutated(value: Any, draw: Draw, canary: Path) -> Any:
+    """The JSON value with one to three of its values replaced, removed, renamed or added to."""
+    value = json.loads(json.dumps(value))
+    there = places(value)
+    if draw.random() < 0.05:
+        return hostile_value(draw, canary)
+    for _ in range(draw.randint(1, 3)):
+        *way, key = draw.choice(there[1:])
+        # What was there may have been removed.
+        with suppress(KeyError, IndexError, TypeError):
+            parent = value
+            for step in way:
+                parent = parent[step]
+            mutate(parent, key, draw, canary)
+    return value
+
+
+def mutate(parent: Any, key: Any, draw: Draw, canary: Path) -> None:
+    deed = draw.randrange(6)
+    if deed < 3:
+        parent[key] = hostile_value(draw, canary)
+    elif deed == 3:
+        del parent[key]
+    elif isinstance(parent, dict):
+        parent[draw.choice(hostile_texts(canary)) if deed == 4 else draw.choice([*parent])] = parent[key]
+    else:
+        parent.insert(0, parent[key])
+
+
+def mutated_bytes(content: bytes, draw: Draw, canary: Path) -> bytes:
+    """The bytes with some of them changed, cut out, doubled or put in; or something else altogether."""
+    deed = draw.randrange(8)
+    at, other = sorted((draw.randrange(len(content) + 1), draw.randrange(len(content) + 1)))
+    if deed == 0:
+        return content[:at]
+    if deed == 1:
+        return content[:at] + content[other:]
+    if deed == 2:
+        return content[:other] + content[at:]
+    if deed == 3:
+        return draw.choice([b"", b"\0" * 100, b"\xff" * 1000, pickle.dumps(Canary(canary)), b"PK\x03\x04", b"{}", b"[]", b"null"])
+    if deed == 4:
+        return content[:at] + draw.choice(hostile_texts(canary)).encode(errors="replace") + content[at:]
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 3, 30])):
+        if changed:
+            changed[draw.randrange(min(len(changed), draw.choice([16, 4000, len(changed)])))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def put(path: Path, content: bytes, draw: Draw) -> None:
+    """Write the file, or now and then something that is none."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    kind = draw.randrange(40)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    elif kind == 2:
+        path.symlink_to("/dev/zero")
+    elif kind == 3:
+        path.symlink_to("nowhere")
+    elif kind == 4:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    elif kind != 5:
+        path.write_bytes(content)
+
+
+def tampered_json(path: Path, draw: Draw, canary: Path) -> None:
+    value = json.loads(path.read_text())
+    if draw.random() < 0.7:
+        # Surrogates cannot be encoded as they are, but as JSON has them.
+        put(path, json.dumps(mutated(value, draw, canary)).encode(), draw)
+    else:
+        put(path, mutated_bytes(path.read_bytes(), draw, canary), draw)
+
+
+def tampered_bytes(path: Path, draw: Draw, canary: Path) -> None:
+    put(path, mutated_bytes(path.read_bytes(), draw, canary), draw)
+
+
+def tampered_tree(path: Path, draw: Draw, canary: Path) -> None:
+    """A state with another JSON in its header, and its SHA-256 right; or other bytes."""
+    if draw.random() < 0.6:
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        if draw.random() < 0.7:
+            ((key, text),) = header["__metadata__"].items()
+            header["__metadata__"][key] = json.dumps(mutated(json.loads(text), draw, canary))
+        else:
+            header = mutated(header, draw, canary)
+        text = json.dumps(header).encode()
+        put(path, len(text).to_bytes(8, "little") + text + content[8 + length :], draw)
+    else:
+        tampered_bytes(path, draw, canary)
+    if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 30 and path.suffix == state.SUFFIX:
+        state.sum_of(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+
+
+def hostile_tar(path: Path, draw: Draw, canary: Path) -> None:
+    names = ["package/data_batch_1.png", "package/test_lables.json", "cifar-10-batches-py/data_batch_1", f"../{canary.name}", str(canary)]
+    kinds = [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE]
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for _ in range(draw.randint(0, 4)):
+            member = tarfile.TarInfo(draw.choice([*names, "x" * 200]))
+            member.type, member.linkname = draw.choice(kinds), draw.choice(["", "..", "/etc/passwd", str(canary)])
+            content = draw.choice([b"", b"[]", b"\x89PNG\r\n\x1a\n", pickle.dumps(Canary(canary)), bytes(100_000)])
+            member.size = len(content) if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(content))
+    if draw.random() < 0.5:
+        tampered_bytes(path, draw, canary)
+
+
+def hostile_config(path: Path, draw: Draw, canary: Path) -> None:
+    kind = draw.randrange(8)
+    if kind < 4:
+        text = json.dumps(mutated(CONFIG, draw, canary), indent=draw.choice([None, 1, "\t"]))
+    elif kind < 6:
+        text = yaml.safe_dump(mutated(CONFIG, draw, canary))
+    elif kind == 6:
+        text = mutated_bytes(yaml.safe_dump(CONFIG).encode(), draw, canary).decode("latin-1")
+    else:
+        depth, width = draw.choice([(12, 10), (30, 2), (3, 3)])
+        bomb = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth))]
+        last = [f"{draw.choice([*CONFIG])}: *a{depth - 1}", f"x: !!python/object/apply:os.system ['touch {canary}']"]
+        text = "\n".join([*bomb, *last[: draw.randint(1, 2)]])
+    put(path, text.encode(errors="replace"), draw)
+
+
+EXPERIMENT = Experiment.from_config(CONFIG)
+
+
+def read_state(results: Path) -> None:
+    """As `newest` does, and then as a training takes it up."""
+    run = Run.from_json(json.dumps({"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72, "flip": False}))
+    for path, _ in state.states(results / "fuzz/seed~0/state"):
+        with suppress(ValueError):
+            found, _content = state.read(path)
+            state.Wanted(run, "d" * 64, "c" * 64, "x", fresh=False, other_world_size=False).differs(found)
+
+
+def read_owner(results: Path) -> None:
+    found = owner.look(results / "fuzz/seed~0/state/owner.json")
+    if found:
+        owner.is_gone(found[0])
+        owner.still_there(results / "fuzz/seed~0/state/owner.json", found[0])
+
+
+def staged(results: Path) -> None:
+    scratch = results / "scratch"
+    scratch.mkdir(exist_ok=True)
+    stage(results / "data/digits", [str(scratch)])
+
+
+def read_npm(results: Path) -> None:
+    sources.read_npm(results / "x.tgz")
+
+
+def read_official(results: Path) -> None:
+    work = results / "work"
+    work.mkdir(exist_ok=True)
+    sources.read_official(sources.official("cifar10"), results / "x.tgz", work)
+
+
+def configured(results: Path) -> None:
+    Experiment.from_config(with_types(read_config(results / "config.yaml")))
+
+
+# By kind of file: how it is made hostile, where it lies among the results, and who reads it.
+RUN = "fuzz/seed~0"
+READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path], Any]]] = {
+    "configuration": (hostile_config, "config.yaml", configured),
+    "manifest": (tampered_json, "data/digits/manifest.json", lambda results: read_manifest(results / "data/digits")),
+    "manifest, staged": (tampered_json, "data/digits/manifest.json", staged),
+    "array": (tampered_bytes, "data/digits/test_labels.npy",
+              lambda results: load_split(results / "data/digits", read_manifest(results / "data/digits"), "test")),
+    "array, staged": (tampered_bytes, "data/digits/test_labels.npy", staged),
+    "owner": (tampered_json, f"{RUN}/state/owner.json", read_owner),
+    "state": (tampered_tree, f"{RUN}/state/epoch=0002_step=000000.safetensors", read_state),
+    "state's sum": (tampered_bytes, f"{RUN}/state/epoch=0002_step=000000.safetensors.sha256", read_state),
+    "weights": (tampered_bytes, f"{RUN}/model.safetensors", lambda results: models.load(results / RUN / "model.safetensors")),
+    "weights' header": (tampered_tree, f"{RUN}/weights", lambda results: models.load(results / RUN / "weights")),
+    "evaluation": (tampered_json, f"{RUN}/evaluation.json", lambda results: read_evaluation(results / RUN / "evaluation.json")),
+    "run": (tampered_json, f"{RUN}/run.json", lambda results: read_about(results / RUN / "run.json")),
+    "history": (tampered_bytes, f"{RUN}/history.csv", lambda results: read_history(results / RUN / "history.csv", 2)),
+    "log": (tampered_bytes, f"{RUN}/evaluate.log", lambda results: last_reason(results / RUN / "evaluate.log", "evaluate: ")),
+    "archive, npm": (hostile_tar, "x.tgz", read_npm),
+    "archive, official": (hostile_tar, "x.tgz", read_official),
+    **{f"table {name}": (tampered_bytes, f"fuzz/{name}.csv",
+                         lambda results, name=name: read_table(results / f"fuzz/{name}.csv", name, EXPERIMENT))
+       for name in ("summary", "curves", "confusion")},
+}  # fmt: skip
+
+
+def commands(results: Path, kind: str) -> list[str]:
+    """A program that reads that kind of file, as the rules start it."""
+    run, data = results / RUN, results / "data/digits"
+    config = json.dumps(CONFIG)
+    one = json.dumps({"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72, "learning_rate": 0.5, "flip": False})
+    train = ["train", "--run", one, "--data", data, "--output", run]
+    evaluate = ["evaluate", "--data", data, "--model", run / "model.safetensors", "--device", "cpu", "--output", run / "new.json"]
+    aggregate = ["aggregate", "--config", config, "--results", results / "fuzz", "--output", results / "out"]
+    plot = ["plot", "--config", config, "--tables", results / "fuzz", "--output", results / "out"]
+    chosen: dict[str, list[Any]] = {
+        "configuration": ["check", results / "config.yaml"],
+        "manifest": evaluate,
+        "manifest, staged": ["stage", "--data", data, "--scratch", results / "scratch"],
+        "array": evaluate,
+        "owner": train,
+        "state": train,
+        "weights": evaluate,
+        "weights' header": [*evaluate[:4], run / "weights", *evaluate[5:]],
+        "evaluation": aggregate,
+        "run": aggregate,
+        "history": aggregate,
+        "archive, official": ["fetch", "--dataset", "cifar10", "--source", "archive", "--archive", results / "x.tgz",
+                              "--output", results / "fetched"],
+        "table summary": plot,
+        "table curves": plot,
+        "table confusion": plot,
+    }  # fmt: skip
+    if kind not in chosen:
+        return []
+    name, *arguments = map(str, chosen[kind])
+    return [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments]
+
+
+def make_material(folder: Path) -> Material:
+    """A finished experiment with a state beside it, made by the programs themselves."""
+
+    def program(name: str, *arguments: object) -> None:
+        subprocess.run([sys.executable, SCRIPTS / f"{name}.py", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+
+    results = folder / "results"
+    data = results / "data" / "digits"
+    program("fetch", "--dataset", "digits", "--output", data)
+    for name in ("seed~0", "seed~1"):
+        run, seed = results / "fuzz" / name, int(name[-1])
+        settings = {key: value for key, value in CONFIG.items() if key not in ("experiment", "dataset")} | {
+            "dataset": "digits",
+            "seed": seed,
+        }
+        program("train", "--run", json.dumps(settings), "--data", data, "--output", run)
+        program("evaluate", "--data", data, "--model", run / "model.safetensors", "--checkpoints", run / "checkpoints", "--device", "cpu",
+                "--output", run / "evaluation.json")  # fmt: skip
+        (run / "evaluate.log").write_text("evaluate: done\n")
+        shutil.copy(run / "model.safetensors", run / "weights")
+    program("aggregate", "--config", json.dumps(CONFIG), "--results", results / "fuzz", "--output", results / "fuzz")
+    shutil.copyfile(results / "fuzz/summary.csv", results / "x.tgz")
+    return Material(results, folder / "canary")
+
+
+def bad_line(text: str, most: int) -> str | None:
+    if len(text) > most or not text.isprintable():
+        return f"not a line of {most} printable characters: {text[:300]!r}"
+    return "shows a password" if "s3cret" in text else None
+
+
+def in_process(kind: str, results: Path) -> str | None:
+    """Read the file; what is wrong with how that ended, or None."""
+
+    def too_long(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"not done after {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SECONDS)
+    try:
+        READERS[kind][2](results)
+    except TimeoutError as error:
+        return str(error)
+    except (Refusal, OSError) as error:
+        return bad_line(error_line(error), LONGEST - LONGEST_NAME)
+    except BaseException:
+        return traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    return None
+
+
+def as_program(kind: str, results: Path) -> str | None:
+    command = commands(results, kind)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False, errors="surrogateescape")
+    except subprocess.TimeoutExpired:
+        return f"not done after {PROGRAM_SECONDS} s"
+    if "Traceback" in done.stderr:
+        return done.stderr
+    if done.returncode not in (0, 1, 75):
+        return f"status {done.returncode}: {done.stderr}"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode and not lines:
+        return "failed without a word"
+    return next((bad for line in lines if (bad := bad_line(line, LONGEST))), None)
+
+
+def tried(material: Material, seed: int, number: int, kind: str, check: Callable[[str, Path], str | None], work: Path) -> str | None:
+    """Make one case and try it."""
+    draw = Draw(f"{seed} {number} {kind}")
+    make, name, _ = READERS[kind]
+    results = work / "results"
+    shutil.copytree(material.results, results, symlinks=True)
+    try:
+        make(results / name, draw, material.canary)
+        problem = check(kind, results)
+        return "the canary was made" if material.canary.exists() else problem
+    finally:
+        with suppress(FileNotFoundError):
+            material.canary.unlink()
+        shutil.rmtree(results, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=4000, help="read in this process")
+    parser.add_argument("--programs", type=int, default=300, help="read by the programs")
+    parser.add_argument("--only", metavar="KIND", help="of file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ddp-fuzz-") as folder:
+        work = Path(folder)
+        material = make_material(work / "material")
+        sys.exit(1 if fuzz(material, SimpleNamespace(**vars(args)), work) else 0)
+
+
+def fuzz(material: Material, args: Any, work: Path) -> int:
+    """Try all cases and print what was wrong; returns how many were."""
+    kinds = [args.only] if args.only else list(READERS)
+    with_programs = [kind for kind in kinds if commands(material.results, kind)]
+    start, bad, count = time.monotonic(), 0, Counter[str]()
+    for check, number_of, of in ((in_process, args.cases, kinds), (as_program, args.programs, with_programs)):
+        for number in range(number_of if of else 0):
+            kind = of[number % len(of)]
+            count[kind] += 1
+            if problem := tried(material, args.seed, number, kind, check, work):
+                bad += 1
+                print(f"--- {check.__name__}, seed {args.seed}, case {number}, {kind}:\n{problem.strip()[-1500:]}", flush=True)
+    seconds = time.monotonic() - start
+    print(f"fuzz: seed {args.seed}: {args.cases} cases in process, {args.programs} with programs, {bad} bad, {seconds:.0f} s")
+    return bad
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""What others on the machine can do to a training, and what a forged message does. The others are a real second user."""
+
+import hashlib
+import os
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from ddp import preflight, signing, tree
+from ddp.errors import Refusal
+from ddp.preflight import RankReport
+from programs import SCRIPTS, program
+from trainings import Training
+from waiting import until
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(signing.VARIABLE, "0123456789abcdef" * 4)
+    return os.environ[signing.VARIABLE]
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A folder that the second user can reach: pytest's own are closed to others."""
+    folder = Path(f"/var/tmp/ddp-second-user-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_nobody(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python code as the second user, who may not be able to read this Python: it is loaded before."""
+    load = "import base64, os, pickle, sys, time, torch.distributed\n"
+    become = f"os.setgroups([])\nos.setresgid(*[{NOBODY}] * 3)\nos.setresuid(*[{NOBODY}] * 3)\n"
+    command = [sys.executable, "-c", load + become + textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_value_is_taken_only_from_who_has_the_secret_and_only_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = signing.signed("preflight/1", b"here")
+    assert signing.verified("preflight/1", message) == b"here"
+    forged = bytes(32) + b"here"
+    for what, received in (("preflight/2", message), ("preflight/1", forged), ("preflight/1", message[:-1]), ("preflight/1", b"")):
+        with pytest.raises(Refusal, match="is not signed with this job's secret"):
+            signing.verified(what, received)
+    monkeypatch.setenv(signing.VARIABLE, "another" * 10)
+    with pytest.raises(Refusal, match="is not signed"):
+        signing.verified("preflight/1", message)
+
+
+@pytest.mark.parametrize("secret", ["", "short"])
+def test_without_a_secret_nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv(signing.VARIABLE, secret)
+    with pytest.raises(Refusal, match="RUN_SECRET is not set, or shorter than 32 characters: start the processes with launch.py"):
+        signing.signed("x", b"")
+
+
+def test_a_tree_of_tensors_comes_back_as_it_was() -> None:
+    shared = torch.arange(6.0).reshape(2, 3)
+    given = {"a": [1, 0.1, None, True, "é"], 7: {"x": shared, "y": shared.T, "z": torch.tensor(3)}, "half": torch.ones(2).bfloat16()}
+    found = tree.decode(tree.encode(given))
+    assert found["a"] == given["a"]
+    assert all(torch.equal(found[7][name], given[7][name]) for name in "xyz")
+    assert found["half"].dtype == torch.bfloat16
+    assert tree.encode(given) == tree.encode(given)
+
+
+def test_what_ranks_exchange_is_never_unpickled(tmp_path: Path) -> None:
+    for content in (pickle.dumps(Bomb(tmp_path / "ran")), b"", b"\xff" * 100, tree.encode({"a": torch.ones(9)})[:-4]):
+        with pytest.raises(ValueError, match="not a tree"):
+            tree.decode(content)
+    assert not (tmp_path / "ran").exists()
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("forged", [b"{}", b"00", b'{"rank": 1}'.hex().encode(), b"\xff\xfe"])
+def test_a_forged_report_ends_the_preflight_and_is_not_believed(forged: bytes) -> None:
+    store = HashStore()
+    store.set("preflight/1", forged.decode("latin-1"))
+    report = RankReport(0, 0, "n1", "10.0.0.1", "cpu", "", "", 1, 1)
+    with pytest.raises(Refusal, match="preflight/1: what was received is not"):
+        preflight.join(store, report, 2, timedelta(seconds=5))
+
+
+# Whoever reaches the port of torch's store can read and write all of it.
+ATTACK = """
+from datetime import timedelta
+dist = torch.distributed
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=20), wait_for_workers=False)
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch " + sys.argv[2],)
+while not (keys := [key for key in store.list_keys() if "torch.rendezvous." in key]):
+    time.sleep(0.05)
+for _ in range(100):
+    store.set(keys[0].removeprefix("/"), base64.b64encode(bytes(32 * (sys.argv[3] == "signed")) + pickle.dumps(Bomb())).decode())
+    time.sleep(0.05)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["stock", "signed"])
+def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(everybodys: Path, tmp_path: Path, kind: str) -> None:
+    """With torch's own c10d rendezvous he does: so much for the attack."""
+    ran = everybodys / "ran-by-the-agent"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    start = ["-m", "torch.distributed.run"] if kind == "stock" else [str(SCRIPTS / "torchrun_signed.py")]
+    backend = "c10d" if kind == "stock" else "c10d-signed"
+    # Of two nodes one never comes: the agent waits, and reads the state again and again.
+    options = ["--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x", "--max-restarts=0",
+               "--rdzv-conf=is_host=1,join_timeout=60", "--local-addr=127.0.0.1", f"--log-dir={tmp_path}"]  # fmt: skip
+    agent = subprocess.Popen([sys.executable, *start, *options, "--no-python", "true"], stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: is_open(port), 60)
+        done = as_nobody(ATTACK, port, ran, kind)
+        assert done.returncode == 0 or "Broken pipe" in done.stderr or "reset" in done.stderr, done.stderr
+        if kind == "stock":
+            assert ran.exists(), "the attack itself does not work any more"
+            assert ran.stat().st_uid == 0
+        else:
+            assert agent.wait(60) != 0
+            assert agent.stderr is not None
+            assert "is not signed with this job's secret" in agent.stderr.read()
+            assert not ran.exists()
+    finally:
+        agent.kill()
+        agent.wait()
+        ran.unlink(missing_ok=True)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def listening(pids: list[int]) -> list[str]:
+    """The addresses, in hexadecimal digits, at which these processes listen."""
+    own = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                own.add(str(descriptor.readlink()))
+            except OSError:
+                continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize("launcher", ["torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"])
+def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_command_line(digits: Path, tmp_path, launcher) -> None:
+    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1000000, "nodes": 2, "global_batch_size": 72, "flip": false}'
+    output = tmp_path / "out"
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", launcher, "--nodes", "2", "--logs", str(tmp_path / "logs"), "--",
+               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(output)]  # fmt: skip
+    without = {name: value for name, value in os.environ.items() if name != signing.VARIABLE}
+    launch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=without)
+    try:
+        until(lambda: (output / "history.csv").exists() or launch.poll() is not None, 120)
+        # Whatever a launch starts has the arguments of train.py in its own.
+        started = [path for path in Path("/proc").glob("[0-9]*") if str(output).encode() in read(path / "cmdline")]
+        ours = [int(path.name) for path in started if b"RUN_SECRET" in environment(path)]
+        assert len(ours) >= 4
+        addresses = listening(ours)
+        # 127.0.0.1, in the order of the machine's bytes.
+        assert addresses
+        assert set(addresses) == {"0100007F"}
+        (secret,) = {re.search(rb"RUN_SECRET=(\w+)", environment(Path(f"/proc/{pid}")))[1] for pid in ours}
+        assert len(secret) == 64
+        assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if secret in read(path)]
+        (private,) = {re.search(rb"RUN_STORE=([^\0]+)/ranks", environment(Path(f"/proc/{pid}")))[1].decode() for pid in ours}
+        said = as_nobody("print(os.listdir(sys.argv[1]))", private)
+        assert "PermissionError" in said.stderr
+    finally:
+        launch.terminate()
+        launch.wait(60)
+    assert not Path(private).exists()
+
+
+def environment(process: Path) -> bytes:
+    return read(process / "environ")
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@needs_root
+def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(digits: Path, everybodys: Path) -> None:
+    scratch = everybodys / "scratch"
+    scratch.mkdir()
+    cases = {
+        (NOBODY, 0o755): "belongs to another user, who could exchange what is staged",
+        (0, 0o777): "everybody may rename what is in it; its administrator should set the sticky bit",
+        (NOBODY, 0o1777): "belongs to another user",
+    }
+    for (owner, mode), reason in cases.items():
+        os.chown(scratch, owner, owner)
+        scratch.chmod(mode)
+        done = program("stage", "--data", digits, "--scratch", scratch)
+        assert done.returncode == 0, done.stderr
+        assert "warning: the shared copy is read" in done.stdout
+        assert reason in done.stdout
+    os.chown(scratch, 0, 0)
+    scratch.chmod(0o1777)
+    # The second user has been there first, with a folder of our name.
+    made = as_nobody("os.mkdir(sys.argv[1])", scratch / f"ddp-data-{os.getuid()}")
+    assert made.returncode == 0, made.stderr
+    assert "belongs to somebody else" in program("stage", "--data", digits, "--scratch", scratch).stdout
+    (scratch / f"ddp-data-{os.getuid()}").rmdir()
+    assert "fresh" in program("stage", "--data", digits, "--scratch", scratch).stdout
+
+
+@needs_root
+def test_another_user_cannot_exchange_the_copy_between_check_and_read(digits: Path, everybodys: Path) -> None:
+    """He tries for as long as a training runs, in a scratch with a sticky bit; and what is read is hashed as it is in memory."""
+    scratch = everybodys / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    program("stage", "--data", digits, "--scratch", scratch)
+    (copy,) = (path for path in (scratch / f"ddp-data-{os.getuid()}").glob("digits-*") if path.is_dir())
+    attack = """
+        end = time.monotonic() + 8
+        tries = 0
+        folder, file = sys.argv[1:]
+        while time.monotonic() < end:
+            tries += 1
+            for deed in (lambda: os.rename(folder, folder + "x"), lambda: open(file, "w"), lambda: os.listdir(folder)):
+                try:
+                    deed()
+                    sys.exit("succeeded")
+                except PermissionError:
+                    pass
+        print(tries)
+        """
+    done = as_nobody(attack, copy.parent, copy / "train_images.npy")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+
+
+def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(digits: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(digits, tmp_path / "data"))
+    path = data / "train_labels.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] = (content[-1] + 1) % 10
+    path.write_bytes(content)
+    manifest = data / "manifest.json"
+    before = hashlib.sha256((digits / "train_labels.npy").read_bytes()).hexdigest()
+    assert before in manifest.read_text()
+    # The file's own hash; that of its content is what certifies a result.
+    manifest.write_text(manifest.read_text().replace(before, hashlib.sha256(content).hexdigest()))
+    training = Training(tmp_path / "out", data)
+    assert training.end() == 1
+    assert training.said.endswith(
+        "train_labels.npy does not hold digits: its SHA-256 is another; delete its folder and fetch the data again\n"
+    )
+    assert not (tmp_path / "out" / "model.safetensors").exists()

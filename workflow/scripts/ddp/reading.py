@@ -1,0 +1,92 @@
+"""Reading files that anybody may have written: results, and what lies on a scratch. One strict reader for each form."""
+
+import io
+import json
+import math
+import os
+import stat
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from ddp.errors import Refusal
+
+SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
+# Bytes of a JSON file or a table; the largest of ours, run.json of a thousand ranks, has one million.
+MOST = 100_000_000
+
+
+def open_file(path: Path, most: int | None = None) -> io.BufferedReader:
+    """Open a regular file to read. A pipe would be waited for, and a device would never end.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        OSError: it is no regular file, larger than `most` bytes, or cannot be read.
+    """
+    # Opening a pipe waits for somebody to write to it, unless told not to.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    found = os.fstat(file.fileno())
+    problem = "" if stat.S_ISREG(found.st_mode) else "is not a regular file"
+    if not problem and most is not None and found.st_size > most:
+        problem = f"has {found.st_size:,} bytes, {most:,} at most were expected"
+    if problem:
+        file.close()
+        raise OSError(0, problem, str(path))
+    return file
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file; raises as `open_file` does."""
+    with open_file(path, most) as file:
+        return file.read(-1 if most is None else most + 1)
+
+
+@cache
+def validator(form: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(yaml.safe_load((SCHEMAS / f"{form}.schema.yaml").read_text()))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """A JSON value whose numbers are finite.
+
+    Raises:
+        ValueError: it is none.
+    """
+
+    def finite(text: str) -> float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"{text[:20]} is not a finite number")
+        return number
+
+    try:
+        return json.loads(content, parse_constant=finite, parse_float=finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_json(path: Path, form: str, remedy: str) -> dict[str, Any]:
+    """A JSON file of ours.
+
+    Args:
+        form: name of its schema in workflow/schemas.
+        remedy: what to do if it is damaged.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        Refusal: it is not in that form.
+    """
+    try:
+        value = parse_json(read_bytes(path, MOST))
+        error = next(validator(form).iter_errors(value), None)
+        problem = "" if error is None else " in ".join(filter(None, [error.validator, ".".join(map(str, error.absolute_path))]))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem:
+        raise Refusal(f"{path} is damaged, or not of this version ({problem}); {remedy}")
+    return value

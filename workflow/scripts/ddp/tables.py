@@ -1,0 +1,80 @@
+"""The experiment's tables as `aggregate` writes them, read strictly: anybody may have edited them since."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ddp.config import Experiment
+from ddp.errors import Refusal
+from ddp.history import HISTORY, VALIDATION
+from ddp.reading import MOST, read_bytes
+from ddp.results import VIEWS
+
+# The columns beside the run and its axes.
+SUMMARY = (
+    "n", "views", "accuracy", "loss", "plain_accuracy", "plain_loss", "images_per_second", "seconds", "commit", "dirty", "code_sha256",
+    "data_sha256",
+)  # fmt: skip
+TEST = ("test_loss", "test_accuracy")
+COLUMNS = {
+    "summary": SUMMARY,
+    "curves": (*HISTORY, *TEST),
+    "confusion": ("true_class", "predicted_class", "images"),
+    "missing": ("reason", "log"),
+}
+TEXT = {"run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"}
+MAY_BE_EMPTY = {*VALIDATION, *TEST, "commit", "dirty", "log"}
+
+
+def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
+    """One of the experiment's tables: `summary`, `curves`, `confusion` or `missing`.
+
+    Raises:
+        Refusal: it is missing, damaged, or of another experiment.
+    """
+    axes = list(experiment.axes) if name in ("summary", "curves") else []
+    columns = ["run", *axes, *COLUMNS[name]]
+    try:
+        content = io.BytesIO(read_bytes(path, MOST))
+        table = pd.read_csv(content, dtype=str, keep_default_na=False)
+        if list(table.columns) != columns:
+            raise ValueError("it has other columns")
+        check(table, name, experiment)
+        for column in set(columns) - TEXT - set(axes):
+            table[column] = numbers(table[column], column)
+    except (OSError, ValueError, pd.errors.ParserError) as error:
+        raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); delete it and run snakemake again") from None
+    # From the runs' own names: what a table says of them need not be true.
+    for axis in axes:
+        table[axis] = [experiment.axis_values(run)[axis] for run in table["run"]]
+    return table
+
+
+def check(table: pd.DataFrame, name: str, experiment: Experiment) -> None:
+    if not len(table) or not set(table["run"]) <= set(experiment.runs):
+        raise ValueError("it is not of this experiment's runs")
+    keys = {"curves": ["run", "epoch"], "confusion": ["true_class", "predicted_class"]}.get(name, ["run"])
+    if table.duplicated(keys).any():
+        raise ValueError("it has a row twice")
+    if name == "summary" and not set(table["views"]) <= set(VIEWS):
+        raise ValueError("unknown views")
+    if name == "confusion" and (table["run"].nunique() > 1 or len(table) != table["true_class"].nunique() ** 2):
+        raise ValueError("it is no matrix")
+
+
+def numbers(texts: pd.Series, column: str) -> pd.Series:
+    """A column of finite numbers, not below 0, and shares not above 1; NaN where it may be empty.
+
+    Raises:
+        ValueError: there is another value.
+    """
+    empty = texts == ""
+    values = texts.where(~empty, "nan").astype(float)
+    most = 1.0 if column.endswith("accuracy") else np.inf
+    good = values.between(0, most) & np.isfinite(values)
+    if not (good | (empty & (column in MAY_BE_EMPTY))).all():
+        raise ValueError(f"{column} has a value that is none")
+    whole = column in ("n", "epoch", "step", "images", "true_class", "predicted_class")
+    return values.astype(np.int64) if whole else values

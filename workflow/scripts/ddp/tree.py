@@ -1,0 +1,54 @@
+"""Tensors in dicts and lists, as bytes that hold nothing that could be run: a safetensors file with the rest as JSON in its header."""
+
+import json
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+# The tensors stand in the JSON as {"tensor": number}, the dicts as {"items": [[key, value], …]}: keys may be numbers.
+Tree = dict[Any, Any] | list[Any] | Tensor | str | int | float | bool | None
+
+
+def encode(tree: Tree) -> bytes:
+    """The bytes of a tree of dicts, lists, tensors, text, finite numbers and None. A tuple becomes a list."""
+    tensors: dict[str, Tensor] = {}
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            name = str(len(tensors))
+            # A copy: safetensors refuses tensors that share memory.
+            tensors[name] = node.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            return {"tensor": name}
+        if isinstance(node, dict):
+            return {"items": [[key, plain(value)] for key, value in node.items()]}
+        return [plain(value) for value in node] if isinstance(node, list | tuple) else node
+
+    text = json.dumps(plain(tree), allow_nan=False)
+    return safetensors.torch.save(tensors, {"tree": text})
+
+
+def decode(content: bytes) -> Any:
+    """The tree of the bytes, its tensors on the CPU.
+
+    Raises:
+        ValueError: they are not what `encode` gives.
+    """
+    try:
+        tensors = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return rebuilt(json.loads(header["__metadata__"]["tree"]), tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a tree of tensors: {error}") from None
+
+
+def rebuilt(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [rebuilt(value, tensors) for value in node]
+    if not isinstance(node, dict):
+        return node
+    if set(node) == {"tensor"}:
+        return tensors[node["tensor"]]
+    return {key: rebuilt(value, tensors) for key, value in node["items"]}

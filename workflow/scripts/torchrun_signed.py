@@ -1,0 +1,54 @@
+"""torchrun, with a c10d rendezvous whose state is signed.
+
+The agents of torchrun's own c10d rendezvous unpickle what they find in a store that answers everybody who reaches its port: whoever
+does can run code as the user who trains. Here an agent takes a state only from an agent that has the job's secret.
+"""
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
+from torch.distributed.run import main
+
+from ddp.errors import Refusal, told_in_one_line
+from ddp.signing import signed, verified
+
+NAME = "c10d-signed"
+
+StateAndToken = tuple[bytes, Token]
+
+
+class Signed(RendezvousBackend):
+    """A rendezvous backend whose states are signed on their way to another one, and verified on their way back."""
+
+    def __init__(self, backend: RendezvousBackend, run_id: str) -> None:
+        self.backend, self.what = backend, f"rendezvous {run_id}"
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def get_state(self) -> StateAndToken | None:
+        found = self.backend.get_state()
+        return (self.verified(found[0]), found[1]) if found else None
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        found = self.backend.set_state(signed(self.what, state), token)
+        return (self.verified(found[0]), found[1], found[2]) if found else None
+
+    def verified(self, state: bytes) -> bytes:
+        try:
+            return verified(self.what, state)
+        except Refusal as refusal:
+            raise RendezvousStateError(str(refusal)) from None
+
+
+def create(parameters: RendezvousParameters) -> RendezvousHandler:
+    backend, store = create_backend(parameters)
+    return create_handler(store, Signed(backend, parameters.run_id), parameters)
+
+
+if __name__ == "__main__":
+    with told_in_one_line("torchrun_signed"):
+        rendezvous_handler_registry.register(NAME, create)
+        main()
