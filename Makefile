@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run bench test test-fast test-slow test-slurm lint format lock figures cluster-up cluster-down
+.PHONY: help run bench fuzz test test-fast test-slow test-slurm test-faults lint format lock figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -17,9 +17,11 @@ help:
 	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
 	@echo "make bench      how fast it is, against peers and limits, in half an hour: a table, and results/bench/bench.json"
 	@echo "make test       lint, test-fast, test-slow and test-slurm: everything CI checks"
-	@echo "make test-fast  the library and the programs, in ten minutes; most of it trainings that are interrupted"
+	@echo "make test-fast  the library and the programs"
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
 	@echo "make test-slurm  on a real Slurm of three nodes, on this machine (needs root, else skipped)"
+	@echo "make test-faults  the long chains of faults: trainings that are interrupted again and again, here and on Slurm"
+	@echo "make fuzz       hostile files for every reader, some thousand of them, in half an hour"
 	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format     let ruff and snakefmt rewrite the code"
 	@echo "make figures    what the README shows, from the results of \`make run\` (needs Graphviz)"
@@ -39,14 +41,20 @@ bench: .venv/run.done
 test: lint test-fast test-slow test-slurm
 
 test-fast: .venv/test.done
-	python -m pytest tests/unit
+	python -m pytest -m "not faults" tests/unit
 
 test-slow: .venv/test.done
 	python -m pytest tests/workflow
 
 # -rs: where it cannot run, it says so.
 test-slurm: .venv/test.done
-	python -m pytest -rs tests/slurm
+	python -m pytest -rs -m "not faults" tests/slurm
+
+test-faults: .venv/test.done
+	python -m pytest -rs -m faults tests
+
+fuzz: .venv/test.done
+	python tests/fuzz.py --seed 1 --cases 4000 --programs 300
 
 lint: .venv/test.done
 	ruff check .

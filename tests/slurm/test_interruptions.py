@@ -32,6 +32,8 @@ RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": EPOCHS, "global_batch
        "checkpoint_every": 20, "optimizer": "sgd", "weight_decay": 0.0013}  # fmt: skip
 
 
+pytestmark = pytest.mark.faults
+
 RANK, AGENT, LAUNCH = "workflow/scripts/train.py", "torch.distributed.run", "workflow/scripts/launch.py"
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import os
 import re
+import time
 from pathlib import Path
 
 import jsonschema
@@ -333,3 +335,61 @@ def test_the_conda_environment_has_the_versions_of_the_lock() -> None:
     pinned = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     assert len(pinned) > 5
     assert [name for name in pinned if name not in locked] == []
+
+
+BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))])
+FILES = {
+    "tab": (b"experiment: a\n\tseed: 1\n", "line 2: indented with a tab; use spaces"),
+    "not UTF-8": (bytes(range(128, 256)), " is not a text file in UTF-8"),
+    "a list": (b"- 1\n", " is not a mapping of keys to values"),
+    "empty": (b"", " is not a mapping of keys to values"),
+    "deep YAML": (b"seed: " + b"[" * 3000 + b"]" * 3000, " nested too deep"),
+    "deep JSON": (b'{"seed": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", " nested too deep"),
+    "a tag": (b"experiment: !!python/object/apply:os.system ['touch x']", "os.system is not for an experiment; give plain values"),
+    "large": (b"#" * 1_000_001, " has 1,000,001 bytes, 1,000,000 at most were expected"),
+    "JSON, twice": (b'{\n\t"seed": 1,\n\t"seed": 2\n}', "seed is given twice; keep one"),
+    "no date": (b"experiment: 2024-13-45\n", "month must be in 1..12"),
+    "alias bomb": (f"{BOMB}\nseed: *a11\nexperiment: x\n".encode(), "config: seed: nested too deep, or more than 100,000 values in all"),
+    "hexadecimal": (b"experiment: a\nseed: 0x" + b"f" * 6000, "config: seed: a whole number of 24000 bits is too large"),
+    "Arabic digit": ("experiment: a\nseed: '٣'\n".encode(), r'config: seed: "\u0663" is not a whole number'),
+    "surrogate": (rb'experiment: "\ud800"', r'config: experiment: "\ud800" is not letters, digits, - and _'),
+    "escapes": (rb'experiment: "a\e[31mred\nline"', r'config: experiment: "a\u001b[31mred\nline" is not letters'),
+    "rate": (b"experiment: a\nlearning_rate: 1.0e+308\n", "config: learning_rate: 1e+308 is too large; the most is 1000000"),
+    "widths": (b"experiment: a\nwidths: [1000000000000000000000000000000, 1, 1]\n", "is too large; the most is 4096"),
+    "runs": (b"experiment: a\n" + b"".join(b"%s: [%s]\n" % (key, b",".join(b"%d" % n for n in range(1, 1001)))
+                                           for key in (b"seed", b"epochs", b"nodes")),
+             "config: epochs x nodes x seed make 1,000,000,000 runs; an experiment has at most 10,000"),
+    "seeds": (b"experiment: a\nseed: [%s]\n" % b",".join(b"%d" % n for n in range(20_000)), "is too long; an experiment has at most 10"),
+    "home": (b"experiment: a\nscratch: [~nosuchuser/x]\n", 'config: scratch: "~nosuchuser/x": there is no such user on this machine'),
+    "password": (b"experiment: a\ndataset: {url: 'https://me:s3cret@host/x'}\n", "dataset.url has a user name or password in it"),
+    "password, ftp": (b"experiment: a\ndataset: {url: 'ftp://me:s3cret@host/x'}\n", '"ftp://…@host/x" is not an address'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_no_user_would_write_is_refused_at_once_and_in_one_line(tmp_path: Path, name: str) -> None:
+    content, wanted = FILES[name]
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    start = time.monotonic()
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_config(with_types(read_config(path)))
+    assert time.monotonic() - start < 10
+    said = str(refused.value)
+    assert wanted in said
+    assert len(said) <= 189
+    assert said.isprintable()
+    assert "s3cret" not in said
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("missing", "is not there; give the path"), (".", "is a folder; give the path"), ("pipe", "is not a regular file")):
+        with pytest.raises(Refusal, match=said):
+            read_config(tmp_path / name)
+
+
+def test_json_may_be_indented_with_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{\n\t"experiment": "a",\n\t"seed": [1, 2]\n}\n')
+    assert len(Experiment.from_config(with_types(read_config(path))).runs) == 2

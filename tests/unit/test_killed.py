@@ -99,6 +99,7 @@ def halve_one(folder: Path, chance: random.Random) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ["fetch", "stage", "evaluate", "aggregate", "plot"])
 def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
     job = jobs[name]

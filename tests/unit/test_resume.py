@@ -38,6 +38,7 @@ FAULTS = {
 STOPPED_IN_ORDER = tuple(fault for faults in FAULTS.values() for fault in faults if not fault.startswith("SIGKILL"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("processes", [2, 3])
 def test_interrupted_again_and_again_at_random_moments(digits, reference, tmp_path, processes) -> None:
     rng = random.Random(f"{SEED} {processes}")
@@ -250,6 +251,7 @@ OTHER_RECIPES = (
 )
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("recipe", OTHER_RECIPES, ids=lambda recipe: "-".join(map(str, recipe.values())))
 def test_every_recipe_goes_on_to_the_same_weights(digits, tmp_path, recipe) -> None:
     alone, output = tmp_path / "alone", tmp_path / "out"
@@ -326,6 +328,7 @@ def test_a_finished_training_gives_its_files_again_without_training(digits, fini
     assert result(output) == reference(1)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ["interrupted", "finished"])
 def test_killed_right_before_it_changes_its_output(digits, finished, interrupted, reference, tmp_path, name) -> None:
     """At any of its changes, and at the last ones, where the last state is written and the outputs are not, or not all of them."""

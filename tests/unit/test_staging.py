@@ -173,3 +173,28 @@ def test_a_launched_stage_reports_every_node(data, scratch, tmp_path) -> None:
     assert [node["node_rank"] for node in nodes] == [0, 1, 2]
     assert sorted(node["status"] for node in nodes) == ["fresh", "reused", "reused"]
     assert all(node.keys() >= {"host", "path", "bytes", "seconds", "status", "reason"} for node in nodes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset": "../../victim"},
+        {"dataset": "cifar10"},
+        {"files": {"../evil.npy": {"sha256": "0" * 64, "bytes": 1}}},
+        {"sha256": "0" * 64},
+        {"classes": 11},
+        {"more": 1},
+    ],
+    ids=["folder outside", "another data set", "file outside", "another hash", "another class", "another key"],
+)
+def test_a_manifest_says_nothing_but_what_is_known(data, scratch, change) -> None:
+    victim = scratch.parent / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    manifest = read_manifest(data)
+    files = manifest["files"] | change.pop("files", {})
+    (data / "manifest.json").write_text(json.dumps(manifest | {"files": files} | change))
+    with pytest.raises(Refusal, match="manifest.json is (damaged|not that of)"):
+        staging.stage(data, [str(scratch)])
+    assert (victim / "precious").exists()
+    assert list(scratch.rglob("*")) == []

@@ -18,6 +18,8 @@ MISTAKES = [
     (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
     (["model=resnet19"], "config: model: resnet19 is neither airbench, "),
     (["model=resnet18"], "config: optimizer: muon knows the filters of airbench and airbench96, not those of resnet18; use sgd or adamw"),
+    (["nproc_per_node=500", "global_batch_size=500"], "config: nproc_per_node: 500 processes (1 x 500) on this machine's "),
+    (["dataset={archive: ~/no-such-file}"], "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path"),
     (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
 ]
 
@@ -37,6 +39,18 @@ def test_a_config_file_that_is_no_yaml(checkout) -> None:
     assert done.returncode == 1
     assert "Config file is not valid JSON or YAML" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "folder", "pipe"])
+def test_make_run_says_what_is_wrong_with_a_file_before_snakemake_reads_it(checkout, name) -> None:
+    (checkout.path / "folder").mkdir(exist_ok=True)
+    if not (checkout.path / "pipe").exists():
+        os.mkfifo(checkout.path / "pipe")
+    check = [sys.executable, "workflow/scripts/check.py", name]
+    done = subprocess.run(check, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"check: config: {name}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_run_that_is_not_of_the_experiment(checkout) -> None:

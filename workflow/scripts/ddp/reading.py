@@ -1,5 +1,6 @@
 """Reading files that anybody may have written: results, and what lies on a scratch. One strict reader for each form."""
 
+import errno
 import io
 import json
 import math
@@ -40,8 +41,11 @@ def open_file(path: Path, most: int | None = None) -> io.BufferedReader:
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """The content of a regular file; raises as `open_file` does."""
-    with open_file(path, most) as file:
-        return file.read(-1 if most is None else most + 1)
+    try:
+        with open_file(path, most) as file:
+            return file.read(-1 if most is None else most + 1)
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "does not fit into memory", str(path)) from None
 
 
 @cache

@@ -1,0 +1,111 @@
+"""Results that somebody has changed are refused by name, in one line, by whoever reads them; and tables hold no formulas."""
+
+import csv
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddp.errors import Refusal
+from ddp.results import Missing, read_evaluation, spreadsheet_text, write_missing
+from programs import program
+
+CONFIG = json.dumps({"experiment": "tampered", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 16, "global_batch_size": 72,
+                     "learning_rate": 0.5, "flip": False, "checkpoint_every": 4})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def evaluated(finished, digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of an experiment of one run."""
+    results = tmp_path_factory.mktemp("tampered")
+    run = Path(shutil.copytree(finished(1), results / "run"))
+    weights = ["--model", run / "model.safetensors", "--checkpoints", run / "checkpoints"]
+    done = program("evaluate", "--data", digits, *weights, "--device", "cpu", "--output", run / "evaluation.json")
+    assert done.returncode == 0, done.stderr
+    return results
+
+
+def aggregate(results: Path) -> str:
+    done = program("aggregate", "--config", CONFIG, "--results", results, "--output", results)
+    if done.returncode == 0:
+        return ""
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) <= 201
+    return done.stderr
+
+
+def test_what_is_untouched_is_taken(evaluated: Path, tmp_path: Path) -> None:
+    assert aggregate(Path(shutil.copytree(evaluated, tmp_path / "r"))) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accuracy": float("nan")},
+        {"accuracy": 0.99},
+        {"accuracy": 1.5},
+        {"n": 354},
+        {"n": "355"},
+        {"loss": -1},
+        {"views": "seven"},
+        {"plain": {"loss": 0.1, "accuracy": 0.2}},
+        {"data_sha256": "0" * 64},
+        {"checkpoints": [{"epoch": 99, "loss": 0.1, "accuracy": 0.5}]},
+        {"confusion_matrix": [[1]]},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_an_evaluation_with_another_number_is_refused(evaluated: Path, tmp_path: Path, change: dict) -> None:
+    results = Path(shutil.copytree(evaluated, tmp_path / "r"))
+    path = results / "run" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    said = aggregate(results)
+    assert "evaluation" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "run.json", "history.csv"])
+def test_a_pipe_among_the_results_is_not_waited_for(evaluated: Path, tmp_path: Path, name: str) -> None:
+    results = Path(shutil.copytree(evaluated, tmp_path / "r"))
+    (results / "run" / name).unlink()
+    os.mkfifo(results / "run" / name)
+    assert f"{name} is damaged" in aggregate(results)
+    assert "is not a regular file" in aggregate(results)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(Refusal, match=r"is damaged, or not of this version \(required\); delete it and run the same command again"):
+        read_evaluation(tmp_path / "evaluation.json")
+
+
+def test_weights_that_claim_another_size_are_refused_before_they_are_built(digits, evaluated: Path, tmp_path: Path) -> None:
+    content = (evaluated / "run" / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for widths in ([20_000, 20_000, 20_000], [4096, 4096, 4096], [8, 8, 9]):
+        header["__metadata__"]["classifier"] = json.dumps({"model": "airbench", "widths": widths, "classes": 10})
+        text = json.dumps(header).encode()
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+        # 7 GB were taken for the first.
+        arguments = ["--data", digits, "--model", path, "--device", "cpu", "--output", tmp_path / "x.json"]
+        done = program("evaluate", *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30)))
+        assert done.returncode == 1
+        assert "model.safetensors is damaged or was not written by this workflow: its " in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(A1)", "\tx", "\rx"])
+def test_a_spreadsheet_computes_no_cell(tmp_path: Path, text: str) -> None:
+    assert spreadsheet_text(text) == f"'{text}"
+    write_missing([Missing("seed~0", text, "train.log")], tmp_path / "missing.csv")
+    with (tmp_path / "missing.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row == {"run": "seed~0", "reason": f"'{text}", "log": "train.log"}
+    assert spreadsheet_text("airbench") == "airbench"
