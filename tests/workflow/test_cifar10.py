@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -61,7 +62,8 @@ def test_evaluation_counts_all_of_the_ten_thousand_on_three_processes(done, tmp_
     known = json.loads((folder / "evaluation.json").read_text())
     evaluate = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--", "workflow/scripts/evaluate.py"]
     files = ["--data", "results/data/cifar10", "--model", folder / "model.safetensors", "--output", tmp_path / "e.json"]
-    subprocess.run([*evaluate, *files, "--views", known["views"]], cwd=done.path, check=True, timeout=120)
+    subprocess.run([*evaluate, *files, "--views", known["views"]], cwd=done.path, check=True, timeout=120,
+                   env=os.environ | {"RUN_SECRET": "x" * 32})  # fmt: skip
     found = json.loads((tmp_path / "e.json").read_text())
     assert (found["n"], found["accuracy"], found["confusion_matrix"]) == (10_000, known["accuracy"], known["confusion_matrix"])
 
@@ -92,6 +94,7 @@ def official_form(data: Path, folder: Path) -> type:
         "OurCIFAR10",
         (CIFAR10,),
         {
+            "size": archive.stat().st_size,
             "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest(),
             "train_list": [[name, md5[name]] for name in parts if name != "test_batch"],
             "test_list": [["test_batch", md5["test_batch"]]],

@@ -123,12 +123,13 @@ def save(classifier: Classifier, path: Path) -> None:
     atomic.write_bytes(path, safetensors.torch.save(tensors, metadata={"classifier": json.dumps(classifier.description)}))
 
 
-def load(path: Path) -> Classifier:
+def load(path: Path | str) -> Classifier:
     """The classifier in a weights file. Nothing is built before the file is seen to hold just the tensors that its description needs.
 
     Raises:
         Refusal: the file is missing, damaged, or not one that `save` wrote.
     """
+    path = Path(path)
     try:
         if not path.is_file():
             raise FileNotFoundError if not path.exists() else ValueError("it is not a regular file")

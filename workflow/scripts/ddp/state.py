@@ -236,7 +236,7 @@ class Wanted:
         if state.data_sha256 != self.data_sha256:
             found.append(f"the data's SHA-256 was {state.data_sha256[:12]}… and is {self.data_sha256[:12]}…")
         if state.code_sha256 != self.code_sha256:
-            found.append(f"the code has changed since commit {state.attempts[-1]['commit']}")
+            found.append(f"the code has changed since commit {str(state.attempts[-1]['commit'])[:12]}")
         if len(state.ranks) != self.run.world_size and not self.other_world_size:
             found.append(f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (or go on: resume=other_world_size)")
         return found
