@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp import owner, results, slurm
 from ddp.config import Experiment
-from ddp.errors import Refusal
+from ddp.errors import LONGEST_REPORT, Refusal, one_line
 from ddp.slurm_plugin import Follower, check_version, submission
 
 SCRIPTS = Path(__file__).resolve().parents[1]
@@ -228,4 +228,5 @@ def option_value(options: tuple[str, ...], name: str) -> str:
 
 
 def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # With what was read from results and logs in it.
+    print(one_line(line, LONGEST_REPORT), file=sys.stderr, flush=True)

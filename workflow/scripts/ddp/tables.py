@@ -47,8 +47,9 @@ def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); delete it and run snakemake again") from None
     # From the runs' own names: what a table says of them need not be true.
+    values = {run: experiment.axis_values(run) for run in table["run"].unique()}
     for axis in axes:
-        table[axis] = [experiment.axis_values(run)[axis] for run in table["run"]]
+        table[axis] = [values[run][axis] for run in table["run"]]
     return table
 
 
