@@ -133,7 +133,7 @@ def mutated(value: Any, draw: Draw, canary: Path) -> Any:
     for _ in range(draw.randint(1, 3)):
         *way, key = draw.choice(there[1:])
         # What was there may have been removed.
-        with suppress(KeyError, IndexError, TypeError):
+        with suppress(KeyError, IndexError, TypeError, AttributeError):
             parent = value
             for step in way:
                 parent = parent[step]
@@ -286,9 +286,13 @@ def read_npm(results: Path) -> None:
 
 
 def read_official(results: Path) -> None:
-    work = results / "work"
+    """As if the archive's size and MD5 were those of the official one."""
+    work, archive = results / "work", results / "x.tgz"
     work.mkdir(exist_ok=True)
-    sources.read_official(sources.official("cifar10"), results / "x.tgz", work)
+    right: dict[str, Any] = {}
+    if archive.is_file() and archive.stat().st_size < 1 << 30:
+        right = {"size": archive.stat().st_size, "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest()}
+    sources.from_archive(type("Forged", (sources.official("cifar10"),), right), archive, work)
 
 
 def configured(results: Path) -> None:
