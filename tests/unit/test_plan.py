@@ -17,7 +17,11 @@ HOSTS, ADDRESSES = ["n1", "n3"], ["10.77.0.11", "10.77.0.13"]
 
 def golden(name: str, printed: list[str]) -> None:
     """Compare with tests/unit/plans/<name>.txt, in which the Python that runs is written python."""
-    text = "\n".join(printed).replace(shlex.quote(sys.executable), "python").replace(f"{SCRIPTS}/", "")
+    text = (
+        "\n".join(printed)
+        .replace(shlex.quote(sys.executable), "python")
+        .replace(shlex.quote(f"{SCRIPTS}/torchrun_signed.py"), "torchrun_signed.py")
+    )
     assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 

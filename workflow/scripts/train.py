@@ -28,7 +28,7 @@ from tqdm import tqdm
 from ddp import atomic, models
 from ddp.config import Run
 from ddp.data_folder import file_sha256, read_manifest
-from ddp.errors import Refusal, Stopped, one_line, told_in_one_line
+from ddp.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.history import write_history
 from ddp.owner import own
 from ddp.process_group import Process, broadcast, gather, process_group, report
@@ -112,7 +112,7 @@ def train(run: Run, process: Process, args: argparse.Namespace) -> None:
 
 
 def tell(text: str) -> None:
-    print(f"train: {one_line(text)}", flush=True)
+    print(f"train: {one_line(text, LONGEST_REPORT)}", flush=True)
 
 
 def resume(training: Training, folder: Path, wanted: Wanted) -> None:

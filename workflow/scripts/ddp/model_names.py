@@ -25,7 +25,7 @@ def refuse_unfit_model(name: str) -> None:
     try:
         models = torchvision().models
     except Refusal as refusal:
-        raise Refusal(f"config: model: {name} is not one of {', '.join(OWN_MODELS)}, and {refusal}") from None
+        raise Refusal(f"config: model: {name} is not built in, and {refusal}") from None
     known = [*OWN_MODELS, *models.list_models(module=models)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
