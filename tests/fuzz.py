@@ -389,18 +389,22 @@ def bad_line(text: str, most: int) -> str | None:
     return "shows a password" if "s3cret" in text else None
 
 
+class TooLong(BaseException):
+    """Not an OSError, as TimeoutError is, which readers take for a file that cannot be read."""
+
+
 def in_process(kind: str, results: Path) -> str | None:
     """Read the file; what is wrong with how that ended, or None."""
 
     def too_long(_number: int, _frame: object) -> None:
-        raise TimeoutError(f"not done after {SECONDS} s")
+        raise TooLong
 
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(SECONDS)
     try:
         READERS[kind][2](results)
-    except TimeoutError as error:
-        return str(error)
+    except TooLong:
+        return f"not done after {SECONDS} s"
     except (Refusal, OSError) as error:
         return bad_line(error_line(error), LONGEST - LONGEST_NAME)
     except BaseException:

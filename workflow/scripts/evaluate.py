@@ -6,6 +6,8 @@ dealt to the processes, so that each image meets the same arithmetic however man
 
 import argparse
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,25 +59,40 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             if process.first:
                 predicted, confidence, loss = in_order(parts, len(labels))
                 found[name] = metrics.summarise(labels.cpu().numpy(), predicted, confidence, loss, manifest["classes"])
+                if not math.isfinite(found[name]["loss"]):
+                    raise Refusal(f"{path}: the loss on the test images is not finite; train the run with a lower learning_rate")
         return found
 
     # The last epoch's checkpoint holds the very weights of the model: the same file is evaluated once. Checkpoints are for curves,
     # beside the validation of each epoch, which sees every image once, as it is.
-    model_sha256 = file_sha256(args.model)
     final = evaluated(args.model, args.views)
+    model_sha256 = file_sha256(args.model)
     done = {model_sha256: final}
     checkpoints = []
-    for path in sorted(args.checkpoints.glob("epoch=[0-9][0-9][0-9]*.safetensors")) if args.checkpoints else []:
+    for epoch, path in kept_weights(args.checkpoints):
         sha256 = file_sha256(path)
         if sha256 not in done:
             done[sha256] = evaluated(path, "plain")
         if process.first:
-            checkpoints.append({"epoch": int(path.stem.removeprefix("epoch="))} | of_plain(done[sha256]))
+            checkpoints.append({"epoch": epoch} | of_plain(done[sha256]))
     if process.first:
         about = {"model_sha256": model_sha256, "data_sha256": manifest["sha256"], "dataset": manifest["dataset"], "views": args.views}
         result = about | final[args.views] | {"plain": of_plain(final), "checkpoints": checkpoints}
-        atomic.write_text(args.output, json.dumps(result, indent=2) + "\n")
+        atomic.write_text(args.output, json.dumps(result, indent=2, allow_nan=False) + "\n")
         print(f"evaluate: {args.output}: {accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}")
+
+
+def kept_weights(folder: Path | None) -> list[tuple[int, Path]]:
+    """The epochs whose weights are kept, with their files.
+
+    Raises:
+        Refusal: there is an epoch twice.
+    """
+    named = ((re.fullmatch(r"epoch=([0-9]{3,9})\.safetensors", path.name), path) for path in sorted(folder.iterdir())) if folder else ()
+    found = [(int(name[1]), path) for name, path in named if name]
+    if len({epoch for epoch, _ in found}) < len(found):
+        raise Refusal(f"{folder} has the weights of an epoch twice; remove the file that is not the training's")
+    return found
 
 
 def of_plain(found: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import argparse
 import errno
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -23,9 +24,9 @@ from ddp.errors import Refusal, one_line, os_error_line, told_in_one_line
 from ddp.locks import locked
 
 # Room for the archive, its unpacked files and the arrays, in bytes: measured 139 + 185 MB (npm), 170 + 178 + 185 MB (archive).
+ROOM = {"cifar10": 600_000_000, "cifar100": 600_000_000, "digits": 10_000_000}
 # Seconds to wait for another fetch of the same data: longer than each of its sources may take.
 GIVE_UP = 3 * sources.MOST_SECONDS
-ROOM = {"cifar10": 600_000_000, "cifar100": 600_000_000, "digits": 10_000_000}
 
 
 def main() -> None:
@@ -108,7 +109,8 @@ def arrays_from(source: str, args: argparse.Namespace, work: Path) -> sources.Ar
         return sources.from_url(official, args.url, work)
     if args.archive is None:
         raise Refusal(f"dataset.archive is not set; it must be the path of {official.filename}")
-    return sources.from_archive(official, args.archive.expanduser(), work)
+    # Path.expanduser raises where there is no such user.
+    return sources.from_archive(official, Path(os.path.expanduser(args.archive)), work)  # noqa: PTH111
 
 
 def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> None:

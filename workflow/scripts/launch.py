@@ -44,7 +44,7 @@ ENDED_TOO = 5
 ENDED_BY_SLURM = 120
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
-    "launch: warning: with launcher torchrun-c10d the nodes unpickle what they tell each other; it is signed, but torchrun, "
+    "launch: warning: with launcher torchrun-c10d the nodes unpickle what they tell each other; it is signed, but between nodes torchrun, "
     "the default, unpickles nothing (docs/security.md)"
 )
 

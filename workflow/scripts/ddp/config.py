@@ -313,10 +313,10 @@ def refuse_unknown_homes(config: Mapping[str, Any]) -> None:
     """
     paths = [("scratch", path) for path in config["scratch"]] + [("dataset.archive", config["dataset"]["archive"] or "")]
     for key, path in paths:
+        if "\0" in path or not path.isprintable():
+            raise Refusal(f"config: {key}: {shown(path)} is no path")
         if os.path.expanduser(path).startswith("~"):  # noqa: PTH111, Path.expanduser raises instead
             raise Refusal(f"config: {key}: {shown(path)}: there is no such user on this machine; give the whole path")
-        if "\0" in path:
-            raise Refusal(f"config: {key}: {shown(path)} is no path")
 
 
 def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any]) -> None:

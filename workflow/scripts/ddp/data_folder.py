@@ -112,4 +112,7 @@ def load_array(folder: Path, manifest: dict[str, Any], name: str) -> np.ndarray:
         raise Refusal(f"{path}: {error.strerror}; delete {folder} and run the same command again") from None
     if hashlib.sha256(content).hexdigest() != manifest["content_sha256"][name]:
         raise Refusal(f"{path} does not hold {manifest['dataset']}: its SHA-256 is another; delete its folder and fetch the data again")
-    return np.frombuffer(content, np.uint8).reshape(shape)
+    array = np.frombuffer(content, np.uint8).reshape(shape)
+    if name.endswith("labels") and int(array.max()) >= manifest["classes"]:
+        raise Refusal(f"{path} has the label {array.max()}; {manifest['dataset']} has {manifest['classes']} classes; fetch the data again")
+    return array

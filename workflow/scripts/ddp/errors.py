@@ -17,7 +17,7 @@ LONGEST_REPORT = 1000  # characters of how something that was started has ended
 
 
 # What stands before the host in an address.
-PASSWORD = re.compile(r"(://)[^/@\s]*@")
+PASSWORD = re.compile(r"(://)[^/\s]*@")
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
@@ -46,7 +46,7 @@ def shown(value: object, most: int = 40) -> str:
     """A value from outside, as JSON, in a few characters."""
     try:
         return one_line(json.dumps(value, default=str), most)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         # Python writes no whole numbers of more than 4300 digits.
         return "a value too large to show"
 

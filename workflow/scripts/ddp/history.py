@@ -36,7 +36,7 @@ def read_history(path: Path, epochs: int) -> list[dict[str, float]]:
         if tuple(header) != HISTORY:
             raise ValueError("other columns")
         history = [{key: number(key, text) for key, text in zip(HISTORY, row, strict=True)} for row in rows]
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, OverflowError, csv.Error) as error:
         raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); train the run again") from None
     if [row["epoch"] for row in history] != list(range(1, epochs + 1)):
         raise Refusal(f"{path} does not have the epochs 1 to {epochs}; train the run again")

@@ -67,7 +67,7 @@ def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def torchrun(geometry: Geometry, place: Place) -> Started:
-    """Static rendezvous: the given address and port are the only ones used, and the ranks follow the order of the nodes."""
+    """Between nodes static rendezvous: the given address and port are the only ones used, and the ranks follow the order of the nodes."""
     return {}, (*module("torch.distributed.run", rendezvous(geometry, place)), "--")
 
 

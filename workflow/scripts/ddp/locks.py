@@ -36,7 +36,7 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
         OSError: the file cannot be made.
     """
     # Not through a link: what it leads to would be written over.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         acquire(descriptor, path, tell, GIVE_UP if give_up is None else give_up)
         holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ddp import atomic
 from ddp.errors import Refusal
+from ddp.model_names import OWN_MODELS
 from ddp.networks import Airbench, resnet9
 from ddp.optional import torchvision
 from ddp.reading import parse_json
@@ -165,7 +166,10 @@ def described(text: str) -> dict[str, Any]:
         raise ValueError("it has no description of a network")
     widths, classes = found["widths"], found["classes"]
     whole = isinstance(widths, list) and len(widths) == 3 and all(type(number) is int for number in (*widths, classes))
+    model = found["model"]
+    # Others of its builders, for detection say, fetch weights.
+    known = isinstance(model, str) and (model in OWN_MODELS or model in torchvision().models.list_models(module=torchvision().models))
     sizes = whole and all(1 <= width <= MOST_CHANNELS for width in widths) and 1 <= classes <= MOST_CLASSES
-    if not sizes or not isinstance(found["model"], str):
+    if not sizes or not known:
         raise ValueError("its description is of no network")
     return found

@@ -68,7 +68,17 @@ def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
 
 
 def take_up(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `optimizer.state_dict` gave, on another kind of device perhaps: fused kernels want it in the order of the weights."""
+    """Load what `optimizer.state_dict` gave, on another kind of device perhaps: fused kernels want it in the order of the weights.
+
+    Raises:
+        ValueError: it is that of another optimizer.
+    """
+    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for key, value in own.items():
+            # A state has lists for tuples, and another version of torch may have other settings of its own.
+            kept = saved.get(key, None if key in ("rate", "filters") else value)
+            if key not in ("params", "lr") and kept != (list(value) if isinstance(value, tuple) else value) and kept != value:
+                raise ValueError(f"its optimizer has another {key}")
     optimizer.load_state_dict(state)
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():

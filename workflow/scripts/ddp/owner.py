@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddp import atomic
 from ddp.errors import Refusal
-from ddp.reading import read_json
+from ddp.reading import NotAFile, open_file, parse_form
 
 BEAT = 2.0  # seconds between two touches of the record
 # Seconds without a touch after which an owner is dead. Opening a file asks the server even where attributes are cached for a minute.
@@ -27,6 +27,7 @@ SETTLE = 2 * BEAT
 WATCH = 2.5 * BEAT  # seconds in which an owner that is alive touches its record
 # How often one job may begin at the same place: Slurm queues a job whose node dies again and again.
 MOST_STARTS = 3
+MOST_BYTES = 10_000  # of a record
 
 
 @dataclass(frozen=True)
@@ -150,15 +151,25 @@ def own(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]
 
 
 def look(path: Path) -> tuple[Record, int] | None:
-    """The record and when it was touched, in ns; None if there is none. One that cannot be read is nobody's."""
+    """The record and when it was touched, in ns; None if there is none. One that is not in the form of a record is nobody's.
+
+    Raises:
+        OSError: it cannot be read, which says nothing of its owner.
+    """
+    nobody = Record("", "nobody", "unknown", "", released=True)
     try:
-        touched = path.stat().st_mtime_ns
-        fields = read_json(path, "owner", "")
-        return Record(**fields | {"place": tuple(fields["place"])}), touched
+        with open_file(path, MOST_BYTES) as file:
+            # Of the open file: attributes that are looked up by name may be those of a minute ago.
+            touched, content = os.fstat(file.fileno()).st_mtime_ns, file.read()
     except FileNotFoundError:
         return None
-    except Refusal:
-        return Record("", "nobody", "unknown", "", released=True), touched
+    except NotAFile:
+        return nobody, 0
+    try:
+        fields = parse_form(content, "owner")
+    except ValueError:
+        return nobody, touched
+    return Record(**fields | {"place": tuple(fields["place"])}), touched
 
 
 def text(record: Record) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
-from ddp.errors import Refusal
+from ddp.errors import Refusal, one_line
 from ddp.memory import keep_freed_memory
 from ddp.network import let_gloo_be_reached, own_address
 from ddp.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
@@ -104,8 +104,8 @@ def join_others(process: Process) -> None:
         check_sum(process.rank + 1, here, process.world_size)
     except RuntimeError as error:
         raise Refusal(
-            f"preflight: the ranks cannot add up over the network, as seen from {here.host} ({here.address}); if nothing else failed, "
-            f"name the network to use in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME: {error}"
+            f"preflight: {here.host} ({here.address}): {one_line(str(error), 60)}; the ranks cannot add up: name the network to use in "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
         ) from None
     dist.destroy_process_group()
     connect("run", TIMEOUT)

@@ -20,23 +20,28 @@ SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
 MOST = 100_000_000
 
 
+class NotAFile(OSError):
+    """What is there is no regular file, or larger than it can be."""
+
+
 def open_file(path: Path, most: int | None = None) -> io.BufferedReader:
     """Open a regular file to read. A pipe would be waited for, and a device would never end.
 
     Raises:
         FileNotFoundError: it is not there.
-        OSError: it is no regular file, larger than `most` bytes, or cannot be read.
+        NotAFile: it is no regular file, or larger than `most` bytes.
+        OSError: it cannot be read.
     """
     # Opening a pipe waits for somebody to write to it, unless told not to.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    found = os.fstat(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
     problem = "" if stat.S_ISREG(found.st_mode) else "is not a regular file"
     if not problem and most is not None and found.st_size > most:
         problem = f"has {found.st_size:,} bytes, {most:,} at most were expected"
     if problem:
-        file.close()
-        raise OSError(0, problem, str(path))
-    return file
+        os.close(descriptor)
+        raise NotAFile(0, problem, str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -72,25 +77,34 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("nested too deep") from None
 
 
-def read_json(path: Path, form: str, remedy: str) -> dict[str, Any]:
-    """A JSON file of ours.
+def parse_form(content: bytes, form: str) -> dict[str, Any]:
+    """A JSON value of ours.
 
     Args:
         form: name of its schema in workflow/schemas.
+
+    Raises:
+        ValueError: it is not in that form.
+    """
+    value = parse_json(content)
+    error = next(validator(form).iter_errors(value), None)
+    if error is not None:
+        raise ValueError(" in ".join(filter(None, [str(error.validator), ".".join(map(str, error.absolute_path))])))
+    return value
+
+
+def read_json(path: Path, form: str, remedy: str) -> dict[str, Any]:
+    """A JSON file of ours, see `parse_form`.
+
+    Args:
         remedy: what to do if it is damaged.
 
     Raises:
         FileNotFoundError: it is not there.
+        OSError: it cannot be read.
         Refusal: it is not in that form.
     """
     try:
-        value = parse_json(read_bytes(path, MOST))
-        error = next(validator(form).iter_errors(value), None)
-        problem = "" if error is None else " in ".join(filter(None, [error.validator, ".".join(map(str, error.absolute_path))]))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    if problem:
-        raise Refusal(f"{path} is damaged, or not of this version ({problem}); {remedy}")
-    return value
+        return parse_form(read_bytes(path, MOST), form)
+    except (NotAFile, ValueError) as error:
+        raise Refusal(f"{path} is damaged, or not of this version ({getattr(error, 'strerror', None) or error}); {remedy}") from None

@@ -24,6 +24,8 @@ DEEPEST = 10
 LONGEST_TEXT = 4096
 MOST_BITS = 1000
 MOST_BYTES = 1_000_000
+# Multiplies the keys of what it names, again and again.
+MERGE = "tag:yaml.org,2002:merge"
 # Text that stands for another type.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
@@ -145,7 +147,6 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "maxLength": f"{text} is too long; the most is {limit} characters",
         "minItems": f"{text} is too short; {'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
         "maxItems": f"{text} is too long; {WIDTHS_WANTED if limit == 3 else f'an experiment has at most {limit} runs'}",
-        "uniqueItems": f"{text} names a value twice; each run must be another one",
         "const": f"{text} is neither a whole number nor {limit}",
         "not": f"{text} is taken: results/{value} holds the data sets; choose another name",
     }
@@ -224,7 +225,7 @@ def read_config(path: Path) -> dict[str, Any]:
         where = f" line {mark.line + 1}:" if mark else ""
         what = "indented with a tab; use spaces" if "'\\t'" in str(error) else getattr(error, "problem", None) or "not YAML"
         raise Refusal(f"config: {path}:{where} {what}") from None
-    except ValueError as error:
+    except (ValueError, OverflowError, TypeError) as error:
         raise Refusal(f"config: {path}: {error}") from None
     return config
 
@@ -267,6 +268,8 @@ def check_node(path: Path, root: yaml.Node | None) -> None:
         if isinstance(node, yaml.MappingNode):
             keys: set[str] = set()
             for key, value in node.value:
+                if key.tag == MERGE:
+                    raise Refusal(f"config: {path}: line {key.start_mark.line + 1}: << is not for an experiment; write the keys out")
                 if str(key.value) in keys:
                     raise Refusal(f"config: {path}: line {key.start_mark.line + 1}: {key.value} is given twice; keep one")
                 keys.add(str(key.value))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddp import owner, results, slurm
 from ddp.config import Experiment
+from ddp.datasets import SOURCES
 from ddp.errors import LONGEST_REPORT, Refusal, one_line
 from ddp.slurm_plugin import Follower, check_version, submission
 
@@ -87,8 +88,9 @@ class Session:
 
     def refuse_missing_archive(self) -> None:
         """Refuse a path that fetch would not find, before it is fetch's turn."""
-        archive = self.experiment.config["dataset"]["archive"]
-        wanted = {run.dataset for run in self.experiment.runs.values()}
+        settings = self.experiment.config["dataset"]
+        archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
+        wanted = {run.dataset for run in self.experiment.runs.values() if "archive" in SOURCES[run.dataset]}
         fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
         if archive and not fetched and not Path(archive).expanduser().is_file():
             raise Refusal(f"config: dataset.archive: {archive} is not there, or not a file; give the path of the official archive")

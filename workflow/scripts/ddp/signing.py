@@ -1,6 +1,7 @@
 """Values that come over a network, or through a store, that others may write to: signed with a secret of the job.
 
-`launch` makes the secret and hands it to the nodes in their environment, through pipes; it is on no command line and in no file.
+`launch` makes the secret and hands it to the ranks in their environment, on this machine through a pipe, and through srun's standard input
+to other nodes; it is on no command line and in no file.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import secrets
 from ddp.errors import Refusal
 
 VARIABLE = "RUN_SECRET"
-LEAST = 32  # characters
+LEAST = 32  # bytes
 SIZE = hashlib.sha256().digest_size
 
 
@@ -26,13 +27,13 @@ def key() -> bytes:
     Raises:
         Refusal: there is none, or it is short enough to be guessed.
     """
-    secret = os.environ.get(VARIABLE, "")
+    secret = os.fsencode(os.environ.get(VARIABLE, ""))
     if len(secret) < LEAST:
         raise Refusal(
             f"{VARIABLE} is not set, or shorter than {LEAST} characters: start the processes with launch.py, "
             "or give all of them the same secret text"
         )
-    return secret.encode()
+    return secret
 
 
 def signature(what: str, content: bytes) -> bytes:

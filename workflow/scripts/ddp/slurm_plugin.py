@@ -142,7 +142,9 @@ class Follower:
         then lacked its last line, the reason (measured).
         """
         ending = word not in ("COMPLETED", "PENDING", "RUNNING") and queued.get(job, ("",))[0] == "COMPLETING"
-        return word if not ending or lasts(self.ending, job, ending) else "COMPLETING"
+        # Asked in any case: it forgets a job that goes on.
+        long = lasts(self.ending, job, ending)
+        return word if long or not ending else "COMPLETING"
 
     def forgotten(self, listed: set[str]) -> list[str]:
         """Jobs that squeue has listed and lists no longer: it forgets a job MinJobAge after its end, perhaps during an outage.

@@ -19,6 +19,7 @@ from ddp.locks import LockHeld, locked
 
 # Sites set this to a folder that they make for a job and remove after it.
 JOBS_OWN = "$SLURM_TMPDIR"
+OVERFLOW_UID = 65534  # /proc/sys/kernel/overflowuid
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def private_folder(scratch: Path) -> Path:
     if not scratch.is_dir():
         raise FileNotFoundError(2, "no such folder", str(scratch))
     around = scratch.stat()
-    if around.st_uid not in (0, os.getuid()):
+    if around.st_uid not in (0, os.getuid()) and not (around.st_uid == OVERFLOW_UID and in_user_namespace()):
         raise PermissionError(1, "belongs to another user, who could exchange what is staged", str(scratch))
     if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
         raise PermissionError(1, "everybody may rename what is in it; its administrator should set the sticky bit", str(scratch))
@@ -125,6 +126,11 @@ def private_folder(scratch: Path) -> Path:
     if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(1, "belongs to somebody else, or others may write to it", str(folder))
     return folder
+
+
+def in_user_namespace() -> bool:
+    """Whether root's files are shown as somebody's who is not there, as in a container that was started without root."""
+    return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
 def copy_once(source: Path, manifest: dict, size: int, target: Path) -> str:
@@ -150,7 +156,10 @@ def copy_once(source: Path, manifest: dict, size: int, target: Path) -> str:
             raise OSError(28, f"{free / 1e6:,.0f} MB free, the data need {size / 1e6:,.0f} MB", str(target.parent))
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            for name in manifest["files"]:
+            for name, known in manifest["files"].items():
+                # A link to a device, or a file of a terabyte, would be copied until nothing fits any more.
+                if not (source / name).is_file() or (source / name).stat().st_size != known["bytes"]:
+                    raise Refusal(damaged_source(source, [name]))
                 shutil.copyfile(source / name, work / name)
             (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
             if damaged_files(work, manifest):

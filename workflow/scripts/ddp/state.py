@@ -17,7 +17,7 @@ from ddp import atomic, tree
 from ddp.config import Run
 from ddp.data_folder import file_sha256
 from ddp.errors import Refusal
-from ddp.reading import read_bytes
+from ddp.reading import NotAFile, read_bytes
 
 FORMAT = 3
 SUFFIX = ".safetensors"
@@ -172,6 +172,7 @@ def read(path: Path) -> tuple[State, bytes]:
 
     Raises:
         ValueError: it cannot be used; the text goes on after the path.
+        OSError: it cannot be read, which says nothing of what is in it.
     """
     try:
         content = read_bytes(path)
@@ -180,8 +181,8 @@ def read(path: Path) -> tuple[State, bytes]:
         known = read_bytes(sum_of(path), MOST_SUM).decode("ascii", "replace").split()[0]
     except (FileNotFoundError, IndexError):
         raise ValueError("has no SHA-256 beside it") from None
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except NotAFile as error:
+        raise ValueError(str(error.strerror)) from None
     if hashlib.sha256(content).hexdigest() != known:
         raise ValueError("does not have the SHA-256 that stands beside it: it is cut short or damaged")
     state = State.decode(content)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ddp.config import Experiment
+from ddp.datasets import DATASETS
 from ddp.errors import Refusal
 from ddp.history import HISTORY, VALIDATION
 from ddp.reading import MOST, read_bytes
@@ -25,6 +26,7 @@ COLUMNS = {
     "missing": ("reason", "log"),
 }
 TEXT = {"run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"}
+WHOLE = {"n", "epoch", "step", "images", "true_class", "predicted_class"}
 MAY_BE_EMPTY = {*VALIDATION, *TEST, "commit", "dirty", "log"}
 
 
@@ -41,9 +43,9 @@ def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
         table = pd.read_csv(content, dtype=str, keep_default_na=False)
         if list(table.columns) != columns:
             raise ValueError("it has other columns")
-        check(table, name, experiment)
         for column in set(columns) - TEXT - set(axes):
             table[column] = numbers(table[column], column)
+        check(table, name, experiment)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); delete it and run snakemake again") from None
     # From the runs' own names: what a table says of them need not be true.
@@ -61,8 +63,13 @@ def check(table: pd.DataFrame, name: str, experiment: Experiment) -> None:
         raise ValueError("it has a row twice")
     if name == "summary" and not set(table["views"]) <= set(VIEWS):
         raise ValueError("unknown views")
-    if name == "confusion" and (table["run"].nunique() > 1 or len(table) != table["true_class"].nunique() ** 2):
-        raise ValueError("it is no matrix")
+    if name == "curves" and any(epoch > experiment.runs[run].epochs for run, epoch in zip(table["run"], table["epoch"], strict=True)):
+        raise ValueError("it has later epochs than its runs")
+    if name == "confusion":
+        classes = DATASETS[experiment.runs[table["run"].iloc[0]].dataset].classes
+        labels = all(set(table[column]) == set(range(classes)) for column in ("true_class", "predicted_class"))
+        if table["run"].nunique() > 1 or len(table) != classes**2 or not labels:
+            raise ValueError("it is not the matrix of a run")
 
 
 def numbers(texts: pd.Series, column: str) -> pd.Series:
@@ -77,5 +84,6 @@ def numbers(texts: pd.Series, column: str) -> pd.Series:
     good = values.between(0, most) & np.isfinite(values)
     if not (good | (empty & (column in MAY_BE_EMPTY))).all():
         raise ValueError(f"{column} has a value that is none")
-    whole = column in ("n", "epoch", "step", "images", "true_class", "predicted_class")
-    return values.astype(np.int64) if whole else values
+    if column in WHOLE and (values % 1 != 0).any():
+        raise ValueError(f"{column} has a value that is not whole")
+    return values.astype(np.int64) if column in WHOLE else values

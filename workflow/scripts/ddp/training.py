@@ -1,5 +1,6 @@
 """A training as it goes on: one rank's network and data, how far it is, and the state that it can be left in and taken up from."""
 
+import math
 import time
 from collections import deque
 from dataclasses import asdict
@@ -88,6 +89,8 @@ class Training:
         """
         try:
             self.take_up(state)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refusal(f"the state after {place(state.epoch, state.step)} does not fit the network ({error}); {START_OVER}") from None
 
@@ -193,6 +196,9 @@ class Training:
         loss, accuracy = (all_reduce(self.totals) / n).tolist()
         average_batchnorm(self.classifier, self.run.world_size)
         val_loss, val_accuracy = validate(self.classifier, *self.validation, self.process)
+        # Finite weights can come to it: BatchNorm has other statistics in validation.
+        if val_loss is not None and not math.isfinite(val_loss):
+            raise Refusal(f"epoch {self.epoch + 1}: the validation loss is not finite; {self.remedy}")
         self.epoch, self.step = self.epoch + 1, 0
         seconds = self.seconds + time.perf_counter() - start
         rate = learning_rate(self.run, len(self.sizes), self.steps_done - 1)

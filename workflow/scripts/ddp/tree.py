@@ -8,6 +8,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ddp.reading import parse_json
+
 # The tensors stand in the JSON as {"tensor": number}, the dicts as {"items": [[key, value], …]}: keys may be numbers.
 Tree = dict[Any, Any] | list[Any] | Tensor | str | int | float | bool | None
 
@@ -38,8 +40,8 @@ def decode(content: bytes) -> Any:
     """
     try:
         tensors = safetensors.torch.load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return rebuilt(json.loads(header["__metadata__"]["tree"]), tensors)
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return rebuilt(parse_json(header["__metadata__"]["tree"]), tensors)
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a tree of tensors: {error}") from None
 
