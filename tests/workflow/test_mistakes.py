@@ -18,7 +18,7 @@ MISTAKES = [
     (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
     (["model=resnet19"], "config: model: resnet19 is neither airbench, "),
     (["model=resnet18"], "config: optimizer: muon knows the filters of airbench and airbench96, not those of resnet18; use sgd or adamw"),
-    (["nproc_per_node=500", "global_batch_size=2000"], "config: nproc_per_node: 500 processes (1 x 500) on this machine's "),
+    (["nproc_per_node=500", "global_batch_size=5000"], "config: nproc_per_node: 500 processes (1 x 500) on this machine's "),
     (["dataset={archive: ~/no-such-file}"], "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path"),
     (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
 ]
