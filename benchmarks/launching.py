@@ -48,7 +48,7 @@ def first_step(data: Path, scratch: Path, output: Path) -> float:
     start = time.perf_counter()
     with subprocess.Popen([sys.executable, *map(str, launch)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        (told,) = [time.perf_counter() for line in process.stdout if line.startswith("epoch 1/1 ")]
+        (told,) = [time.perf_counter() for line in process.stdout if ": epoch 1/1 " in line]
     with (output / "history.csv").open() as file:
         (epoch,) = (float(row["seconds"]) for row in csv.DictReader(file))
     return told - epoch - start
