@@ -21,7 +21,7 @@ help:
 	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
 	@echo "make test-slurm  on a real Slurm of three nodes, on this machine (needs root, else skipped)"
 	@echo "make test-faults  the long chains of faults: trainings that are interrupted again and again, here and on Slurm"
-	@echo "make fuzz       hostile files for every reader, some thousand of them, in half an hour"
+	@echo "make fuzz       hostile files for every reader, some thousand of them"
 	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format     let ruff and snakefmt rewrite the code"
 	@echo "make figures    what the README shows, from the results of \`make run\` (needs Graphviz)"

@@ -6,7 +6,6 @@ interrupted fetch is never taken for a whole one.
 
 import argparse
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddp import atomic, sources
-from ddp.data_folder import MANIFEST, content_sha256, file_sha256, refuse_wrong_content
+from ddp.data_folder import MANIFEST, content_sha256, file_sha256, refuse_wrong_content, whole_sha256
 from ddp.datasets import ARRAYS, DATASETS, SOURCES
 from ddp.errors import Refusal, one_line, os_error_line, told_in_one_line
 from ddp.locks import locked
@@ -130,7 +129,7 @@ def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> No
         "source": source,
         "classes": DATASETS[dataset].classes,
         "images": {split: len(arrays[f"{split}_labels"]) for split in ("train", "test")},
-        "sha256": hashlib.sha256("".join(content.values()).encode()).hexdigest(),
+        "sha256": whole_sha256(content),
         "content_sha256": content,
         "files": files,
     }

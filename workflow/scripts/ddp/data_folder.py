@@ -19,6 +19,16 @@ def content_sha256(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
+def whole_sha256(content: dict[str, str]) -> str:
+    """One SHA-256 for a whole data set, of its arrays' digests."""
+    return hashlib.sha256("".join(content[name] for name in ARRAYS).encode()).hexdigest()
+
+
+def array_shape(name: str, n: int) -> tuple[int, ...]:
+    """The shape of one of ARRAYS for n images."""
+    return (n, *IMAGE_SHAPE) if name.endswith("images") else (n,)
+
+
 def file_sha256(path: Path) -> str:
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -34,7 +44,7 @@ def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: st
     for name in ARRAYS:
         array = arrays[name]
         n = spec.train_images if name.startswith("train") else spec.test_images
-        shape = (n, *IMAGE_SHAPE) if name.endswith("images") else (n,)
+        shape = array_shape(name, n)
         if array.shape != shape or array.dtype != np.uint8:
             raise Refusal(f"{source}: {name} is {array.dtype} {array.shape}, {dataset} has uint8 {shape}; it is not {dataset}")
         if name.endswith("labels") and int(array.max()) >= spec.classes:
@@ -66,7 +76,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         "classes": spec.classes,
         "images": {"train": spec.train_images, "test": spec.test_images},
         "content_sha256": content | spec.sha256,
-        "sha256": hashlib.sha256("".join(content[name] for name in ARRAYS).encode()).hexdigest(),
+        "sha256": whole_sha256(content),
     }
     for key, value in known.items():
         if manifest[key] != value:
@@ -103,7 +113,7 @@ def load_split(folder: Path, manifest: dict[str, Any], split: str) -> tuple[np.n
 def load_array(folder: Path, manifest: dict[str, Any], name: str) -> np.ndarray:
     path = folder / f"{name}.npy"
     n = manifest["images"][name.partition("_")[0]]
-    shape = (n, *IMAGE_SHAPE) if name.endswith("images") else (n,)
+    shape = array_shape(name, n)
     size = math.prod(shape)
     try:
         # Without the header, whatever it says: the last bytes of the file are the array's.

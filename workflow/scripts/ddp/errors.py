@@ -84,6 +84,11 @@ def os_error_line(error: OSError) -> str:
     return f"{where}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
 
 
+def reason(error: Exception) -> str:
+    """What an error says, without the path that an OSError puts around it."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def error_line(error: Refusal | OSError) -> str:
     """What a user can put right, as one line."""
     return str(error) if isinstance(error, Refusal) else one_line(os_error_line(error), LONGEST - LONGEST_NAME)

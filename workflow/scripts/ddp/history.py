@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp import atomic
-from ddp.errors import Refusal
+from ddp.errors import Refusal, reason
 from ddp.reading import MOST, read_bytes
 
 HISTORY = ("epoch", "step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
@@ -37,7 +37,7 @@ def read_history(path: Path, epochs: int) -> list[dict[str, float]]:
             raise ValueError("other columns")
         history = [{key: number(key, text) for key, text in zip(HISTORY, row, strict=True)} for row in rows]
     except (OSError, ValueError, OverflowError, csv.Error) as error:
-        raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); train the run again") from None
+        raise Refusal(f"{path} is damaged ({reason(error)}); train the run again") from None
     if [row["epoch"] for row in history] != list(range(1, epochs + 1)):
         raise Refusal(f"{path} does not have the epochs 1 to {epochs}; train the run again")
     return history

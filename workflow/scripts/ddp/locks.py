@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,10 +40,9 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
     try:
         acquire(descriptor, path, tell, GIVE_UP if give_up is None else give_up)
         holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
+        note(descriptor, holder)
         yield
-        os.ftruncate(descriptor, 0)
+        note(descriptor, "")
     finally:
         os.close(descriptor)
 
@@ -65,6 +64,13 @@ def acquire(descriptor: int, path: Path, tell: Callable[[str], None], give_up: f
             told = True
             tell(f"waiting for {path}, held by {holder_of(descriptor)}; giving up after {give_up:.0f} s")
         time.sleep(POLL)
+
+
+def note(descriptor: int, holder: str) -> None:
+    # Only to be shown: a full disk is told of by who needs the room, with its path.
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
 
 
 def holder_of(descriptor: int) -> str:

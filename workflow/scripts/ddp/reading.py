@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from ddp.errors import Refusal
+from ddp.errors import Refusal, reason
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
 # Bytes of a JSON file or a table; the largest of ours, run.json of a thousand ranks, has one million.
@@ -107,4 +107,4 @@ def read_json(path: Path, form: str, remedy: str) -> dict[str, Any]:
     try:
         return parse_form(read_bytes(path, MOST), form)
     except (NotAFile, ValueError) as error:
-        raise Refusal(f"{path} is damaged, or not of this version ({getattr(error, 'strerror', None) or error}); {remedy}") from None
+        raise Refusal(f"{path} is damaged, or not of this version ({reason(error)}); {remedy}") from None

@@ -15,9 +15,8 @@ import jsonschema
 import yaml
 
 from ddp.errors import Refusal, one_line, shown
-from ddp.reading import read_bytes
+from ddp.reading import SCHEMAS, read_bytes
 
-SCHEMA = Path(__file__).resolve().parents[2] / "schemas" / "config.schema.yaml"
 # Of a configuration: values in all, depth, characters of a text; bytes of its file.
 MOST_VALUES = 100_000
 DEEPEST = 10
@@ -45,7 +44,7 @@ PATTERN_WORDS = {
 @cache
 def schema() -> dict[str, Any]:
     """The configuration's JSON schema (draft 2020-12)."""
-    return yaml.safe_load(SCHEMA.read_text())
+    return yaml.safe_load((SCHEMAS / "config.schema.yaml").read_text())
 
 
 def validate(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ddp.config import Experiment
 from ddp.datasets import DATASETS
-from ddp.errors import Refusal
+from ddp.errors import Refusal, reason
 from ddp.history import HISTORY, VALIDATION
 from ddp.reading import MOST, read_bytes
 from ddp.results import VIEWS
@@ -47,7 +47,7 @@ def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
             table[column] = numbers(table[column], column)
         check(table, name, experiment)
     except (OSError, ValueError, pd.errors.ParserError) as error:
-        raise Refusal(f"{path} is damaged ({getattr(error, 'strerror', None) or error}); delete it and run snakemake again") from None
+        raise Refusal(f"{path} is damaged ({reason(error)}); delete it and run snakemake again") from None
     # From the runs' own names: what a table says of them need not be true.
     values = {run: experiment.axis_values(run) for run in table["run"].unique()}
     for axis in axes:
