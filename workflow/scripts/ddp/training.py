@@ -95,7 +95,8 @@ class Training:
             raise Refusal(f"the state after {place(state.epoch, state.step)} does not fit the network ({error}); {START_OVER}") from None
 
     def take_up(self, state: State) -> None:
-        if state.step >= len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
+        # All steps of an epoch may be done and its end not: that is where a stop after its last step leaves it.
+        if state.step > len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
             raise ValueError("its steps or its history are others")
         self.classifier.load_state_dict(state.model)
         take_up(self.optimizer, state.optimizer)
