@@ -1,33 +1,36 @@
-# `make run`: the default experiment on this machine, from nothing to a report. `make test`: everything CI checks.
+# make run: the default experiment on this machine, from nothing to a report.
+# make test: the tests that every change must pass.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run bench fuzz test test-fast test-slow test-slurm test-faults lint format lock figures cluster-up cluster-down
+.PHONY: help run bench fuzz test test-fast test-slow test-slurm test-faults lint format lock docs \
+  figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
-# A smaller installation: make run TORCH=site leaves out torch and CUDA, and takes the torch that this Python finds elsewhere, such as a
-# module's on PYTHONPATH.
+# A smaller installation: make run TORCH=site uses the torch that this Python finds elsewhere, such as
+# a module's on PYTHONPATH.
 OUTSIDE := ^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==
 SNAKEMAKE := snakemake --profile profiles/local $(if $(CONFIG),--configfile "$(CONFIG)")
 # Found by the commands below and by whatever they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
-	@echo "make run        the default experiment: fetch, stage, train, evaluate, compare, report"
-	@echo "make bench      how fast it is, against peers and limits, in half an hour: a table, and results/bench/bench.json"
-	@echo "make test       lint, test-fast, test-slow and test-slurm: everything CI checks"
-	@echo "make test-fast  the library and the programs"
-	@echo "make test-slow  whole experiments through Snakemake, on digits and on real CIFAR-10"
-	@echo "make test-slurm  on a real Slurm of three nodes, on this machine (needs root, else skipped)"
-	@echo "make test-faults  the long chains of faults: trainings that are interrupted again and again, here and on Slurm"
-	@echo "make fuzz       hostile files for every reader, some thousand of them"
-	@echo "make lint       ruff, mypy, snakefmt, snakemake --lint"
-	@echo "make format     let ruff and snakefmt rewrite the code"
-	@echo "make figures    what the README shows, from the results of \`make run\` (needs Graphviz)"
-	@echo "make lock       resolve requirements*.in into requirements*.txt anew"
-	@echo "make cluster-up    a Slurm cluster of three nodes on this machine, for the tests and to try things (needs root)"
-	@echo "make cluster-down  end it"
+	@echo "make run          the default experiment: fetch, stage, train, evaluate, compare, report"
+	@echo "make bench        speed against peers and limits, in half an hour"
+	@echo "make test         lint and all tests but the long ones"
+	@echo "make test-fast    the library and the programs"
+	@echo "make test-slow    whole experiments through Snakemake, on digits and on real CIFAR-10"
+	@echo "make test-slurm   on a real Slurm on this machine (needs root, otherwise skipped)"
+	@echo "make test-faults  long chains of faults, on this machine and on Slurm"
+	@echo "make fuzz         thousands of hostile files for every reader"
+	@echo "make lint         ruff, mypy, snakefmt, snakemake --lint"
+	@echo "make format       let ruff and snakefmt rewrite the code"
+	@echo "make docs         write the generated parts of the documentation (needs Graphviz)"
+	@echo "make figures      also the figures, from the results of make run"
+	@echo "make lock         resolve requirements*.in into requirements*.txt"
+	@echo "make cluster-up   start a Slurm cluster on this machine (needs root)"
+	@echo "make cluster-down stop it"
 
 run: .venv/run.done
 	$(if $(CONFIG),@python workflow/scripts/check.py "$(CONFIG)")
@@ -38,15 +41,19 @@ bench: .venv/run.done
 	$(SNAKEMAKE) results/data/cifar10/manifest.json
 	python benchmarks/bench.py results/data/cifar10 results/bench
 
-test: lint test-fast test-slow test-slurm
+# On three workers: one for Slurm, where the tests mostly wait, and two for the others.
+# -rs: tests that cannot run here say so.
+PARALLEL := python -m pytest -n 3 --dist loadgroup -rs -m "not faults"
+
+test: lint
+	$(PARALLEL) tests
 
 test-fast: .venv/test.done
-	python -m pytest -m "not faults" tests/unit
+	$(PARALLEL) tests/unit
 
 test-slow: .venv/test.done
-	python -m pytest tests/workflow
+	$(PARALLEL) tests/workflow
 
-# -rs: where it cannot run, it says so.
 test-slurm: .venv/test.done
 	python -m pytest -rs -m "not faults" tests/slurm
 
@@ -69,7 +76,10 @@ format: .venv/test.done
 	ruff format .
 	snakefmt Snakefile workflow/rules
 
-figures: .venv/run.done
+docs: .venv/run.done
+	python docs/generate.py
+
+figures: .venv/run.done docs
 	snakemake --rulegraph dot 2>/dev/null | sed 's/graph\[/graph[rankdir=LR, /' | dot -Tsvg > docs/dag.svg
 	cp results/quickstart/accuracy.svg docs/accuracy.svg
 

@@ -1,11 +1,11 @@
-"""Stage, train, evaluate and compare: one experiment as one graph. What there is to configure: config/README.md."""
+"""Stage, train, evaluate and compare: one experiment as one graph. Keys: config/README.md."""
 
 from snakemake.utils import min_version
 
 min_version("9.0")
 
 
-# One file is one experiment: a file given with --configfile takes the place of the quickstart.
+# One file is one experiment: --configfile replaces the quickstart.
 if not workflow.overwrite_configfiles:
 
     configfile: "config/config.yaml"

@@ -1,8 +1,10 @@
-"""How long the default recipe takes to 87.5 % of the test images of CIFAR-10, and a longer one to 90 %, with six views of each image.
+"""How long the default recipe takes to 87.5 % of the test images of CIFAR-10, and a longer one to
+90 %, with six views of each image.
 
-The peer is `plain_airbench.py`, a single-process script with airbench's legacy recipe, in turns with ours, two rounds: its training against
-ours (that of run.json: from reading the data to the end, with validation and saving), and its whole process against the whole graph, from
-`snakemake` to the report, with the data fetched before.
+The peer is `plain_airbench.py`, a single-process script with airbench's legacy recipe, in turns
+with ours, two rounds: its training against ours (that of run.json: from reading the data to the
+end, with validation and saving), and its whole process against the whole graph, from `snakemake` to
+the report, with the data fetched before.
 """
 
 import json
@@ -28,17 +30,36 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     for number in range(ROUNDS):
         peers.append(plain_script(data, number))
         graphs.append(whole_graph(data, work / f"graph-{number}"))
-    ratio = {key: mean(graph[key] / peer[key] for graph, peer in zip(graphs, peers, strict=True)) for key in ("seconds", "whole_seconds")}
+    ratio = {
+        key: mean(graph[key] / peer[key] for graph, peer in zip(graphs, peers, strict=True))
+        for key in ("seconds", "whole_seconds")
+    }
     details = {"plain_script": peers, "graph": graphs}
     peer = "plain_airbench.py: 5 epochs of airbench's legacy recipe"
-    yield Measured("default recipe: training time", peer, ratio["seconds"], most=0.75, details=details)
-    yield Measured("default recipe: whole graph, from snakemake to report", f"{peer}, whole process", ratio["whole_seconds"], most=0.65)
-    yield Measured("plain_airbench.py: test accuracy, six views", "", mean(peer["accuracy"] for peer in peers))
+    yield Measured(
+        "default recipe: training time", peer, ratio["seconds"], most=0.75, details=details
+    )
+    yield Measured(
+        "default recipe: whole graph, from snakemake to report",
+        f"{peer}, whole process",
+        ratio["whole_seconds"],
+        most=0.65,
+    )
+    yield Measured(
+        "plain_airbench.py: test accuracy, six views", "", mean(peer["accuracy"] for peer in peers)
+    )
     default = read_experiment(ROOT / "config" / "config.yaml")
     run = next(run for run in default.runs.values() if run.world_size == 2)
-    found = [trained(seeded, data, work / f"seed~{seeded.seed}", default.config["test_views"]) for seeded in seeds_of(run, SEEDS)]
+    found = [
+        trained(seeded, data, work / f"seed~{seeded.seed}", default.config["test_views"])
+        for seeded in seeds_of(run, SEEDS)
+    ]
     yield from accuracies(f"default recipe, mean of {SEEDS} seeds", "87.5 %", 0.875, found)
-    yield Measured(f"default recipe, mean of {SEEDS} seeds: training", "seconds", mean(entry["seconds"] for entry in found))
+    yield Measured(
+        f"default recipe, mean of {SEEDS} seeds: training",
+        "seconds",
+        mean(entry["seconds"] for entry in found),
+    )
     longer = read_experiment(ROOT / "config" / "ninety.yaml")
     (run,) = longer.runs.values()
     one = trained(run, data, work / "ninety", longer.config["test_views"])
@@ -46,41 +67,77 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     yield Measured("config/ninety.yaml, one seed: training", "seconds", one["seconds"])
 
 
-def accuracies(what: str, against: str, least: float, found: list[dict[str, Any]]) -> Iterator[Measured]:
+def accuracies(
+    what: str, against: str, least: float, found: list[dict[str, Any]]
+) -> Iterator[Measured]:
     """The accuracy that is to be reached, with six views, and the plain one beside it."""
     for views, key in (("six views", "accuracy"), ("one view", "plain_accuracy")):
         values = [entry[key] for entry in found]
-        details = {"accuracies": values, "standard_deviation": stdev(values) if len(values) > 1 else None}
+        details = {
+            "accuracies": values,
+            "standard_deviation": stdev(values) if len(values) > 1 else None,
+        }
         wanted = least if key == "accuracy" else None
-        yield Measured(f"{what}: test accuracy, {views}", against if wanted else "", mean(values), least=wanted, details=details)
+        yield Measured(
+            f"{what}: test accuracy, {views}",
+            against if wanted else "",
+            mean(values),
+            least=wanted,
+            details=details,
+        )
 
 
 def trained(run: Any, data: Path, output: Path, views: str) -> dict[str, Any]:
     about = train(run, data, output, CPUS)
     evaluation = evaluate(output, data, views)
     return {
-        "seed": run.seed, "seconds": about["seconds"], "val_accuracy": about["metrics"]["val_accuracy"],
-        "accuracy": evaluation["accuracy"], "plain_accuracy": evaluation["plain"]["accuracy"], "views": evaluation["views"],
-    }  # fmt: skip
+        "seed": run.seed,
+        "seconds": about["seconds"],
+        "val_accuracy": about["metrics"]["val_accuracy"],
+        "accuracy": evaluation["accuracy"],
+        "plain_accuracy": evaluation["plain"]["accuracy"],
+        "views": evaluation["views"],
+    }
 
 
 def plain_script(data: Path, seed: int) -> dict[str, float]:
     """The peer in a process of its own, on all CPUs."""
     start = time.perf_counter()
-    command = [sys.executable, str(Path(__file__).with_name("plain_airbench.py")), str(data), str(seed)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(CPUS)})
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("plain_airbench.py")),
+        str(data),
+        str(seed),
+    ]
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(CPUS)},
+    )
     return json.loads(done.stdout) | {"whole_seconds": time.perf_counter() - start}
 
 
 def whole_graph(data: Path, folder: Path) -> dict[str, float]:
-    """One run of the default experiment, on two processes, in a new working directory with the data in it."""
+    """One run of the default experiment, on two processes, in a new working directory with the data
+    in it.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("Snakefile", "config", "profiles", "workflow"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         folder.mkdir(parents=True, exist_ok=True)
         copy(ROOT / name, folder / name)
     shutil.copytree(data, folder / "results" / "data" / data.name)
-    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--config", "nodes=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--profile",
+        "profiles/local",
+        "--config",
+        "nodes=2",
+    ]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start

@@ -1,7 +1,8 @@
-"""Measure everything in one run, against peers and limits: python benchmarks/bench.py DATA-FOLDER OUTPUT-FOLDER [BENCHMARK …]
+"""Measure everything in one run, against peers and limits: python benchmarks/bench.py DATA-FOLDER
+OUTPUT-FOLDER [BENCHMARK …]
 
-Prints a table, and writes it with the numbers behind it as bench.json into the output folder. Runs for some half an hour on two cores; name
-benchmarks to run only them.
+Prints a table, and writes it with the numbers behind it as bench.json into the output folder. Runs
+for some half an hour on two cores; name benchmarks to run only them.
 """
 
 import argparse
@@ -23,22 +24,50 @@ sys.path.insert(0, str(SCRIPTS))
 import torch  # noqa: E402
 from measured import Measured  # noqa: E402
 
-from ddp.errors import told_in_one_line  # noqa: E402
-from ddp.provenance import git_state, versions  # noqa: E402
+from ddp.base.errors import told_in_one_line  # noqa: E402
+from ddp.base.provenance import git_state, versions  # noqa: E402
 
 # Each a module here, with `measure(data, work)`: the folder of CIFAR-10, and one for its own files.
-BENCHMARKS = ("throughput", "busy", "scaling", "accuracy", "staging", "evaluation", "launching", "dry_run", "tables", "saving")
+BENCHMARKS = (
+    "throughput",
+    "busy",
+    "scaling",
+    "accuracy",
+    "staging",
+    "evaluation",
+    "launching",
+    "dry_run",
+    "tables",
+    "saving",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="results/data/cifar10, fetched before")
-    parser.add_argument("output", type=Path, help="folder for bench.json, and for what the benchmarks write")
-    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"of {', '.join(BENCHMARKS)}; all if none is named")
+    parser.add_argument(
+        "output", type=Path, help="folder for bench.json, and for what the benchmarks write"
+    )
+    parser.add_argument(
+        "benchmarks",
+        nargs="*",
+        metavar="BENCHMARK",
+        help=f"of {', '.join(BENCHMARKS)}; all if none is named",
+    )
     args = parser.parse_args()
     if unknown := set(args.benchmarks) - set(BENCHMARKS):
-        parser.error(f"{', '.join(sorted(unknown))}: there is no such benchmark; there are {', '.join(BENCHMARKS)}")
-    about = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "git": git_state(), "versions": versions()}
+        parser.error(
+            f"{', '.join(sorted(unknown))}: there is no such benchmark; there are "
+            f"{', '.join(BENCHMARKS)}"
+        )
+    about = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "git": git_state(),
+        "versions": versions(),
+    }
     rows: list[dict[str, Any]] = []
     with told_in_one_line("bench"):
         for name in args.benchmarks or BENCHMARKS:
@@ -46,7 +75,9 @@ def main() -> None:
             work.mkdir(parents=True, exist_ok=True)
             for row in timed(name, args.data.resolve(), work.resolve()):
                 rows.append({"benchmark": name} | asdict(row) | {"reached": row.reached})
-                (args.output / "bench.json").write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
+                (args.output / "bench.json").write_text(
+                    json.dumps(about | {"rows": rows}, indent=2) + "\n"
+                )
     print("", *table(rows), sep="\n")
 
 
@@ -61,19 +92,36 @@ def timed(name: str, data: Path, work: Path) -> Iterator[Measured]:
 
 def machine() -> dict[str, Any]:
     model = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ""
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
     )
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "gpus": gpus, "system": platform.platform(), "load": os.getloadavg()[0]}
+    return {
+        "cpu": model,
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpus": gpus,
+        "system": platform.platform(),
+        "load": os.getloadavg()[0],
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a Markdown table."""
     lines = ["| what | against | measured | reach | |", "|---|---|---|---|---|"]
     for row in rows:
-        reach = " ".join(f"{sign} {row[key]:g}" for sign, key in (("≥", "least"), ("≤", "most")) if row[key] is not None)
+        reach = " ".join(
+            f"{sign} {row[key]:g}"
+            for sign, key in (("≥", "least"), ("≤", "most"))
+            if row[key] is not None
+        )
         verdict = ("yes" if row["reached"] else "no") if reach else ""
-        lines.append(f"| {row['what']} | {row['against']} | {row['value']:.3g} | {reach} | {verdict} |")
+        lines.append(
+            f"| {row['what']} | {row['against']} | {row['value']:.3g} | {reach} | {verdict} |"
+        )
     return lines
 
 

@@ -1,8 +1,10 @@
-"""How long threads should spin while they wait for each other (GOMP_SPINCOUNT): steps of the default network on two threads, with the
-machine otherwise idle and with every CPU busy with something else.
+"""How long threads should spin while they wait for each other (GOMP_SPINCOUNT): steps of the
+default network on two threads, with the machine otherwise idle and with every CPU busy with
+something else.
 
-By default, libgomp's threads spin for milliseconds. On a busy CPU they spin for as long as the scheduler lets them, while the thread that
-they wait for is not running. Each setting has processes of its own, which take turns; a ratio is the median over the rounds.
+By default, libgomp's threads spin for milliseconds. On a busy CPU they spin for as long as the
+scheduler lets them, while the thread that they wait for is not running. Each setting has processes
+of its own, which take turns; a ratio is the median over the rounds.
 """
 
 import os
@@ -26,12 +28,12 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from torch.nn import functional as F
-from ddp import models
-from ddp.memory import keep_freed_memory
+from ddp.models.classifier import build
+from ddp.ranks.memory import keep_freed_memory
 threads, seconds, batch = map(int, sys.argv[2:])
 keep_freed_memory()
 torch.set_num_threads(threads)
-classifier = models.build("airbench", (24, 64, 128), 10)
+classifier = build("airbench", (24, 64, 128), 10)
 images = torch.randint(0, 256, (batch, 32, 32, 3), dtype=torch.uint8)
 labels = torch.randint(0, 10, (batch,))
 def step():
@@ -53,16 +55,29 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, no d
         for _ in range(ROUNDS):
             for name, environment in SETTINGS.items():
                 rates[name].append(steps_per_second(environment, load))
-        ratio = median(short / default for short, default in zip(rates["short"], rates["default"], strict=True))
+        ratio = median(
+            short / default for short, default in zip(rates["short"], rates["default"], strict=True)
+        )
         where = f"{load} busy processes beside it" if load else "an idle machine"
-        yield Measured(f"steps with GOMP_SPINCOUNT=10000, {CPUS} threads, {where}", "libgomp's default", ratio,
-                       least=1 if load else 0.95, details={"steps_per_second": rates})  # fmt: skip
+        yield Measured(
+            f"steps with GOMP_SPINCOUNT=10000, {CPUS} threads, {where}",
+            "libgomp's default",
+            ratio,
+            least=1 if load else 0.95,
+            details={"steps_per_second": rates},
+        )
 
 
 def steps_per_second(environment: dict[str, str], load: int) -> float:
     scripts = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
     command = [sys.executable, "-c", STEPS, str(scripts), str(CPUS), str(SECONDS), str(BATCH)]
-    process = subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,4 +1,5 @@
-"""A dry run, `snakemake -n --quiet`, of experiments of 10 to 5,000 runs: its duration, and whether a run costs the same among many.
+"""A dry run, `snakemake -n --quiet`, of experiments of 10 to 5,000 runs: its duration, and whether
+a run costs the same among many.
 
 In a working directory of its own, in which nothing is done yet, on this checkout's rules.
 """
@@ -27,10 +28,26 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
             taken[runs].append(seconds_of(runs, work))
     seconds = {runs: statistics.median(taken[runs]) for runs in SIZES}
     for runs in SIZES:
-        yield Measured(f"dry run of {runs:,} runs", "seconds", seconds[runs], most=20 if runs == MANY else None, details={"times": TIMES})
+        yield Measured(
+            f"dry run of {runs:,} runs",
+            "seconds",
+            seconds[runs],
+            most=20 if runs == MANY else None,
+            details={"times": TIMES},
+        )
     many, most = ((seconds[runs] - seconds[FEW]) / (runs - FEW) for runs in (MANY, MOST))
-    details = {f"ms_per_run_at_{MANY}": 1e3 * many, f"ms_per_run_at_{MOST}": 1e3 * most, "start_seconds": seconds[FEW]}
-    yield Measured(f"a run among {MOST:,} in a dry run", f"a run among {MANY:,}", most / many, most=1.3, details=details)
+    details = {
+        f"ms_per_run_at_{MANY}": 1e3 * many,
+        f"ms_per_run_at_{MOST}": 1e3 * most,
+        "start_seconds": seconds[FEW],
+    }
+    yield Measured(
+        f"a run among {MOST:,} in a dry run",
+        f"a run among {MANY:,}",
+        most / many,
+        most=1.3,
+        details=details,
+    )
 
 
 def seconds_of(runs: int, work: Path) -> float:
@@ -40,6 +57,17 @@ def seconds_of(runs: int, work: Path) -> float:
     where = ["--snakefile", SNAKEFILE, "--directory", work, "--configfile", config]
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "snakemake", *map(str, where), "--dry-run", "--quiet", "--cores", "2"], check=True, capture_output=True
+        [
+            sys.executable,
+            "-m",
+            "snakemake",
+            *map(str, where),
+            "--dry-run",
+            "--quiet",
+            "--cores",
+            "2",
+        ],
+        check=True,
+        capture_output=True,
     )
     return time.perf_counter() - start

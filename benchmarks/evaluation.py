@@ -1,8 +1,10 @@
-"""Evaluating a run on the 10,000 test images of CIFAR-10, against the bare forward pass of its network over them.
+"""Evaluating a run on the 10,000 test images of CIFAR-10, against the bare forward pass of its
+network over them.
 
-Ours is `evaluate.evaluate` for one weights file, from the folder of the data to evaluation.json: hashes checked, weights read, metrics
-computed. The bare pass has network and images in memory, and keeps the logits; batch size and threads are the same. Both in this process,
-without the start of Python and the import of torch, and in turn; a ratio is the median of the rounds' ratios.
+Ours is `evaluate.evaluate` for one weights file, from the folder of the data to evaluation.json:
+hashes checked, weights read, metrics computed. The bare pass has network and images in memory, and
+keeps the logits; batch size and threads are the same. Both in this process, without the start of
+Python and the import of torch, and in turn; a ratio is the median of the rounds' ratios.
 """
 
 import argparse
@@ -17,9 +19,10 @@ import torch
 from measured import Measured
 
 import evaluate
-from ddp import models
-from ddp.data_folder import load_split, read_manifest
-from ddp.process_group import Process, process_group
+from ddp.data.folder import DataFolder
+from ddp.models import weights
+from ddp.models.classifier import Classifier, build
+from ddp.ranks.process_group import Process, process_group
 
 BATCH_SIZE = 500  # the default of evaluate.py
 TIMES = 9
@@ -27,22 +30,40 @@ TIMES = 9
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     torch.manual_seed(0)
-    classifier = models.build("airbench", (32, 64, 64), 10)
-    classifier.fit_to(torch.tensor(load_split(data, read_manifest(data), "train")[0][:2000]))
-    models.save(classifier, work / "model.safetensors")
-    images = torch.tensor(load_split(data, read_manifest(data), "test")[0])
+    classifier = build("airbench", (32, 64, 64), 10)
+    classifier.fit_to(torch.tensor(DataFolder.read(data).load("train")[0][:2000]))
+    weights.save(classifier, work / "model.safetensors")
+    images = torch.tensor(DataFolder.read(data).load("test")[0])
     with process_group("cpu") as process:
         rounds = [(whole(data, work, process), bare(classifier, images)) for _ in range(TIMES)]
     ours, forward = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
     ratio = statistics.median(whole / bare for whole, bare in rounds)
-    details = {"seconds": ours, "forward_seconds": forward, "threads": torch.get_num_threads(), "batch_size": BATCH_SIZE, "times": TIMES}
-    yield Measured("evaluating 10,000 images, airbench", "the bare forward pass", ratio, most=1.15, details=details)
+    details = {
+        "seconds": ours,
+        "forward_seconds": forward,
+        "threads": torch.get_num_threads(),
+        "batch_size": BATCH_SIZE,
+        "times": TIMES,
+    }
+    yield Measured(
+        "evaluating 10,000 images, airbench",
+        "the bare forward pass",
+        ratio,
+        most=1.15,
+        details=details,
+    )
 
 
 def whole(data: Path, work: Path, process: Process) -> float:
     """Seconds of an evaluation."""
-    args = argparse.Namespace(data=data, model=work / "model.safetensors", checkpoints=None, batch_size=BATCH_SIZE, views="plain",
-                              output=work / "evaluation.json")  # fmt: skip
+    args = argparse.Namespace(
+        data=data,
+        model=work / "model.safetensors",
+        checkpoints=None,
+        batch_size=BATCH_SIZE,
+        views="plain",
+        output=work / "evaluation.json",
+    )
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         evaluate.evaluate(args, process)
@@ -50,7 +71,7 @@ def whole(data: Path, work: Path, process: Process) -> float:
 
 
 @torch.no_grad()
-def bare(classifier: models.Classifier, images: torch.Tensor) -> float:
+def bare(classifier: Classifier, images: torch.Tensor) -> float:
     """Seconds of the forward pass."""
     classifier.eval()
     start = time.perf_counter()

@@ -1,8 +1,10 @@
-"""Time to 94 % on a GPU, beside the published figures: python benchmarks/gpu.py DATA-FOLDER OUTPUT-FOLDER
+"""Time to 94 % on a GPU, beside the published figures: python benchmarks/gpu.py DATA-FOLDER
+OUTPUT-FOLDER
 
-Trains a configuration with many seeds, evaluates each, and prints and writes gpu.json: mean time and accuracy, throughput, and what share
-of the device's measured rate of matrix products that is. The first training is the warm-up and is not counted. A configuration whose device
-is `cpu` is measured on that.
+Trains a configuration with many seeds, evaluates each, and prints and writes gpu.json: mean time
+and accuracy, throughput, and what share of the device's measured rate of matrix products that is.
+The first training is the warm-up and is not counted. A configuration whose device is `cpu` is
+measured on that.
 """
 
 import argparse
@@ -22,35 +24,50 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from training import evaluate, read_experiment, seeds_of, train  # noqa: E402
 
-from ddp import models  # noqa: E402
-from ddp.config import Run  # noqa: E402
-from ddp.data_folder import read_manifest  # noqa: E402
-from ddp.provenance import git_state, versions  # noqa: E402
+from ddp.base.provenance import git_state, versions  # noqa: E402
+from ddp.data.folder import DataFolder  # noqa: E402
+from ddp.experiment.config import Run  # noqa: E402
+from ddp.models.classifier import build  # noqa: E402
 
 # On one A100, from the README of cifar10-airbench.
-PUBLISHED = {"airbench94_muon": {"accuracy": 0.9401, "seconds": 2.59}, "airbench96_faster": {"accuracy": 0.96, "seconds": 27.3}}
+PUBLISHED = {
+    "airbench94_muon": {"accuracy": 0.9401, "seconds": 2.59},
+    "airbench96_faster": {"accuracy": 0.96, "seconds": 27.3},
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="results/data/cifar10, fetched before")
     parser.add_argument("output", type=Path, help="folder for gpu.json and the trainings")
-    parser.add_argument("--configfile", type=Path, default=ROOT / "config" / "airbench94.yaml", help="of one run; its seed is not used")
+    parser.add_argument(
+        "--configfile",
+        type=Path,
+        default=ROOT / "config" / "airbench94.yaml",
+        help="of one run; its seed is not used",
+    )
     parser.add_argument("--seeds", type=int, default=10)
     args = parser.parse_args()
     experiment = read_experiment(args.configfile)
     run, *more = experiment.runs.values()
     if more or args.seeds < 2:
-        parser.error(f"{args.configfile} must be one run, not {len(more) + 1}; and --seeds at least 2")
+        parser.error(
+            f"{args.configfile} must be one run, not {len(more) + 1}; and --seeds at least 2"
+        )
     train(run, args.data, args.output / "warm-up", 1)
     found = []
     for seeded in seeds_of(run, args.seeds):
         folder = args.output / f"seed~{seeded.seed}"
         about = train(seeded, args.data, folder, 1)
         accuracy = evaluate(folder, args.data, experiment.config["test_views"])["accuracy"]
-        found.append({"seed": seeded.seed, "seconds": about["seconds"], "accuracy": accuracy} | throughput(folder))
-    result = summary(run, found, read_manifest(args.data)["classes"])
+        found.append(
+            {"seed": seeded.seed, "seconds": about["seconds"], "accuracy": accuracy}
+            | throughput(folder)
+        )
+    result = summary(run, found, DataFolder.read(args.data).classes)
     (args.output / "gpu.json").write_text(json.dumps(result | {"runs": found}, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
@@ -63,7 +80,9 @@ def throughput(folder: Path) -> dict[str, float]:
 
 
 def summary(run: Run, found: list[dict[str, Any]], classes: int) -> dict[str, Any]:
-    """Means over the runs, and the share of the device's rate that the arithmetic of the network takes."""
+    """Means over the runs, and the share of the device's rate that the arithmetic of the network
+    takes.
+    """
     device = torch.device("cuda" if run.device != "cpu" and torch.cuda.is_available() else "cpu")
     rate, flops = matrix_rate(device, DTYPES[run.precision]), flops_per_image(run, classes)
     speed = median(one["images_per_second"] for one in found)
@@ -74,8 +93,14 @@ def summary(run: Run, found: list[dict[str, Any]], classes: int) -> dict[str, An
         "versions": versions(),
         "published": PUBLISHED,
         "config": json.loads(run.to_json()),
-        "accuracy": {"mean": mean(one["accuracy"] for one in found), "standard_deviation": stdev(one["accuracy"] for one in found)},
-        "seconds": {"mean": mean(one["seconds"] for one in found), "standard_deviation": stdev(one["seconds"] for one in found)},
+        "accuracy": {
+            "mean": mean(one["accuracy"] for one in found),
+            "standard_deviation": stdev(one["accuracy"] for one in found),
+        },
+        "seconds": {
+            "mean": mean(one["seconds"] for one in found),
+            "standard_deviation": stdev(one["seconds"] for one in found),
+        },
         "images_per_second": speed,
         "flops_per_image": flops,
         "matrix_flops_per_second": rate,
@@ -85,7 +110,7 @@ def summary(run: Run, found: list[dict[str, Any]], classes: int) -> dict[str, An
 
 def flops_per_image(run: Run, classes: int) -> float:
     """Floating-point operations of an image's forward and backward pass, counted by torch."""
-    classifier = models.build(run.model, run.widths, classes)
+    classifier = build(run.model, run.widths, classes)
     images = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(classifier(images), torch.zeros(2, dtype=torch.long)).backward()
@@ -93,7 +118,9 @@ def flops_per_image(run: Run, classes: int) -> float:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of square matrix products on the device: the best of ten."""
+    """Floating-point operations per second of square matrix products on the device: the best of
+    ten.
+    """
     size = 8192 if device.type == "cuda" else 1024
     matrix = torch.randn(size, size, device=device).to(dtype)
     seconds = []

@@ -1,7 +1,9 @@
-"""From the start of `launch` to the first training step of two processes, against importing torch in two processes at once.
+"""From the start of `launch` to the first training step of two processes, against importing torch
+in two processes at once.
 
-The first step is not announced. Rank 0 tells of an epoch as soon as it is over, and its history how long the epoch took, so the first
-step began that long before the line of the first epoch. The two are measured in turn; medians.
+The first step is not announced. Rank 0 tells of an epoch as soon as it is over, and its history how
+long the epoch took, so the first step began that long before the line of the first epoch. The two
+are measured in turn; medians.
 """
 
 import csv
@@ -17,9 +19,18 @@ from pathlib import Path
 from measured import Measured
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
-# An epoch of a single step; and a small network, as nothing before the step depends on its size but the time until it is told of does.
-RUN = {"dataset": "cifar10", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 500, "validation_fraction": 0.99,
-       "checkpoint_every": 0, "device": "cpu", "nproc_per_node": 2}  # fmt: skip
+# An epoch of a single step; and a small network, as nothing before the step depends on its size but
+# the time until it is told of does.
+RUN = {
+    "dataset": "cifar10",
+    "widths": [8, 8, 8],
+    "epochs": 1,
+    "global_batch_size": 500,
+    "validation_fraction": 0.99,
+    "checkpoint_every": 0,
+    "device": "cpu",
+    "nproc_per_node": 2,
+}
 TIMES = 5
 
 
@@ -36,17 +47,33 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     shutil.rmtree(scratch)
     details = {"first_step_seconds": step, "import_torch_seconds": torch, "times": TIMES}
     yield Measured(
-        "launching 2 processes, to the first step", "seconds more than importing torch in 2", step - torch, most=3, details=details
+        "launching 2 processes, to the first step",
+        "seconds more than importing torch in 2",
+        step - torch,
+        most=3,
+        details=details,
     )
 
 
 def first_step(data: Path, scratch: Path, output: Path) -> float:
     """Seconds from the start of a launch to the beginning of its first step."""
     shutil.rmtree(output, ignore_errors=True)
-    train = [SCRIPTS / "train.py", "--run", json.dumps(RUN), "--data", data, "--scratch", scratch, "--output", output]
+    train = [
+        SCRIPTS / "train.py",
+        "--run",
+        json.dumps(RUN),
+        "--data",
+        data,
+        "--scratch",
+        scratch,
+        "--output",
+        output,
+    ]
     launch = [SCRIPTS / "launch.py", "--nproc-per-node", 2, "--cpus", 2, "--", *train]
     start = time.perf_counter()
-    with subprocess.Popen([sys.executable, *map(str, launch)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, *map(str, launch)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         (told,) = [time.perf_counter() for line in process.stdout if ": epoch 1/1 " in line]
     with (output / "history.csv").open() as file:

@@ -1,4 +1,6 @@
-"""One measurement: a ratio or a duration from this run, what it is measured against, and what it has to reach."""
+"""One measurement: a ratio or a duration from this run, what it is measured against, and what it
+has to reach.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,8 @@ class Measured:
     Attributes:
         what: is measured.
         against: the peer, or the limit.
-        value: of `what`, as a ratio to the peer where there is one, else in seconds or another unit that `against` names.
+        value: of `what`, as a ratio to the peer where there is one, else in seconds or another unit
+            that `against` names.
         least, most: what it has to reach, at least or at most; None where the row is only told.
         details: the numbers it comes from, JSON types, units in their names.
     """
@@ -25,4 +28,6 @@ class Measured:
 
     @property
     def reached(self) -> bool:
-        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+        return (self.least is None or self.value >= self.least) and (
+            self.most is None or self.value <= self.most
+        )

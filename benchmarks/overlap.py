@@ -1,7 +1,9 @@
-"""How much of the gradients' all-reduce goes on while the backward pass still computes: a profile of two gloo processes.
+"""How much of the gradients' all-reduce goes on while the backward pass still computes: a profile
+of two gloo processes.
 
-`loss.backward()` returns when all gradients are added up, so its own time span contains every all-reduce. What counts as computing is the
-span from its start to the end of the last gradient that autograd itself computes; what of the all-reduces lies after that is waited for.
+`loss.backward()` returns when all gradients are added up, so its own time span contains every
+all-reduce. What counts as computing is the span from its start to the end of the last gradient that
+autograd itself computes; what of the all-reduces lies after that is waited for.
 """
 
 import json
@@ -21,16 +23,17 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp import models
-from ddp.config import Run
-from ddp.gradients import Gradients, distributed
-from ddp.memory import keep_freed_memory
+from ddp.experiment.config import Run
+from ddp.models.classifier import Classifier, build
+from ddp.ranks.memory import keep_freed_memory
+from ddp.training.gradients import Gradients, distributed
 
 PROCESSES = 2
 STEPS = 5
 BATCH = 32  # of each process
 ONE_BUCKET_MB = 1000.0
-# Ours; the same buckets without our hook, as DDP does it by itself; and all gradients in one bucket, with nothing to overlap.
+# Ours; the same buckets without our hook, as DDP does it by itself; and all gradients in one
+# bucket, with nothing to overlap.
 WAYS = ("ours", "without our hook", "one bucket")
 
 
@@ -41,35 +44,50 @@ def profiled(work: Path) -> dict[str, dict[str, Any]]:
 
 
 def process(rank: int, work: str) -> None:
-    """One of the processes; the first writes overlap.json into the folder, and a trace of each way, for ui.perfetto.dev."""
+    """One of the processes; the first writes overlap.json into the folder, and a trace of each way,
+    for ui.perfetto.dev.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Named for those who started it: a store that was used before would answer with the processes of that time.
+    # Named for those who started it: a store that was used before would answer with the processes
+    # of that time.
     store = FileStore(f"{work}/overlap-{os.getppid()}.store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    run = Run.from_json(json.dumps({"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"}))
+    run = Run.from_json(
+        json.dumps({"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"})
+    )
     torch.manual_seed(rank)
-    images, labels = torch.randint(256, (BATCH, 32, 32, 3), dtype=torch.uint8), torch.randint(10, (BATCH,))
+    images, labels = (
+        torch.randint(256, (BATCH, 32, 32, 3), dtype=torch.uint8),
+        torch.randint(10, (BATCH,)),
+    )
     found = {}
     for way in WAYS:
-        classifier = models.build(run.model, run.widths, 10)
+        classifier = build(run.model, run.widths, 10)
         network, bucket_mb = networks(way, run, classifier, images, labels)
         for _ in range(2):
             step(network, images, labels)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             seconds = [step(network, images, labels) for _ in range(STEPS)]
         profiler.export_chrome_trace(f"{work}/{way.replace(' ', '-')}-{rank}.json")
-        found[way] = {"bucket_mb": bucket_mb, "step_ms": round(1e3 * median(seconds), 1)} | share_hidden(profiler.events() or [])
+        found[way] = {
+            "bucket_mb": bucket_mb,
+            "step_ms": round(1e3 * median(seconds), 1),
+        } | share_hidden(profiler.events() or [])
     if rank == 0:
         Path(work, "overlap.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def networks(way: str, run: Run, classifier: models.Classifier, images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, float]:
+def networks(
+    way: str, run: Run, classifier: Classifier, images: torch.Tensor, labels: torch.Tensor
+) -> tuple[nn.Module, float]:
     """The classifier as it is trained in this way, and the size of its buckets in MB."""
     if way == "ours":
-        return distributed(run, classifier, [(images, labels)])[0], Gradients(run, classifier).bucket_mb
+        return distributed(run, classifier, [(images, labels)])[0], Gradients(
+            run, classifier
+        ).bucket_mb
     gradients = Gradients(run, classifier)
     bucket_mb = gradients.bucket_mb if way == "without our hook" else ONE_BUCKET_MB
     network = DistributedDataParallel(classifier, broadcast_buffers=False, bucket_cap_mb=bucket_mb)
@@ -79,7 +97,9 @@ def networks(way: str, run: Run, classifier: models.Classifier, images: torch.Te
 
 
 def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """One forward and backward pass; its duration in seconds. Both start together, so that neither waits for the other's rest."""
+    """One forward and backward pass; its duration in seconds. Both start together, so that neither
+    waits for the other's rest.
+    """
     dist.barrier()
     start = time.perf_counter()
     loss = F.cross_entropy(network(images), labels)
@@ -90,21 +110,40 @@ def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> floa
 
 
 def share_hidden(events: Sequence[Any]) -> dict[str, float]:
-    """Of a profile's steps, medians: the share of the all-reduces' time while autograd computes, and milliseconds of what there was.
+    """Of a profile's steps, medians: the share of the all-reduces' time while autograd computes,
+    and milliseconds of what there was.
 
-    An all-reduce lasts from when it is asked for to its end; where several are under way at once, that time counts once.
+    An all-reduce lasts from when it is asked for to its end; where several are under way at once,
+    that time counts once.
     """
     steps = []
     for backward in (event for event in events if event.name == "backward"):
         begin, end = backward.time_range.start, backward.time_range.end
         inside = [event for event in events if begin <= event.time_range.start <= end]
-        computed = max(e.time_range.end for e in inside if "evaluate_function" in e.name and "AccumulateGrad" not in e.name)
-        reduces = [(e.time_range.start, e.time_range.end) for e in inside if e.name == "gloo:all_reduce"]
+        computed = max(
+            e.time_range.end
+            for e in inside
+            if "evaluate_function" in e.name and "AccumulateGrad" not in e.name
+        )
+        reduces = [
+            (e.time_range.start, e.time_range.end) for e in inside if e.name == "gloo:all_reduce"
+        ]
         whole = covered(reduces)
         hidden = covered([(a, min(b, computed)) for a, b in reduces if a < computed])
-        steps.append((hidden / whole, len(reduces), (computed - begin) / 1e3, whole / 1e3, (end - computed) / 1e3))
+        steps.append(
+            (
+                hidden / whole,
+                len(reduces),
+                (computed - begin) / 1e3,
+                whole / 1e3,
+                (end - computed) / 1e3,
+            )
+        )
     keys = ("hidden", "all_reduces", "computing_ms", "reducing_ms", "waiting_ms")
-    return {key: round(median(values), 3) for key, values in zip(keys, zip(*steps, strict=True), strict=True)}
+    return {
+        key: round(median(values), 3)
+        for key, values in zip(keys, zip(*steps, strict=True), strict=True)
+    }
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:

@@ -1,9 +1,12 @@
-"""A training script as researchers write one, for comparison: one process, one file, none of this workflow's code.
+"""A training script as researchers write one, for comparison: one process, one file, none of this
+workflow's code.
 
-The network and recipe of cifar10-airbench's legacy scripts (legacy/airbench94.py: whitening, Nesterov SGD with fast BatchNorm biases,
-triangular schedule, lookahead, six views of each test image), at widths 32, 64, 64, batches of 512 and 5 epochs, on the CPU.
+The network and recipe of cifar10-airbench's legacy scripts (legacy/airbench94.py: whitening,
+Nesterov SGD with fast BatchNorm biases, triangular schedule, lookahead, six views of each test
+image), at widths 32, 64, 64, batches of 512 and 5 epochs, on the CPU.
 
-python benchmarks/plain_airbench.py DATA-FOLDER prints, as JSON, the seconds of training and the test accuracy.
+python benchmarks/plain_airbench.py DATA-FOLDER prints, as JSON, the seconds of training and the
+test accuracy.
 """
 
 import json
@@ -25,7 +28,9 @@ STD = torch.tensor((0.2470, 0.2435, 0.2616)).view(1, 3, 1, 1)
 
 
 def load(folder, split):
-    images, labels = (torch.from_numpy(np.load(f"{folder}/{split}_{kind}.npy")) for kind in ("images", "labels"))
+    images, labels = (
+        torch.from_numpy(np.load(f"{folder}/{split}_{kind}.npy")) for kind in ("images", "labels")
+    )
     normalised = (images.permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
     return normalised.contiguous(memory_format=torch.channels_last), labels.long()
 
@@ -56,18 +61,31 @@ def network(images):
     whitening = nn.Conv2d(3, 24, 2)
     patches = images.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-    filters = vectors.T.reshape(-1, 3, 2, 2).flip(0) / torch.sqrt(values.flip(0).view(-1, 1, 1, 1) + 5e-4)
+    filters = vectors.T.reshape(-1, 3, 2, 2).flip(0) / torch.sqrt(
+        values.flip(0).view(-1, 1, 1, 1) + 5e-4
+    )
     whitening.weight.data = torch.cat((filters, -filters))
     whitening.weight.requires_grad = False
     whitening.bias.data.zero_()
     groups = [group(i, o) for i, o in zip((24, *WIDTHS), WIDTHS, strict=False)]
-    net = nn.Sequential(whitening, nn.GELU(), *groups, nn.MaxPool2d(3), nn.Flatten(), Head(WIDTHS[-1], 10, bias=False))
+    net = nn.Sequential(
+        whitening,
+        nn.GELU(),
+        *groups,
+        nn.MaxPool2d(3),
+        nn.Flatten(),
+        Head(WIDTHS[-1], 10, bias=False),
+    )
     return net.to(memory_format=torch.channels_last)
 
 
 def batches(images, labels, epoch, flipped):
-    """Mirrored in every other epoch, shifted by up to two pixels, shuffled; the last, smaller batch is dropped."""
-    padded = F.pad(torch.where(flipped ^ bool(epoch % 2), images.flip(3), images), (2, 2, 2, 2), "reflect")
+    """Mirrored in every other epoch, shifted by up to two pixels, shuffled; the last, smaller batch
+    is dropped.
+    """
+    padded = F.pad(
+        torch.where(flipped ^ bool(epoch % 2), images.flip(3), images), (2, 2, 2, 2), "reflect"
+    )
     moved = torch.empty_like(images)
     shifts = torch.randint(0, 5, (len(images), 2))
     for down in range(5):
@@ -92,16 +110,27 @@ def train(images, labels):
     net = network(images[:5000])
     steps = EPOCHS * (len(images) // BATCH)
     biases = [
-        parameter for name, parameter in net.named_parameters() if parameter.requires_grad and parameter.dim() == 1 and name != "0.bias"
+        parameter
+        for name, parameter in net.named_parameters()
+        if parameter.requires_grad and parameter.dim() == 1 and name != "0.bias"
     ]
-    rest = [parameter for parameter in net.parameters() if parameter.requires_grad and all(parameter is not bias for bias in biases)]
+    rest = [
+        parameter
+        for parameter in net.parameters()
+        if parameter.requires_grad and all(parameter is not bias for bias in biases)
+    ]
     optimizer = torch.optim.SGD(
         [
-            {"params": biases, "lr": LEARNING_RATE * BIAS_SCALE, "weight_decay": WEIGHT_DECAY / (LEARNING_RATE * BIAS_SCALE)},
+            {
+                "params": biases,
+                "lr": LEARNING_RATE * BIAS_SCALE,
+                "weight_decay": WEIGHT_DECAY / (LEARNING_RATE * BIAS_SCALE),
+            },
             {"params": rest, "lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY / LEARNING_RATE},
         ],
-        momentum=MOMENTUM, nesterov=True,
-    )  # fmt: skip
+        momentum=MOMENTUM,
+        nesterov=True,
+    )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, steps))
     slow = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     flipped = torch.rand(len(images), 1, 1, 1) < 0.5
@@ -110,7 +139,9 @@ def train(images, labels):
         net[0].bias.requires_grad = epoch < WHITENING_EPOCHS
         net.train()
         for pixels, targets in batches(images, labels, epoch, flipped):
-            F.cross_entropy(net(pixels), targets, label_smoothing=SMOOTHING, reduction="sum").backward()
+            F.cross_entropy(
+                net(pixels), targets, label_smoothing=SMOOTHING, reduction="sum"
+            ).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()

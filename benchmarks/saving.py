@@ -1,8 +1,10 @@
-"""The share of a training's time that saving its state takes at the default interval: an epoch or 300 s, whichever is shorter.
+"""The share of a training's time that saving its state takes at the default interval: an epoch or
+300 s, whichever is shorter.
 
-Trains on few images and two processes, and saves every second; the time that the training stood still for a state is put into proportion
-to a whole epoch at the measured speed. Writing goes on in the background, beside the training; the last state alone is waited for, and
-counts with the others. What it takes is the size of a state and the speed of the storage that `work` is on.
+Trains on few images and two processes, and saves every second; the time that the training stood
+still for a state is put into proportion to a whole epoch at the measured speed. Writing goes on in
+the background, beside the training; the last state alone is waited for, and counts with the others.
+What it takes is the size of a state and the speed of the storage that `work` is on.
 """
 
 import csv
@@ -16,7 +18,7 @@ from typing import Any
 
 from measured import Measured
 
-from ddp.config import Experiment
+from ddp.experiment.config import Experiment
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 # With so many images held out that it is trained for some ten seconds.
@@ -32,18 +34,43 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     for model, recipe in MODELS.items():
         output = work / model
         shutil.rmtree(output, ignore_errors=True)
-        about, speed = trained({"model": model, "epochs": 1, "nproc_per_node": 2, "checkpoint_every": 0} | recipe, data, output)
+        about, speed = trained(
+            {"model": model, "epochs": 1, "nproc_per_node": 2, "checkpoint_every": 0} | recipe,
+            data,
+            output,
+        )
         still = about["saving"]["seconds"] / about["saving"]["times"]
         epoch = default.training_images / speed
         size = max(path.stat().st_size for path in (output / "state").glob("*.safetensors"))
-        details = {"saves": about["saving"]["times"], "state_mb": size / 1e6, "still_ms": 1e3 * still, "epoch_seconds": epoch}
+        details = {
+            "saves": about["saving"]["times"],
+            "state_mb": size / 1e6,
+            "still_ms": 1e3 * still,
+            "epoch_seconds": epoch,
+        }
         share = still / min(epoch, SAVE_EVERY_SECONDS)
-        yield Measured(f"saving the state, {model}", "share of the training's time", share, most=0.01, details=details)
+        yield Measured(
+            f"saving the state, {model}",
+            "share of the training's time",
+            share,
+            most=0.01,
+            details=details,
+        )
 
 
 def trained(run: dict[str, Any], data: Path, output: Path) -> tuple[dict[str, Any], float]:
     """Train the run, of one epoch; returns its run.json and its images per second."""
-    train = [SCRIPTS / "train.py", "--run", json.dumps(run), "--data", data, "--output", output, "--save-every-seconds", 1]
+    train = [
+        SCRIPTS / "train.py",
+        "--run",
+        json.dumps(run),
+        "--data",
+        data,
+        "--output",
+        output,
+        "--save-every-seconds",
+        1,
+    ]
     launch = [SCRIPTS / "launch.py", "--nproc-per-node", 2, "--cpus", 2, "--", *train]
     subprocess.run([sys.executable, *map(str, launch)], check=True, stdout=subprocess.DEVNULL)
     with (output / "history.csv").open() as file:

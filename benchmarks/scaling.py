@@ -1,9 +1,11 @@
-"""What more processes gain: measured on this machine, put into a model of the step's time, and what that says of many GPUs.
+"""What more processes gain: measured on this machine, put into a model of the step's time, and what
+that says of many GPUs.
 
-Two processes of a thread are measured against one of two, in turns, as `launch.py` and `train.py` train them. Then steps on 1, 2 and 3
-processes of a thread, and all-reduces of several sizes, are what the model of `step_model` is fitted to. Three processes on two CPUs share
-them: the model lets no more compute at once than there are CPUs, so the third is a test of it, not a gain. The figures for GPUs come from
-published speeds, not from a GPU here.
+Two processes of a thread are measured against one of two, in turns, as `launch.py` and `train.py`
+train them. Then steps on 1, 2 and 3 processes of a thread, and all-reduces of several sizes, are
+what the model of `step_model` is fitted to. Three processes on two CPUs share them: the model lets
+no more compute at once than there are CPUs, so the third is a test of it, not a gain. The figures
+for GPUs come from published speeds, not from a GPU here.
 """
 
 import csv
@@ -31,19 +33,21 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import ROOT, train
 
-from ddp import models
-from ddp.config import Run
+from ddp.experiment.config import Run
+from ddp.models.classifier import Classifier, build
 from plot import PALETTE, STYLE
 
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3
-# Half of the images: an epoch of the default network takes some 10 s on two CPUs. The first epoch warms up, and is not counted.
+# Half of the images: an epoch of the default network takes some 10 s on two CPUs. The first epoch
+# warms up, and is not counted.
 VALIDATION_FRACTION = 0.5
 EPOCHS = 3
 
 PROCESSES = (1, 2, 3)
 BATCHES = (126, 252, 504)  # global; they divide among 1, 2 and 3 processes
-# For a point: an epoch of 10,000 images, after one that warms up. All others are validated on, which takes longer.
+# For a point: an epoch of 10,000 images, after one that warms up. All others are validated on,
+# which takes longer.
 POINT_FRACTION = 0.8
 POINT_EPOCHS = 2
 REDUCED_BYTES = (2**10, 2**14, 2**18, 2**20, 2**22, 2**24, 2**25)
@@ -51,13 +55,15 @@ REDUCES = 15  # of a size
 
 GPUS = (8, 64, 512)
 GIGABITS = (100, 400)
-# Seconds of a message between two nodes that NCCL's own model assumes for its protocol LL128 (hwLat, NET, in its tuning.cc).
+# Seconds of a message between two nodes that NCCL's own model assumes for its protocol LL128
+# (hwLat, NET, in its tuning.cc).
 NCCL_RING_HOP, NCCL_TREE_HOP = 4.0e-6, 8.5e-6
 
 
 @dataclass(frozen=True)
 class Published:
-    """A network whose training on one A100 is published: github.com/KellerJordan/cifar10-airbench, README.
+    """A network whose training on one A100 is published: github.com/KellerJordan/cifar10-airbench,
+    README.
 
     Attributes:
         batch: global, in images, as it is usual for it.
@@ -82,15 +88,21 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     reduces = all_reduces(work)
     network = fit_network(reduces)
     config = default_config()
-    size = 4 * parameters(models.build(config["model"], config["widths"], 10))
+    size = 4 * parameters(build(config["model"], config["widths"], 10))
     points = [
-        (processes, batch, batch / trained(data, work, processes, 1, batch, POINT_FRACTION, POINT_EPOCHS))
+        (
+            processes,
+            batch,
+            batch / trained(data, work, processes, 1, batch, POINT_FRACTION, POINT_EPOCHS),
+        )
         for batch in BATCHES
         for processes in PROCESSES
-    ]  # fmt: skip
+    ]
     compute = fit_compute(points, network, size, CPUS)
     yield fitted(reduces, points, network, compute, size)
-    predictions = [predicted(published, gigabits) for published in PUBLISHED for gigabits in GIGABITS]
+    predictions = [
+        predicted(published, gigabits) for published in PUBLISHED for gigabits in GIGABITS
+    ]
     yield from predictions
     with mpl.rc_context(STYLE):
         draw(points, compute, network, size, work / "scaling.svg")
@@ -100,13 +112,25 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
 def default_config() -> dict[str, Any]:
     """The default experiment's keys of a run."""
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
-    return {key: value for key, value in config.items() if key not in ("experiment", "nodes", "dataset")} | {"dataset": "cifar10"}
+    return {
+        key: value for key, value in config.items() if key not in ("experiment", "nodes", "dataset")
+    } | {"dataset": "cifar10"}
 
 
-def trained(data: Path, work: Path, processes: int, threads: int, batch: int, held_out: float, epochs: int) -> float:
-    """Train the default experiment's network as a run does; images per second, the median of its epochs but the first."""
+def trained(
+    data: Path, work: Path, processes: int, threads: int, batch: int, held_out: float, epochs: int
+) -> float:
+    """Train the default experiment's network as a run does; images per second, the median of its
+    epochs but the first.
+    """
     output = work / f"processes-{processes}-threads-{threads}-batch-{batch}"
-    keys = {"epochs": epochs, "global_batch_size": batch, "validation_fraction": held_out, "nproc_per_node": processes, "device": "cpu"}
+    keys = {
+        "epochs": epochs,
+        "global_batch_size": batch,
+        "validation_fraction": held_out,
+        "nproc_per_node": processes,
+        "device": "cpu",
+    }
     train(Run.from_json(json.dumps(default_config() | keys)), data, output, processes * threads)
     with (output / "history.csv").open() as file:
         _, *rates = (float(row["images_per_second"]) for row in csv.DictReader(file))
@@ -116,10 +140,26 @@ def trained(data: Path, work: Path, processes: int, threads: int, batch: int, he
 def two_processes(data: Path, work: Path) -> Measured:
     batch = default_config()["global_batch_size"]
     ways = {"two_processes_of_a_thread": (2, 1), "one_process_of_two_threads": (1, 2)}
-    rates = [{way: trained(data, work, *how, batch, VALIDATION_FRACTION, EPOCHS) for way, how in ways.items()} for _ in range(ROUNDS)]
+    rates = [
+        {
+            way: trained(data, work, *how, batch, VALIDATION_FRACTION, EPOCHS)
+            for way, how in ways.items()
+        }
+        for _ in range(ROUNDS)
+    ]
     ratio = median(two / one for two, one in (each.values() for each in rates))
-    details = {"images_per_second": {way: [round(each[way]) for each in rates] for way in ways}, "global_batch_size": batch}
-    return Measured("training throughput, two processes of a thread", "one process of two threads", ratio, 1.15, None, details)
+    details = {
+        "images_per_second": {way: [round(each[way]) for each in rates] for way in ways},
+        "global_batch_size": batch,
+    }
+    return Measured(
+        "training throughput, two processes of a thread",
+        "one process of two threads",
+        ratio,
+        1.15,
+        None,
+        details,
+    )
 
 
 def all_reduces(work: Path) -> list[tuple[int, int, float]]:
@@ -127,15 +167,21 @@ def all_reduces(work: Path) -> list[tuple[int, int, float]]:
     found = []
     for processes in (2, 3):
         spawn(reduce_sizes, (processes, str(work)), processes)
-        found += [(processes, size, seconds) for size, seconds in json.loads((work / "reduces.json").read_text())]
+        found += [
+            (processes, size, seconds)
+            for size, seconds in json.loads((work / "reduces.json").read_text())
+        ]
     return found
 
 
 def reduce_sizes(rank: int, processes: int, work: str) -> None:
-    """One of the processes; the first writes the bytes and median seconds of each size to reduces.json."""
+    """One of the processes; the first writes the bytes and median seconds of each size to
+    reduces.json.
+    """
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Named for those who started it: a store that was used before would answer with the processes of that time.
+    # Named for those who started it: a store that was used before would answer with the processes
+    # of that time.
     store = FileStore(f"{work}/reduces-{os.getppid()}-{processes}.store", processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     found = []
@@ -155,7 +201,11 @@ def reduce_sizes(rank: int, processes: int, work: str) -> None:
 
 
 def fitted(
-    reduces: list[tuple[int, int, float]], points: list[tuple[int, int, float]], network: Network, compute: Compute, size: int
+    reduces: list[tuple[int, int, float]],
+    points: list[tuple[int, int, float]],
+    network: Network,
+    compute: Compute,
+    size: int,
 ) -> Measured:
     """How far the model is off the steps that it was fitted to."""
     steps = [
@@ -163,7 +213,9 @@ def fitted(
             "processes": processes,
             "global_batch_size": batch,
             "step_ms": round(1e3 * seconds, 2),
-            "model_ms": round(1e3 * step_seconds(processes, batch, compute, network, size, CPUS), 2),
+            "model_ms": round(
+                1e3 * step_seconds(processes, batch, compute, network, size, CPUS), 2
+            ),
         }
         for processes, batch, seconds in points
     ]
@@ -175,29 +227,47 @@ def fitted(
         "step_overhead_ms": round(1e3 * compute.step, 2),
         "gradient_bytes": size,
         "steps": steps,
-        "all_reduces": [{"processes": p, "bytes": b, "ms": round(1e3 * s, 3)} for p, b, s in reduces],
+        "all_reduces": [
+            {"processes": p, "bytes": b, "ms": round(1e3 * s, 3)} for p, b, s in reduces
+        ],
     }
     return Measured(
-        "model of a step: compute / P + latency + bytes / bandwidth", "median share it is off, 1 to 3 processes", off, None, None, details
+        "model of a step: compute / P + latency + bytes / bandwidth",
+        "median share it is off, 1 to 3 processes",
+        off,
+        None,
+        None,
+        details,
     )
 
 
-def parameters(classifier: models.Classifier) -> int:
+def parameters(classifier: Classifier) -> int:
     """Number of those that are trained, which is what is reduced."""
-    return sum(parameter.numel() for parameter in classifier.parameters() if parameter.requires_grad)
+    return sum(
+        parameter.numel() for parameter in classifier.parameters() if parameter.requires_grad
+    )
 
 
 def on_gpus(published: Published, gigabits: float) -> tuple[Compute, Network, int]:
-    """Its seconds an image on one A100, the network between GPUs, and the number of its parameters."""
-    classifier = models.build(published.model, published.widths, 10)
+    """Its seconds per image on one A100, the network between GPUs, and its parameters."""
+    classifier = build(published.model, published.widths, 10)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(classifier(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)), torch.zeros(2, dtype=torch.long)).backward()
+        F.cross_entropy(
+            classifier(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)),
+            torch.zeros(2, dtype=torch.long),
+        ).backward()
     compute = Compute(counter.get_total_flops() / 2 / published.flops_per_second)
-    return compute, Network(NCCL_RING_HOP, gigabits * 1e9 / 8, NCCL_TREE_HOP), parameters(classifier)
+    return (
+        compute,
+        Network(NCCL_RING_HOP, gigabits * 1e9 / 8, NCCL_TREE_HOP),
+        parameters(classifier),
+    )
 
 
 def predicted(published: Published, gigabits: int) -> Measured:
-    """From how many GPUs on twice as many gain less than 10 %, on the usual global batch; and what some numbers of GPUs come to."""
+    """From how many GPUs on twice as many gain less than 10 %, on the usual global batch; and what
+    some numbers of GPUs come to.
+    """
     compute, network, count = on_gpus(published, gigabits)
     details: dict[str, Any] = {
         "global_batch_size": published.batch,
@@ -215,15 +285,23 @@ def predicted(published: Published, gigabits: int) -> Measured:
         pays[sent_as] = last_that_pays(seconds)
         details[sent_as] = {
             "pays_up_to_gpus": pays[sent_as],
-            "speedup_at_fixed_global_batch": {gpus: round(seconds(1) / seconds(gpus), 2) for gpus in GPUS},
+            "speedup_at_fixed_global_batch": {
+                gpus: round(seconds(1) / seconds(gpus), 2) for gpus in GPUS
+            },
             # The global batch grows with the GPUs: each has as many images as the one had.
-            "efficiency_at_fixed_share": {gpus: round(seconds(1) / seconds(gpus, published.batch * gpus), 3) for gpus in GPUS},
+            "efficiency_at_fixed_share": {
+                gpus: round(seconds(1) / seconds(gpus, published.batch * gpus), 3) for gpus in GPUS
+            },
         }
     what = f"predicted, {published.name} at {gigabits} Gb/s a GPU"
-    return Measured(what, "GPUs from which on twice as many gain under 10 %", pays["fp32"], None, None, details)
+    return Measured(
+        what, "GPUs from which on twice as many gain under 10 %", pays["fp32"], None, None, details
+    )
 
 
-def draw(points: list[tuple[int, int, float]], compute: Compute, network: Network, size: int, path: Path) -> None:
+def draw(
+    points: list[tuple[int, int, float]], compute: Compute, network: Network, size: int, path: Path
+) -> None:
     """The figure: what was measured, with the fitted model, and what the model says of GPUs."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13.5, 4.6), layout="constrained")
     draw_measured(left, points, compute, network, size)
@@ -232,14 +310,21 @@ def draw(points: list[tuple[int, int, float]], compute: Compute, network: Networ
     plt.close(figure)
 
 
-def draw_measured(axes: Axes, points: list[tuple[int, int, float]], compute: Compute, network: Network, size: int) -> None:
+def draw_measured(
+    axes: Axes, points: list[tuple[int, int, float]], compute: Compute, network: Network, size: int
+) -> None:
     for colour, batch in zip(PALETTE, BATCHES, strict=False):
         mine = [(processes, batch / seconds) for processes, of, seconds in points if of == batch]
         axes.plot(*zip(*mine, strict=True), "o", color=colour, label=f"batch {batch}")
-        rates = [batch / step_seconds(processes, batch, compute, network, size, CPUS) for processes in PROCESSES]
+        rates = [
+            batch / step_seconds(processes, batch, compute, network, size, CPUS)
+            for processes in PROCESSES
+        ]
         axes.plot(PROCESSES, rates, color=colour)
     axes.plot([], [], color="grey", label="model, fitted")
-    axes.set_title(f"Measured: {CPUS} CPUs, a thread a process", loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(
+        f"Measured: {CPUS} CPUs, a thread a process", loc="left", fontsize=11, fontweight="bold"
+    )
     axes.set_xlabel("processes")
     axes.set_xticks(PROCESSES)
     axes.set_ylabel("images per second")
@@ -253,13 +338,26 @@ def draw_predicted(axes: Axes) -> None:
     for colour, published in zip(PALETTE, PUBLISHED, strict=False):
         for style, gigabits in zip(("--", "-"), GIGABITS, strict=True):
             compute, network, count = on_gpus(published, gigabits)
-            seconds = {n: step_seconds(n, published.batch, compute, network, 4 * count) for n in gpus}
-            axes.plot(gpus, [seconds[1] / seconds[n] for n in gpus], style, color=colour, label=f"{published.name}, {gigabits} Gb/s")
+            seconds = {
+                n: step_seconds(n, published.batch, compute, network, 4 * count) for n in gpus
+            }
+            axes.plot(
+                gpus,
+                [seconds[1] / seconds[n] for n in gpus],
+                style,
+                color=colour,
+                label=f"{published.name}, {gigabits} Gb/s",
+            )
             most = last_that_pays(seconds.__getitem__)
             axes.plot([most], [seconds[1] / seconds[most]], "o", color=colour)
     axes.plot(gpus, gpus, ":", color="grey", label="as many times as GPUs")
     axes.plot([], [], "o", color="grey", label="twice as many gain < 10 %")
-    axes.set_title(f"Predicted: A100s, global batch {PUBLISHED[0].batch:,}, fp32 gradients", loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(
+        f"Predicted: A100s, global batch {PUBLISHED[0].batch:,}, fp32 gradients",
+        loc="left",
+        fontsize=11,
+        fontweight="bold",
+    )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_ylim(0.5, 64)
@@ -272,7 +370,16 @@ def draw_predicted(axes: Axes) -> None:
 
 def overlapped(work: Path) -> Measured:
     found = overlap.profiled(work)
-    details = {"model": "resnet18_imagenet", "processes": overlap.PROCESSES, "batch_of_each": overlap.BATCH} | found
+    details = {
+        "model": "resnet18_imagenet",
+        "processes": overlap.PROCESSES,
+        "batch_of_each": overlap.BATCH,
+    } | found
     return Measured(
-        "share of the all-reduce within the backward pass' computing", "its whole time", found["ours"]["hidden"], None, None, details
+        "share of the all-reduce within the backward pass' computing",
+        "its whole time",
+        found["ours"]["hidden"],
+        None,
+        None,
+        details,
     )

@@ -1,6 +1,8 @@
-"""Staging a node: making a checked copy against `cp` and `sha256sum` of the same files on the same file system, and taking up one there.
+"""Staging a node: making a checked copy against `cp` and `sha256sum` of the same files on the same
+file system, and taking up one there.
 
-In turn, so that what else the machine does meets all of them alike; medians. `sha256sum` reads the copy, as staging does.
+In turn, so that what else the machine does meets all of them alike; medians. `sha256sum` reads the
+copy, as staging does.
 """
 
 import shutil
@@ -12,14 +14,14 @@ from pathlib import Path
 
 from measured import Measured
 
-from ddp.data_folder import read_manifest
-from ddp.staging import stage
+from ddp.data.folder import DataFolder
+from ddp.data.staging import stage
 
 TIMES = 7
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:
-    files = list(read_manifest(data)["files"])
+    files = list(DataFolder.read(data).manifest["files"])
     fresh, reused, copied, summed, openssl = (list[float]() for _ in range(5))
     for _ in range(TIMES):
         scratch, copy = work / "scratch", work / "copy"
@@ -35,11 +37,36 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
         openssl.append(seconds_of(["openssl", "dgst", "-sha256", *files], copy))
         shutil.rmtree(scratch)
         shutil.rmtree(copy)
-    here, again, cp, sha256sum, dgst = map(statistics.median, (fresh, reused, copied, summed, openssl))
-    details = {"seconds": here, "cp_seconds": cp, "sha256sum_seconds": sha256sum, "openssl_seconds": dgst, "times": TIMES}
-    yield Measured("staging a node, a fresh copy", "cp and sha256sum of the same files", here / (cp + sha256sum), most=1.1, details=details)
-    yield Measured("staging a node, a fresh copy", "cp and openssl dgst of the same files", here / (cp + dgst), details=details)
-    yield Measured("staging a node, a copy that is there", "seconds, to hash it", again, most=0.3, details={"openssl_seconds": dgst})
+    here, again, cp, sha256sum, dgst = map(
+        statistics.median, (fresh, reused, copied, summed, openssl)
+    )
+    details = {
+        "seconds": here,
+        "cp_seconds": cp,
+        "sha256sum_seconds": sha256sum,
+        "openssl_seconds": dgst,
+        "times": TIMES,
+    }
+    yield Measured(
+        "staging a node, a fresh copy",
+        "cp and sha256sum of the same files",
+        here / (cp + sha256sum),
+        most=1.1,
+        details=details,
+    )
+    yield Measured(
+        "staging a node, a fresh copy",
+        "cp and openssl dgst of the same files",
+        here / (cp + dgst),
+        details=details,
+    )
+    yield Measured(
+        "staging a node, a copy that is there",
+        "seconds, to hash it",
+        again,
+        most=0.3,
+        details={"openssl_seconds": dgst},
+    )
 
 
 def seconds_of(command: list[str], folder: Path) -> float:

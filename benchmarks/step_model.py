@@ -1,4 +1,6 @@
-"""How long a step of data-parallel training takes: compute / P + latency + bytes / bandwidth, and how far that says a training scales."""
+"""How long a step of data-parallel training takes: compute / P + latency + bytes / bandwidth, and
+how far that says a training scales.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +18,8 @@ class Network:
     Attributes:
         hop: seconds for one message, however small, to the next process of a ring.
         bandwidth: of each process, in bytes a second and direction.
-        tree_hop: the same seconds in a tree, which has fewer one after the other; None where there is no tree.
+        tree_hop: the same seconds in a tree, which has fewer one after the other; None where there
+            is no tree.
     """
 
     hop: float
@@ -24,13 +27,20 @@ class Network:
     tree_hop: float | None = None
 
     def latency_seconds(self, processes: int) -> float:
-        """Of an all-reduce of nothing: around the ring and back, or up the tree and down, whichever is quicker."""
+        """Of an all-reduce of nothing: around the ring and back, or up the tree and down, whichever
+        is quicker.
+        """
         ring = 2 * (processes - 1) * self.hop
-        return ring if self.tree_hop is None else min(ring, 2 * math.log2(processes) * self.tree_hop)
+        return (
+            ring if self.tree_hop is None else min(ring, 2 * math.log2(processes) * self.tree_hop)
+        )
 
     def all_reduce_seconds(self, processes: int, size: float) -> float:
         """Of `size` bytes, of which a ring sends 2 (P - 1) / P from each process."""
-        return self.latency_seconds(processes) + 2 * (processes - 1) / processes * size / self.bandwidth
+        return (
+            self.latency_seconds(processes)
+            + 2 * (processes - 1) / processes * size / self.bandwidth
+        )
 
 
 @dataclass(frozen=True)
@@ -46,19 +56,31 @@ class Compute:
     step: float = 0.0
 
 
-def step_seconds(processes: int, batch: float, compute: Compute, network: Network, size: float, at_once: int | None = None) -> float:
+def step_seconds(
+    processes: int,
+    batch: float,
+    compute: Compute,
+    network: Network,
+    size: float,
+    at_once: int | None = None,
+) -> float:
     """Of a step on a global batch, with nothing of the all-reduce hidden behind the backward pass.
 
     Args:
         size: of all gradients, in bytes as they are sent.
-        at_once: the most processes that can compute at the same time, where they have to share CPUs.
+        at_once: the most processes that can compute at the same time, where they have to share
+            CPUs.
     """
     sharing = processes / min(processes, at_once or processes)
-    return sharing * (compute.step + compute.image * batch / processes) + network.all_reduce_seconds(processes, size)
+    return sharing * (
+        compute.step + compute.image * batch / processes
+    ) + network.all_reduce_seconds(processes, size)
 
 
 def last_that_pays(seconds: Callable[[int], float], least: float = 0.1) -> int:
-    """The first number of processes, of powers of 2, that twice as many would not make faster by the share `least`."""
+    """The first number of processes, of powers of 2, that twice as many would not make faster by
+    the share `least`.
+    """
     processes = 1
     while processes < MOST and seconds(processes) >= (1 + least) * seconds(2 * processes):
         processes *= 2
@@ -66,29 +88,52 @@ def last_that_pays(seconds: Callable[[int], float], least: float = 0.1) -> int:
 
 
 def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
-    """From all-reduces as (processes, bytes, seconds): least squares of the relative errors, so that small ones count as much."""
-    rows = np.array([(2 * (processes - 1), 2 * (processes - 1) / processes * size) for processes, size, _ in measured])
+    """From all-reduces as (processes, bytes, seconds): least squares of the relative errors, so
+    that small ones count as much.
+    """
+    rows = np.array(
+        [
+            (2 * (processes - 1), 2 * (processes - 1) / processes * size)
+            for processes, size, _ in measured
+        ]
+    )
     hop, byte = nonnegative(rows, [seconds for _, _, seconds in measured])
     return Network(hop, 1 / byte)
 
 
-def fit_compute(measured: Sequence[tuple[int, int, float]], network: Network, size: float, at_once: int) -> Compute:
+def fit_compute(
+    measured: Sequence[tuple[int, int, float]], network: Network, size: float, at_once: int
+) -> Compute:
     """From steps as (processes, global batch, seconds), less what the network takes of them."""
     sharing = [processes / min(processes, at_once) for processes, _, _ in measured]
-    rows = np.array([(share, share * batch / processes) for share, (processes, batch, _) in zip(sharing, measured, strict=True)])
-    left = [max(seconds - network.all_reduce_seconds(processes, size), 1e-9) for processes, _, seconds in measured]
+    rows = np.array(
+        [
+            (share, share * batch / processes)
+            for share, (processes, batch, _) in zip(sharing, measured, strict=True)
+        ]
+    )
+    left = [
+        max(seconds - network.all_reduce_seconds(processes, size), 1e-9)
+        for processes, _, seconds in measured
+    ]
     step, image = nonnegative(rows, left)
     return Compute(image, step)
 
 
 def nonnegative(rows: np.ndarray, seconds: Sequence[float]) -> tuple[float, float]:
-    """The two coefficients, at least tiny, of `rows` (n, 2) that come nearest to `seconds` (n,) in relative error."""
+    """The two coefficients, at least tiny, of `rows` (n, 2) that come nearest to `seconds` (n,) in
+    relative error.
+    """
     relative = rows / np.array(seconds)[:, None]
     both, *_ = np.linalg.lstsq(relative, np.ones(len(relative)), rcond=None)
     if (both <= 0).any():
-        # One of the two is not to be seen in the noise: then the other alone, if it is the better of the two.
+        # One of the two is not to be seen in the noise: then the other alone, if it is the better
+        # of the two.
         single = [float(column.sum() / (column @ column)) for column in relative.T]
-        errors = [float(((column * value - 1) ** 2).sum()) for column, value in zip(relative.T, single, strict=True)]
+        errors = [
+            float(((column * value - 1) ** 2).sum())
+            for column, value in zip(relative.T, single, strict=True)
+        ]
         keep = int(np.argmin(errors))
         both = np.array([single[i] if i == keep else 1e-15 for i in range(2)])
     return float(both[0]), float(both[1])

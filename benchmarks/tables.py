@@ -1,6 +1,8 @@
-"""The tables and figures of 1,000 runs of 100 epochs, every epoch kept and evaluated: what aggregate.py and plot.py take for them.
+"""The tables and figures of 1,000 runs of 100 epochs, every epoch kept and evaluated: what
+aggregate.py and plot.py take for them.
 
-The result folders are made up, in the form that docs/results.md tells; nothing else of the workflow takes part.
+The result folders are made up, in the form that docs/results.md tells; nothing else of the workflow
+takes part.
 """
 
 import csv
@@ -17,12 +19,16 @@ from typing import Any
 
 from measured import Measured
 
-from ddp.history import HISTORY
+from ddp.reporting.history import HISTORY
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUNS, EPOCHS, CLASSES = 1000, 100, 10
-# Runs a command and prints the largest memory it had, in KB. In between, because what a process has had is counted for what it starts.
-PEAK = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:], check=True); print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss)"
+# Runs a command and prints the largest memory it had, in KB. In between, because what a process has
+# had is counted for what it starts.
+PEAK = (
+    "import resource as r, subprocess as s, sys; s.run(sys.argv[1:], check=True); "
+    "print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss)"
+)
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the data are not read
@@ -33,13 +39,31 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
         write_run(results / f"seed~{seed}", seed, draw)
     config = json.dumps({"experiment": "many", "epochs": EPOCHS, "seed": list(range(RUNS))})
     taken = {
-        "aggregate": run("aggregate", "--config", config, "--results", results, "--output", results),
+        "aggregate": run(
+            "aggregate", "--config", config, "--results", results, "--output", results
+        ),
         "plot": run("plot", "--tables", results, "--config", config, "--output", results),
     }
-    details = {f"{program}_{what}": value for program, both in taken.items() for what, value in zip(("seconds", "gb"), both, strict=True)}
+    details = {
+        f"{program}_{what}": value
+        for program, both in taken.items()
+        for what, value in zip(("seconds", "gb"), both, strict=True)
+    }
     seconds, gigabytes = zip(*taken.values(), strict=True)
-    yield Measured(f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs", "seconds", sum(seconds), most=30, details=details)
-    yield Measured(f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs", "peak memory in GB", max(gigabytes), most=1, details=details)
+    yield Measured(
+        f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs",
+        "seconds",
+        sum(seconds),
+        most=30,
+        details=details,
+    )
+    yield Measured(
+        f"tables and figures of {RUNS:,} runs of {EPOCHS} epochs",
+        "peak memory in GB",
+        max(gigabytes),
+        most=1,
+        details=details,
+    )
 
 
 def run(program: str, *options: object) -> tuple[float, float]:
@@ -53,17 +77,32 @@ def run(program: str, *options: object) -> tuple[float, float]:
 def write_run(folder: Path, seed: int, draw: random.Random) -> None:
     """What a run leaves behind, with curves such as trainings have."""
     folder.mkdir(parents=True)
-    accuracies = [0.94 - 0.6 * math.exp(-epoch / 10) + draw.gauss(0, 0.004) for epoch in range(EPOCHS)]
+    accuracies = [
+        0.94 - 0.6 * math.exp(-epoch / 10) + draw.gauss(0, 0.004) for epoch in range(EPOCHS)
+    ]
     rows: list[dict[str, Any]] = []
     for epoch, accuracy in enumerate(accuracies, start=1):
         loss = 2 * (1 - accuracy)
-        row = (epoch, 90 * epoch, 0.75 * (1 - epoch / EPOCHS), loss, accuracy, loss, accuracy, draw.gauss(5000, 100), draw.gauss(10, 0.1))
+        row = (
+            epoch,
+            90 * epoch,
+            0.75 * (1 - epoch / EPOCHS),
+            loss,
+            accuracy,
+            loss,
+            accuracy,
+            draw.gauss(5000, 100),
+            draw.gauss(10, 0.1),
+        )
         rows.append(dict(zip(HISTORY, row, strict=True)))
     with (folder / "history.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, HISTORY)
         writer.writeheader()
         writer.writerows(rows)
-    checkpoints = [{"epoch": epoch, "loss": 2 * (1 - accuracy), "accuracy": accuracy} for epoch, accuracy in enumerate(accuracies, start=1)]
+    checkpoints = [
+        {"epoch": epoch, "loss": 2 * (1 - accuracy), "accuracy": accuracy}
+        for epoch, accuracy in enumerate(accuracies, start=1)
+    ]
     # The numbers agree with each other, as those of a real evaluation do.
     of_class = 10_000 // CLASSES
     right = round(accuracies[-1] * of_class)
@@ -72,10 +111,31 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
         matrix[row][row], matrix[row][row - 1] = right, of_class - right
     result = {"loss": 2 * (1 - accuracies[-1]), "accuracy": right / of_class}
     data = {"model_sha256": "c" * 64, "data_sha256": "b" * 64, "dataset": "cifar10"}
-    classes = {"per_class_accuracy": [right / of_class] * CLASSES, "confusion_matrix": matrix, "expected_calibration_error": 0.1}
-    evaluation = data | {"n": 10_000, "views": "plain", "plain": result, "checkpoints": checkpoints} | result | classes
+    classes = {
+        "per_class_accuracy": [right / of_class] * CLASSES,
+        "confusion_matrix": matrix,
+        "expected_calibration_error": 0.1,
+    }
+    evaluation = (
+        data
+        | {"n": 10_000, "views": "plain", "plain": result, "checkpoints": checkpoints}
+        | result
+        | classes
+    )
     (folder / "evaluation.json").write_text(json.dumps(evaluation, indent=2))
-    about = {"config": {"seed": seed, "epochs": EPOCHS}, "git": {"commit": "0" * 40, "dirty": False}, "code_sha256": "a" * 64,
-             "data_sha256": "b" * 64, "data_source": "npm", "versions": {}, "ranks": [{}], "attempts": [{}], "started": "", "ended": "",
-             "saving": {"times": 1, "seconds": 0.1}, "seconds": 1000.0, "metrics": rows[-1]}  # fmt: skip
+    about = {
+        "config": {"seed": seed, "epochs": EPOCHS},
+        "git": {"commit": "0" * 40, "dirty": False},
+        "code_sha256": "a" * 64,
+        "data_sha256": "b" * 64,
+        "data_source": "npm",
+        "versions": {},
+        "ranks": [{}],
+        "attempts": [{}],
+        "started": "",
+        "ended": "",
+        "saving": {"times": 1, "seconds": 0.1},
+        "seconds": 1000.0,
+        "metrics": rows[-1],
+    }
     (folder / "run.json").write_text(json.dumps(about, indent=2))

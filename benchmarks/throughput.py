@@ -1,9 +1,11 @@
-"""How fast we train: against the same network on one batch that lies ready in memory, and against the usual tutorial loop.
+"""How fast we train: against the same network on one batch that lies ready in memory, and against
+the usual tutorial loop.
 
-Ours is `Training.train_epoch`, in this process and alone, with all CPUs as threads, in images per second as history.csv has them: with its
-plan of the epoch, crops, normalisation, sums and votes. The bare loop has none of these, only the network's forward and backward pass and
-the optimizer's step, on normalised float images. A short epoch of ours and as many bare steps take turns, so that both meet the same
-machine; a ratio is the median of the rounds' ratios.
+Ours is `Training.train_epoch`, in this process and alone, with all CPUs as threads, in images per
+second as history.csv has them: with its plan of the epoch, crops, normalisation, sums and votes.
+The bare loop has none of these, only the network's forward and backward pass and the optimizer's
+step, on normalised float images. A short epoch of ours and as many bare steps take turns, so that
+both meet the same machine; a ratio is the median of the rounds' ratios.
 """
 
 import copy
@@ -23,14 +25,14 @@ from measured import Measured
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ddp.config import Run
-from ddp.data_folder import read_manifest
-from ddp.optimizers import make_optimizer
-from ddp.process_group import Process, process_group
-from ddp.saver import Saver
-from ddp.staging import stage
-from ddp.stopping import Stopping
-from ddp.training import Training
+from ddp.checkpointing.saver import Saver
+from ddp.data.folder import DataFolder
+from ddp.data.staging import stage
+from ddp.experiment.config import Run
+from ddp.ranks.process_group import Process, process_group
+from ddp.ranks.stopping import Stopping
+from ddp.training.loop import Training
+from ddp.training.optimizers import make_optimizer
 
 CPUS = len(os.sched_getaffinity(0))
 SECONDS = 30  # for the rounds of one model
@@ -73,7 +75,10 @@ CASES = (
 )
 # The peer's own recipe, but for augmentation, which it has none of.
 AS_THE_TUTORIAL = Case(
-    "resnet18_imagenet", 128, 8, {"model": "resnet18_imagenet", "optimizer": "adamw", "weight_decay": 1e-4, "warmup": 0.0}
+    "resnet18_imagenet",
+    128,
+    8,
+    {"model": "resnet18_imagenet", "optimizer": "adamw", "weight_decay": 1e-4, "warmup": 0.0},
 )
 
 
@@ -89,13 +94,16 @@ class Ours:
     """A training of ours, an epoch at a time."""
 
     def __init__(self, case: Case, process: Process, data: Path, work: Path) -> None:
-        self.training = Training(case.run(), process, read_manifest(data), stage(data, []), "")
+        folder = DataFolder.read(data)
+        self.training = Training(case.run(), process, folder, stage(folder, []), "")
         self.stop, self.show = Stopping(None), tqdm(disable=True)
         self.saver = Saver(process, work, None, 300)
         self.images_per_second()  # the first steps of a network are slower
 
     def images_per_second(self) -> float:
-        """Of one more epoch, as `Training.end_epoch` counts it; without that, as it would validate all the other images."""
+        """Of one more epoch, as `Training.end_epoch` counts it; without that, as it would validate
+        all the other images.
+        """
         training = self.training
         training.step, training.seconds = 0, 0.0
         training.train_epoch(self.stop, self.saver, self.show)
@@ -113,7 +121,11 @@ class Bare:
         shift = training.run.shift
         pixels = training.padded[: case.batch, shift : shift + 32, shift : shift + 32]
         # Made contiguous as NHWC, hence in channels_last order, as our own batches are.
-        self.images = ((pixels.to(torch.float32) - classifier.mean) / classifier.std).contiguous().permute(0, 3, 1, 2)
+        self.images = (
+            ((pixels.to(torch.float32) - classifier.mean) / classifier.std)
+            .contiguous()
+            .permute(0, 3, 1, 2)
+        )
         self.labels = training.labels[: case.batch]
         self.images_per_second()
 
@@ -123,7 +135,9 @@ class Bare:
         self.network.train()
         start = time.perf_counter()
         for _ in range(self.steps):
-            loss = F.cross_entropy(self.network(self.images), self.labels, label_smoothing=self.run.label_smoothing)
+            loss = F.cross_entropy(
+                self.network(self.images), self.labels, label_smoothing=self.run.label_smoothing
+            )
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -153,21 +167,39 @@ def against_bare(case: Case, ours: Ours) -> Measured:
     }
     ratio = median(mine / bare for mine, bare in rates)
     return Measured(
-        f"training throughput, {case.name}", "forward, backward and optimizer step on one batch in memory", ratio, 0.95, None, details
+        f"training throughput, {case.name}",
+        "forward, backward and optimizer step on one batch in memory",
+        ratio,
+        0.95,
+        None,
+        details,
     )
 
 
 def against_tutorial(ours: Ours, data: Path) -> Measured:
-    """Against the better of its data read by this process itself and by as many workers as there are CPUs, which is its own choice."""
+    """Against the better of its data read by this process itself and by as many workers as there
+    are CPUs, which is its own choice.
+    """
     case = AS_THE_TUTORIAL
-    command = [sys.executable, str(Path(__file__).with_name("tutorial_loop.py")), str(data), str(case.batch)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("tutorial_loop.py")),
+        str(data),
+        str(case.batch),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
         ask, answer = peer.stdin, peer.stdout
         assert ask is not None
         assert answer is not None
 
         def step(mode: str, workers: int = 0) -> float:
-            print(json.dumps({"mode": mode, "workers": workers, "steps": case.steps}), file=ask, flush=True)
+            print(
+                json.dumps({"mode": mode, "workers": workers, "steps": case.steps}),
+                file=ask,
+                flush=True,
+            )
             return float(answer.readline())
 
         bare = Bare(case, ours.training)
@@ -184,9 +216,18 @@ def against_tutorial(ours: Ours, data: Path) -> Measured:
             for _ in range(FEWEST_ROUNDS)
         ]
         ask.close()
-    ratio = median(min(each["peer_0_workers"], each["peer_all_workers"]) / each["ours"] for each in rounds)
+    ratio = median(
+        min(each["peer_0_workers"], each["peer_all_workers"]) / each["ours"] for each in rounds
+    )
     steps = {f"{key}_ms": round(1e3 * median(each[key] for each in rounds), 1) for key in rounds[0]}
-    details = {"workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS} | {"a_step": steps}
+    details = {"workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS} | {
+        "a_step": steps
+    }
     return Measured(
-        "training throughput, resnet18_imagenet", "the usual tutorial loop, with its best number of workers", ratio, 1.3, None, details
+        "training throughput, resnet18_imagenet",
+        "the usual tutorial loop, with its best number of workers",
+        ratio,
+        1.3,
+        None,
+        details,
     )

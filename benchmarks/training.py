@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ddp.config import Experiment, Run
+from ddp.experiment.config import Experiment, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
@@ -22,16 +22,49 @@ def read_experiment(path: Path) -> Experiment:
 
 def train(run: Run, data: Path, output: Path, cpus: int) -> dict[str, Any]:
     """Train through `launch`; returns run.json. The program says on stderr what goes wrong."""
-    geometry = ["--nodes", run.nodes, "--nproc-per-node", run.nproc_per_node, "--cpus", cpus, "--device", run.device]
-    program = [SCRIPTS / "train.py", "--run", run.to_json(), "--data", data, "--output", output, "--fresh"]
-    command = [sys.executable, SCRIPTS / "launch.py", "--transport", "local", *geometry, "--", *program]
+    geometry = [
+        "--nodes",
+        run.nodes,
+        "--nproc-per-node",
+        run.nproc_per_node,
+        "--cpus",
+        cpus,
+        "--device",
+        run.device,
+    ]
+    program = [
+        SCRIPTS / "train.py",
+        "--run",
+        run.to_json(),
+        "--data",
+        data,
+        "--output",
+        output,
+        "--fresh",
+    ]
+    command = [
+        sys.executable,
+        SCRIPTS / "launch.py",
+        "--transport",
+        "local",
+        *geometry,
+        "--",
+        *program,
+    ]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return json.loads((output / "run.json").read_text())
 
 
 def evaluate(output: Path, data: Path, views: str) -> dict[str, Any]:
     """Evaluate the weights in a run's folder; returns evaluation.json."""
-    files = ["--data", data, "--model", output / "model.safetensors", "--output", output / "evaluation.json"]
+    files = [
+        "--data",
+        data,
+        "--model",
+        output / "model.safetensors",
+        "--output",
+        output / "evaluation.json",
+    ]
     command = [sys.executable, SCRIPTS / "evaluate.py", *files, "--views", views]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return json.loads((output / "evaluation.json").read_text())

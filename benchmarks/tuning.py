@@ -1,7 +1,9 @@
-"""How the shipped CPU recipes were chosen: each candidate is trained once and compared on the 5,000 validation images.
+"""How the shipped CPU recipes were chosen: each candidate is trained once and compared on the 5,000
+validation images.
 
-The test images are never read. python benchmarks/tuning.py DATA-FOLDER WORK-FOLDER writes tuning.csv beside this file, a row per
-candidate as it is done; a candidate that is there is not trained again. On the same kind of processor the accuracies are the same again.
+The test images are never read. python benchmarks/tuning.py DATA-FOLDER WORK-FOLDER writes
+tuning.csv beside this file, a row per candidate as it is done; a candidate that is there is not
+trained again. On the same kind of processor the accuracies are the same again.
 """
 
 import csv
@@ -16,17 +18,34 @@ sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 from training import read_experiment, train  # noqa: E402
 
 TABLE = Path(__file__).with_name("tuning.csv")
-COLUMNS = ("recipe", "widths", "optimizer", "learning_rate", "global_batch_size", "weight_decay", "epochs", "seed",
-           "val_accuracy", "val_loss", "train_accuracy", "cpu", "torch")  # fmt: skip
+COLUMNS = (
+    "recipe",
+    "widths",
+    "optimizer",
+    "learning_rate",
+    "global_batch_size",
+    "weight_decay",
+    "epochs",
+    "seed",
+    "val_accuracy",
+    "val_loss",
+    "train_accuracy",
+    "cpu",
+    "torch",
+)
 
 
 def shipped(name: str):
     """The run of a shipped configuration that trains on two processes."""
-    return next(run for run in read_experiment(ROOT / "config" / name).runs.values() if run.world_size == 2)
+    return next(
+        run for run in read_experiment(ROOT / "config" / name).runs.values() if run.world_size == 2
+    )
 
 
 def candidates() -> dict[str, object]:
-    """The runs by name; one step away from the shipped recipe in each direction that was considered."""
+    """The runs by name; one step away from the shipped recipe in each direction that was
+    considered.
+    """
     default = shipped("config.yaml")
     change = dataclasses.replace
     return {
@@ -37,7 +56,9 @@ def candidates() -> dict[str, object]:
         "lower learning rate": change(default, learning_rate=0.375),
         "higher learning rate": change(default, learning_rate=0.9),
         # The decay per image stays the same.
-        "larger batches": change(default, global_batch_size=500, learning_rate=0.85, weight_decay=0.0023),
+        "larger batches": change(
+            default, global_batch_size=500, learning_rate=0.85, weight_decay=0.0023
+        ),
         "three epochs": change(default, epochs=3),
         "config/ninety.yaml": shipped("ninety.yaml"),
     }

@@ -1,7 +1,10 @@
-"""The usual tutorial loop, the peer of `throughput`: a DataLoader over PIL images, DistributedDataParallel, metrics reduced in every step.
+"""The usual tutorial loop, the peer of `throughput`: a DataLoader over PIL images,
+DistributedDataParallel, metrics reduced in every step.
 
-A program, so that its process group is not also ours: python benchmarks/tutorial_loop.py DATA-FOLDER BATCH. For each line on stdin, a JSON
-object with `mode` (see `Tutorial.seconds`), `workers` (of the DataLoader) and `steps`, it writes the seconds of a step as a line.
+A program, so that its process group is not also ours: python benchmarks/tutorial_loop.py
+    DATA-FOLDER BATCH. For each line on stdin, a JSON
+object with `mode` (see `Tutorial.seconds`), `workers` (of the DataLoader) and `steps`, it writes
+the seconds of a step as a line.
 """
 
 import json
@@ -25,14 +28,17 @@ from torchvision import transforms
 from torchvision.models import resnet18
 from tqdm import tqdm
 
-from ddp.data_folder import load_split, read_manifest
+from ddp.data.folder import DataFolder
 
-# Untimed steps at the start: the workers have started, and wait with as many batches as a DataLoader lets them be ahead, 2 each.
+# Untimed steps at the start: the workers have started, and wait with as many batches as a
+# DataLoader lets them be ahead, 2 each.
 FIRST_STEPS = 4
 
 
 class PilImages(Dataset):
-    """As torchvision.datasets.CIFAR10 does it: an array in memory, of which each item is made a PIL image and then a tensor."""
+    """As torchvision.datasets.CIFAR10 does it: an array in memory, of which each item is made a PIL
+    image and then a tensor.
+    """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, [int(label) for label in labels]
@@ -54,11 +60,13 @@ class Tutorial:
     """
 
     def __init__(self, data: Path, batch: int) -> None:
-        images, labels = load_split(data, read_manifest(data), "train")
+        images, labels = DataFolder.read(data).load("train")
         held_in = int(0.9 * len(images))
         self.dataset, _ = random_split(
-            PilImages(images, labels), (held_in, len(images) - held_in), torch.Generator().manual_seed(42)
-        )  # fmt: skip
+            PilImages(images, labels),
+            (held_in, len(images) - held_in),
+            torch.Generator().manual_seed(42),
+        )
         self.batch = batch
         self.model = nn.parallel.DistributedDataParallel(resnet18(num_classes=10))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-4, weight_decay=1e-4)
@@ -68,12 +76,16 @@ class Tutorial:
         """Mean duration of a step, in seconds.
 
         Args:
-            mode: `loop`, the whole; or parts of it: `data` (the DataLoader alone), `bare` (network and optimizer on a batch in memory),
-                `metrics` (that, and the metrics).
+            mode: `loop`, the whole; or parts of it: `data` (the DataLoader alone), `bare` (network
+                and optimizer on a batch in memory), `metrics` (that, and the metrics).
         """
         sampler: DistributedSampler = DistributedSampler(self.dataset, shuffle=True)
-        loader = DataLoader(self.dataset, self.batch, num_workers=workers, shuffle=False, sampler=sampler)
-        batches = iter(loader if mode in ("loop", "data") else [next(iter(loader))] * (FIRST_STEPS + steps))
+        loader = DataLoader(
+            self.dataset, self.batch, num_workers=workers, shuffle=False, sampler=sampler
+        )
+        batches = iter(
+            loader if mode in ("loop", "data") else [next(iter(loader))] * (FIRST_STEPS + steps)
+        )
         bar = tqdm(total=len(loader), disable=not sys.stdout.isatty())
         for _ in range(FIRST_STEPS):
             self.step(next(batches), mode, bar)

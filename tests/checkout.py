@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Checkout:
-    """A copy of the project's files in a folder with a space in its name, with results and scratch of its own.
+    """A copy of the project's files in a folder with a space in its name, with results and scratch
+    of its own.
 
     Args:
         folder: empty, or new.
@@ -22,29 +23,56 @@ class Checkout:
         inside: command that runs a command elsewhere, such as on a cluster.
     """
 
-    def __init__(self, folder: Path, profile: str = "profiles/local", inside: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, profile: str = "profiles/local", inside: Sequence[str] = ()
+    ) -> None:
         self.path = folder / "a checkout"
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True)
         self.command = [*inside, sys.executable, "-m", "snakemake", "--profile", profile]
-        listed = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0"):
+        listed = [
+            "git",
+            "-c",
+            "safe.directory=*",
+            "-C",
+            str(ROOT),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]
+        for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split(
+            "\0"
+        ):
             if name and (ROOT / name).is_file():
                 (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.path / name)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name != "SLURM_TMPDIR"} | {"TMPDIR": str(self.scratch)}
+        return {name: value for name, value in os.environ.items() if name != "SLURM_TMPDIR"} | {
+            "TMPDIR": str(self.scratch)
+        }
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`snakemake` with the profile and the arguments; output as text, both streams in one."""
-        return subprocess.run([*self.command, *arguments], cwd=self.path, env=self.environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=900, check=False)  # fmt: skip
+        return subprocess.run(
+            [*self.command, *arguments],
+            cwd=self.path,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=900,
+            check=False,
+        )
 
     def start(self, *arguments: str, **options) -> subprocess.Popen[str]:
         """The same, in the background."""
-        return subprocess.Popen([*self.command, *arguments], cwd=self.path, env=self.environment, text=True, **options)
+        return subprocess.Popen(
+            [*self.command, *arguments], cwd=self.path, env=self.environment, text=True, **options
+        )
 
     def run(self, *arguments: str) -> str:
         done = self.snakemake(*arguments)
@@ -58,7 +86,9 @@ class Checkout:
             return {}
         table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", said, re.MULTILINE | re.DOTALL)
         assert table, said
-        return {rule: int(count) for rule, count in (line.split() for line in table[1].splitlines())}
+        return {
+            rule: int(count) for rule, count in (line.split() for line in table[1].splitlines())
+        }
 
 
 class SlurmCheckout(Checkout):
@@ -68,11 +98,32 @@ class SlurmCheckout(Checkout):
         self.inside = [*PROGRAM, "run", "--"]
         super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
         # Tests are in a hurry; a site's accounting is not to be asked so often.
-        often = ["--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"]
+        often = [
+            "--slurm-init-seconds-before-status-checks",
+            "2",
+            "--seconds-between-status-checks",
+            "2",
+        ]
         self.command += [*often, "--latency-wait", "10"]
 
     def on_the_login_node(self, *arguments: str) -> None:
         """The same checkout with the profile for one machine."""
-        command = [*self.inside, sys.executable, "-m", "snakemake", "--profile", "profiles/local", *arguments]
-        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=300, check=False)
+        command = [
+            *self.inside,
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--profile",
+            "profiles/local",
+            *arguments,
+        ]
+        done = subprocess.run(
+            command,
+            cwd=self.path,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr

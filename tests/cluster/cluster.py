@@ -1,6 +1,8 @@
-"""A Slurm cluster on this machine, for tests: real daemons, and nodes with a network, a host name and folders of their own.
+"""A Slurm cluster on this machine, for tests: real daemons, and nodes with a network, a host name
+and folders of their own.
 
-All of it lives in namespaces under one process: of the host it changes nothing but its own folder. Needs root.
+All of it lives in namespaces under one process: of the host it changes nothing but its own folder.
+    Needs root.
 """
 
 import argparse
@@ -47,11 +49,32 @@ def up(nodes: int, end_with_parent: bool) -> None:
     try:
         clear()
         (STATE / "shared").mkdir()
-        ends = [os.pidfd_open(pid) for pid in ([os.getppid()] if end_with_parent else []) + [os.getpid()]]
-        command = [*UNSHARE, "--net", "tini", "--", sys.executable, machine.__file__, str(nodes), *map(str, ends)]
+        ends = [
+            os.pidfd_open(pid)
+            for pid in ([os.getppid()] if end_with_parent else []) + [os.getpid()]
+        ]
+        command = [
+            *UNSHARE,
+            "--net",
+            "tini",
+            "--",
+            sys.executable,
+            machine.__file__,
+            str(nodes),
+            *map(str, ends),
+        ]
         # The lock goes along: it is held for as long as the machine lives, however that ends.
-        process = subprocess.Popen(command, cwd="/", env=environment(LOGIN), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, start_new_session=True, pass_fds=[lock, *ends])  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            cwd="/",
+            env=environment(LOGIN),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            pass_fds=[lock, *ends],
+        )
         for line in process.stdout:
             if line.strip() == machine.READY:
                 return
@@ -81,7 +104,9 @@ def down() -> None:
 
 
 def run(name: str, command: list[str]) -> None:
-    """Become the command, as far as a process can: its signals are passed on, its end is this one's."""
+    """Become the command, as far as a process can: its signals are passed on, its end is this
+    one's.
+    """
     status = enter(member(name), command)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -102,7 +127,8 @@ def kill(name: str) -> None:
 def cut(name: str) -> None:
     """Off the network."""
     inside("ip", "link", "set", name, "down")
-    # Or slurmctld, by what it has heard of the node before, tries for 12 s to connect; now it hears after 3 that there is no such host.
+    # Or slurmctld, by what it has heard of the node before, tries for 12 s to connect; now it hears
+    # after 3 that there is no such host.
     inside("ip", "neigh", "flush", "to", machine.address(name), "dev", "bridge")
 
 
@@ -125,7 +151,8 @@ def start(name: str) -> None:
         inside(sys.executable, node.__file__, "on", name)
         wait(lambda: shown(name)["SlurmdStartTime"] != before, f"{name} did not come up", name)
     if not usable(name):
-        # It asks the node at once; by itself it asks one that is down at every 20th round of pings only, after up to 140 s.
+        # It asks the node at once; by itself it asks one that is down at every 20th round of pings
+        # only, after up to 140 s.
         inside("scontrol", "update", f"nodename={name}", "state=undrain")
     wait(lambda: usable(name), f"{name} is not in service", name)
 
@@ -142,9 +169,18 @@ def status() -> None:
 
 
 def install() -> None:
-    missing = sorted({package for command, package in PACKAGES.items() if not shutil.which(command, path=SEARCHED)})
+    missing = sorted(
+        {
+            package
+            for command, package in PACKAGES.items()
+            if not shutil.which(command, path=SEARCHED)
+        }
+    )
     if os.geteuid() != 0:
-        raise Impossible("the test cluster needs root" + (f" and the packages {' '.join(missing)}" if missing else ""))
+        raise Impossible(
+            "the test cluster needs root"
+            + (f" and the packages {' '.join(missing)}" if missing else "")
+        )
     if missing and not shutil.which("apt-get"):
         raise Impossible(f"missing, and no apt-get to install it: {' '.join(missing)}")
     if missing:
@@ -157,19 +193,34 @@ def install() -> None:
 
 
 def apt_get(*arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """As soon as nobody else installs: apt-get itself waits for dpkg's locks, but not for those of its lists and archives."""
+    """As soon as nobody else installs: apt-get itself waits for dpkg's locks, but not for those of
+    its lists and archives.
+    """
     command = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={seconds:.0f}", *arguments]
     variables = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     deadline = time.monotonic() + seconds
     while True:
-        done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode == 0 or "Could not get lock" not in done.stdout or time.monotonic() > deadline:
+        done = subprocess.run(
+            command,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if (
+            done.returncode == 0
+            or "Could not get lock" not in done.stdout
+            or time.monotonic() > deadline
+        ):
             return done
         time.sleep(1)
 
 
 def locked() -> int | None:
-    """The lock on the state folder, which whatever belongs to a living cluster holds; None if that is another."""
+    """The lock on the state folder, which whatever belongs to a living cluster holds; None if that
+    is another.
+    """
     STATE.mkdir(parents=True, exist_ok=True)
     lock = os.open(STATE, os.O_RDONLY)
     try:
@@ -194,7 +245,9 @@ def member(name: str) -> int:
 
 
 def all_nodes() -> list[str]:
-    return sorted((entry.name for entry in (STATE / "nodes").iterdir()), key=lambda name: int(name[1:]))
+    return sorted(
+        (entry.name for entry in (STATE / "nodes").iterdir()), key=lambda name: int(name[1:])
+    )
 
 
 def inside(*command: str) -> str:
@@ -221,17 +274,29 @@ def wait(ready: Callable[[], bool], problem: str, name: str, seconds: float = 60
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="cluster.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="cluster.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verb = verbs.add_parser("up", help="Bring it up; it stays in the background.")
-    verb.add_argument("--nodes", type=int, default=3, metavar="N", help="n1 to nN; 3 unless told otherwise")
-    verb.add_argument("--end-with-parent", action="store_true", help="it ends when the process that started this one does")
+    verb.add_argument(
+        "--nodes", type=int, default=3, metavar="N", help="n1 to nN; 3 unless told otherwise"
+    )
+    verb.add_argument(
+        "--end-with-parent",
+        action="store_true",
+        help="it ends when the process that started this one does",
+    )
     verb.set_defaults(act=lambda given: up(given.nodes, given.end_with_parent))
     verbs.add_parser("down", help=down.__doc__).set_defaults(act=lambda _given: down())
     verb = verbs.add_parser("run", help="Run a command on the login node, or on another.")
     verb.add_argument("--node", default=LOGIN, metavar="NODE")
     verb.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] COMMAND …")
-    verb.set_defaults(act=lambda given: run(given.node, given.command[1:] if given.command[0] == "--" else given.command))
+    verb.set_defaults(
+        act=lambda given: run(
+            given.node, given.command[1:] if given.command[0] == "--" else given.command
+        )
+    )
     for act in (kill, cut, join, drain, start):
         verb = verbs.add_parser(act.__name__, help=act.__doc__)
         verb.add_argument("node", metavar="NODE")

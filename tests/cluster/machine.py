@@ -1,4 +1,5 @@
-"""The machine that the test cluster lives in: `machine.py NODES` runs in its namespaces, right under their process 1.
+"""The machine that the test cluster lives in: `machine.py NODES` runs in its namespaces, right
+under their process 1.
 
 When it ends, process 1 ends, and the kernel ends all the rest: daemons, nodes, mounts and networks.
 """
@@ -60,16 +61,38 @@ class Boot:
 
     def accounting(self) -> None:
         keys = [f"--key-file={STATE}/munge.key", f"--seed-file={STATE}/munge.seed"]
-        self.daemon("munged", "--foreground", "--force", *keys, ready=Path("/run/munge/munge.socket.2").exists)
+        self.daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            *keys,
+            ready=Path("/run/munge/munge.socket.2").exists,
+        )
         data = ["--no-defaults", f"--datadir={STATE}/mariadb", "--user=root"]
-        sh("mariadb-install-db", *data, "--skip-test-db", "--auth-root-authentication-method=socket", "--auth-root-socket-user=root")
+        sh(
+            "mariadb-install-db",
+            *data,
+            "--skip-test-db",
+            "--auth-root-authentication-method=socket",
+            "--auth-root-socket-user=root",
+        )
         self.say("database made")
-        here = ["--skip-networking", "--socket=/run/mysqld/mysqld.sock", "--pid-file=/run/mysqld/pid"]
-        # What these would lose in a power cut is thrown away anyway; the second is what slurmdbd asks for.
+        here = [
+            "--skip-networking",
+            "--socket=/run/mysqld/mysqld.sock",
+            "--pid-file=/run/mysqld/pid",
+        ]
+        # What these would lose in a power cut is thrown away anyway; the second is what slurmdbd
+        # asks for.
         speed = ["--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900"]
         self.daemon("mariadbd", *data, *here, *speed, ready=Path("/run/mysqld/mysqld.sock").exists)
         self.daemon("slurmdbd", "-D", ready=lambda: listening(6819))
-        changes = ["add cluster test", "add account test", "add user root account=test", "modify user root set defaultaccount=test"]
+        changes = [
+            "add cluster test",
+            "add account test",
+            "add user root account=test",
+            "modify user root set defaultaccount=test",
+        ]
         for change in changes:
             sh("sacctmgr", "--immediate", *change.split())
         self.say("accounts")
@@ -78,20 +101,28 @@ class Boot:
         for node in nodes:
             power_on(node)
         self.daemon("slurmctld", "-D", ready=lambda: listening(6817))
-        self.wait(lambda: states() == ["idle"] * len(nodes), "not all nodes came up", *(STATE / "log" / f"{node}.log" for node in nodes))
+        self.wait(
+            lambda: states() == ["idle"] * len(nodes),
+            "not all nodes came up",
+            *(STATE / "log" / f"{node}.log" for node in nodes),
+        )
         self.say(f"{len(nodes)} nodes idle")
 
     def daemon(self, name: str, *arguments: str, ready: Callable[[], bool]) -> None:
         log = STATE / "log" / f"{name}.log"
         with log.open("wb") as output:
-            process = subprocess.Popen([name, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                [name, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         self.wait(lambda: ready() or process.poll() is not None, f"{name} did not come up", log)
         if process.poll() is not None:
             print(tail(log))
             raise Failure(f"{name} did not come up: it ended with status {process.returncode}")
         self.say(name)
 
-    def wait(self, ready: Callable[[], bool], problem: str, *logs: Path, seconds: float = 30) -> None:
+    def wait(
+        self, ready: Callable[[], bool], problem: str, *logs: Path, seconds: float = 30
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
             if select.select(self.ends, [], [], 0.05)[0]:
@@ -102,7 +133,9 @@ class Boot:
 
 
 def own_root() -> None:
-    """A root folder of its own, with all of the host's folders in it but /run and /scratch: to add one needs nothing of the host's."""
+    """A root folder of its own, with all of the host's folders in it but /run and /scratch: to add
+    one needs nothing of the host's.
+    """
     new = STATE / "root"
     new.mkdir()
     sh("mount", "-t", "tmpfs", "-o", "mode=755", "root", new)
@@ -128,17 +161,30 @@ def own_root() -> None:
 
 
 def configure(nodes: list[str]) -> None:
-    """The configuration, where Slurm looks for it unless told otherwise: Snakemake removes SLURM_CONF from the jobs' environment."""
-    for folder in ("etc", "log", "slurmctld", *(f"nodes/{node}/{name}" for node in nodes for name in ("scratch", "tmp", "spool"))):
+    """The configuration, where Slurm looks for it unless told otherwise: Snakemake removes
+    SLURM_CONF from the jobs' environment.
+    """
+    for folder in (
+        "etc",
+        "log",
+        "slurmctld",
+        *(f"nodes/{node}/{name}" for node in nodes for name in ("scratch", "tmp", "spool")),
+    ):
         (STATE / folder).mkdir(parents=True)
     for node in nodes:
         for name in ("scratch", "tmp"):
             (STATE / "nodes" / node / name).chmod(0o1777)
     for template in HERE.glob("*.conf"):
         filled = string.Template(template.read_text()).substitute(state=STATE, nodes=len(nodes))
-        with open(os.open(STATE / "etc" / template.name, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:  # slurmdbd asks for 0600
+        with open(
+            os.open(STATE / "etc" / template.name, os.O_WRONLY | os.O_CREAT, 0o600), "w"
+        ) as file:  # slurmdbd asks for 0600
             file.write(filled)
-    hosts = ["127.0.0.1 localhost", f"{address(LOGIN)} {LOGIN}", *(f"{address(node)} {node}" for node in nodes)]
+    hosts = [
+        "127.0.0.1 localhost",
+        f"{address(LOGIN)} {LOGIN}",
+        *(f"{address(node)} {node}" for node in nodes),
+    ]
     (STATE / "hosts").write_text("\n".join(hosts) + "\n")
     sh("mount", "--bind", STATE / "hosts", "/etc/hosts")
     sh("mount", "--bind", STATE / "etc", "/etc/slurm")
@@ -149,7 +195,9 @@ def configure(nodes: list[str]) -> None:
 
 
 def network(nodes: list[str]) -> None:
-    """One bridge, and on it the cable to each node. The cable is there whether the node is on or off."""
+    """One bridge, and on it the cable to each node. The cable is there whether the node is on or
+    off.
+    """
     sh("ip", "link", "set", "lo", "up")
     sh("ip", "link", "add", "bridge", "type", "bridge")
     sh("ip", "address", "add", f"{address(LOGIN)}/24", "dev", "bridge")

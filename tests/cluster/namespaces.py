@@ -1,4 +1,6 @@
-"""The members of the test cluster, seen from outside: where they are, what runs on them, how to get in."""
+"""The members of the test cluster, seen from outside: where they are, what runs on them, how to get
+in.
+"""
 
 import ctypes
 import os
@@ -13,8 +15,26 @@ LOGIN = "login"
 
 PR_SET_PDEATHSIG = 1
 SI_KERNEL = 0x80
-PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-UNSHARE = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+PASSED_ON = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+UNSHARE = [
+    "unshare",
+    "--mount",
+    "--uts",
+    "--ipc",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--propagation",
+    "private",
+]
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -25,15 +45,24 @@ class Failure(Exception):
 def environment(member: str) -> dict[str, str]:
     """What a member starts with: nothing of the caller's, and the name that it is found by."""
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, "LANG": "C.UTF-8", "CLUSTER_FOLDER": str(STATE.parent), "CLUSTER_MEMBER": f"{STATE}/{member}"}
+    return {
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "CLUSTER_FOLDER": str(STATE.parent),
+        "CLUSTER_MEMBER": f"{STATE}/{member}",
+    }
 
 
 def init(member: str) -> int | None:
-    """Process 1 of a member, as numbered here. Found among the living each time: there is no record that could be out of date."""
+    """Process 1 of a member, as numbered here. Found among the living each time: there is no record
+    that could be out of date.
+    """
     mark = f"CLUSTER_MEMBER={STATE}/{member}".encode()
     for pid in _pids():
         try:
-            if _first_of_its_namespace(pid) and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if _first_of_its_namespace(pid) and mark in Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes().split(b"\0"):
                 return pid
         except OSError:  # it has just ended
             continue
@@ -49,19 +78,30 @@ def processes(member: str) -> dict[int, str]:
     for pid in _pids():
         try:
             if namespace is not None and _namespace(pid) == namespace:
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found[pid] = (
+                    Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                    .strip()
+                )
         except OSError:
             continue
     return found
 
 
 def enter(pid: int, command: list[str]) -> int:
-    """Run a command beside process `pid`, in this folder and environment; returns as `waitpid` does.
+    """Run a command beside process `pid`, in this folder and environment; returns as `waitpid`
+    does.
 
-    Not nsenter: that forks for the pid namespace too, and a signal then ends nsenter and leaves the command running.
+    Not nsenter: that forks for the pid namespace too, and a signal then ends nsenter and leaves the
+        command running.
     """
     folder = Path.cwd()
-    spaces = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("ipc", "uts", "net", "pid", "mnt")]
+    spaces = [
+        os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
+        for name in ("ipc", "uts", "net", "pid", "mnt")
+    ]
     for space in spaces:
         if libc.setns(space, 0) != 0:
             raise OSError(ctypes.get_errno(), "cannot enter the cluster")
@@ -70,7 +110,12 @@ def enter(pid: int, command: list[str]) -> int:
     if child == 0:
         try:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # those that Python or cluster.py has changed
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ):  # those that Python or cluster.py has changed
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON | {signal.SIGCHLD})
             os.chdir(folder)
@@ -91,9 +136,17 @@ def enter(pid: int, command: list[str]) -> int:
 
 def sh(*command: object) -> str:
     """Run a command that is expected to succeed; returns what it says."""
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
-        raise Failure(f"{' '.join(map(str, command))}: {done.stdout.strip() or f'status {done.returncode}'}")
+        raise Failure(
+            f"{' '.join(map(str, command))}: {done.stdout.strip() or f'status {done.returncode}'}"
+        )
     return done.stdout
 
 

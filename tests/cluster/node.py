@@ -1,4 +1,6 @@
-"""A node: `node.py on NAME`, in the machine, starts it; `node.py become NAME` runs right under its process 1 and becomes its slurmd."""
+"""A node: `node.py on NAME`, in the machine, starts it; `node.py become NAME` runs right under its
+process 1 and becomes its slurmd.
+"""
 
 import os
 import socket
@@ -28,7 +30,9 @@ def become(name: str) -> None:
 
 
 def hide(folder: str, by: Path) -> None:
-    """Put another folder in the place of one; if the checkout or the cluster's own files are in there, they stay where they are."""
+    """Put another folder in the place of one; if the checkout or the cluster's own files are in
+    there, they stay where they are.
+    """
     for kept in (ROOT, STATE):
         if kept.is_relative_to(folder):
             inside = by / kept.relative_to(folder)

@@ -18,7 +18,11 @@ def cluster() -> Iterator[Cluster]:
     found = Cluster.running()
     if not found:
         done = subprocess.run(
-            [*PROGRAM, "up", "--end-with-parent"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            [*PROGRAM, "up", "--end-with-parent"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         if done.returncode != 0 and (os.environ.get("CI") or os.geteuid() == 0):
             pytest.fail(done.stdout, pytrace=False)

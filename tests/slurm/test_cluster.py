@@ -1,4 +1,6 @@
-"""The cluster that the tests use is a cluster: nodes of their own, real daemons, real failures; and the host does not notice."""
+"""The cluster that the tests use is a cluster: nodes of their own, real daemons, real failures; and
+the host does not notice.
+"""
 
 import os
 import signal
@@ -18,14 +20,26 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def everywhere(cluster: Cluster, script: str) -> list[str]:
-    return said(cluster.run("srun", f"--nodes={len(cluster.nodes)}", "--ntasks-per-node=1", "bash", "-c", script, cwd=cluster.shared))
+    return said(
+        cluster.run(
+            "srun",
+            f"--nodes={len(cluster.nodes)}",
+            "--ntasks-per-node=1",
+            "bash",
+            "-c",
+            script,
+            cwd=cluster.shared,
+        )
+    )
 
 
 def test_nodes_have_a_name_and_an_address(cluster: Cluster) -> None:
     assert {cluster.state(node) for node in cluster.nodes} == {"idle"}
     assert everywhere(cluster, "hostname") == cluster.nodes
     addresses = everywhere(cluster, "echo $(hostname) $(hostname -I)")
-    assert addresses == [f"{node} 10.77.0.{10 + number}" for number, node in enumerate(cluster.nodes, start=1)]
+    assert addresses == [
+        f"{node} 10.77.0.{10 + number}" for number, node in enumerate(cluster.nodes, start=1)
+    ]
     for node in cluster.nodes:
         assert cluster.run("getent", "hosts", node, node=cluster.nodes[0]).returncode == 0
 
@@ -45,14 +59,21 @@ def test_everything_else_is_shared(cluster: Cluster) -> None:
     (cluster.shared / "note").write_text("seen\n")
     try:
         assert everywhere(cluster, "cat note") == ["seen"] * len(cluster.nodes)
-        assert everywhere(cluster, f"wc -c < '{here}'") == [str(here.stat().st_size)] * len(cluster.nodes)
+        assert everywhere(cluster, f"wc -c < '{here}'") == [str(here.stat().st_size)] * len(
+            cluster.nodes
+        )
     finally:
         (cluster.shared / "note").unlink()
 
 
 def test_gpus_are_handed_out(cluster: Cluster) -> None:
     both = 'echo $CUDA_VISIBLE_DEVICES; sleep 1; echo "of $SLURM_GPUS_ON_NODE"'
-    jobs = [cluster.popen("srun", "--nodelist=n1", "--gres=gpu:2", "bash", "-c", both, stdout=subprocess.PIPE) for _ in range(2)]
+    jobs = [
+        cluster.popen(
+            "srun", "--nodelist=n1", "--gres=gpu:2", "bash", "-c", both, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
     outputs = sorted(job.communicate(timeout=30)[0].splitlines() for job in jobs)
     assert outputs == [["0,1", "of 2"], ["2,3", "of 2"]]
     assert cluster.run("srun", "--gres=gpu:4", "true").returncode == 0
@@ -62,17 +83,36 @@ def test_gpus_are_handed_out(cluster: Cluster) -> None:
 
 
 def test_jobs_are_accounted(cluster: Cluster) -> None:
-    (job,) = said(cluster.run("sbatch", "--parsable", "--wait", "--nodes=2", "--output=/dev/null", "--wrap=srun hostname"))
-    record = ["sacct", "--allocations", "--noheader", "--parsable2", "--jobs", job, "--format=state,nnodes,nodelist,account"]
+    job = cluster.batch("--nodes=2", "--output=/dev/null", "--wrap=srun hostname")
+    record = [
+        "sacct",
+        "--allocations",
+        "--noheader",
+        "--parsable2",
+        "--jobs",
+        job,
+        "--format=state,nnodes,nodelist,account",
+    ]
     until(lambda: said(cluster.run(*record)) == ["COMPLETED|2|n[1-2]|test"], 10)
 
 
 def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
-    (job,) = said(cluster.run("sbatch", "--parsable", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=sleep 300"))
+    (job,) = said(
+        cluster.run(
+            "sbatch",
+            "--parsable",
+            "--exclusive",
+            "--nodelist=n1",
+            "--output=/dev/null",
+            "--wrap=sleep 300",
+        )
+    )
     state = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     try:
         until(lambda: said(cluster.run(*state)) == ["RUNNING"], 10)
-        assert said(cluster.run("srun", "--partition=urgent", "--exclusive", "--nodelist=n1", "hostname")) == ["n1"]
+        assert said(
+            cluster.run("srun", "--partition=urgent", "--exclusive", "--nodelist=n1", "hostname")
+        ) == ["n1"]
         assert said(cluster.run(*state)) == ["PENDING"]
     finally:
         cluster.run("scancel", job)
@@ -83,7 +123,9 @@ def test_run_passes_on_status_folder_and_environment(cluster: Cluster) -> None:
     assert cluster.run("bash", "-c", "exit 7").returncode == 7
     assert cluster.run("bash", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
     assert cluster.run("no-such-command").returncode == 127
-    assert said(cluster.run("bash", "-c", "pwd; echo $ADDED", cwd=cluster.shared, env={"ADDED": "too"})) == [str(cluster.shared), "too"]
+    assert said(
+        cluster.run("bash", "-c", "pwd; echo $ADDED", cwd=cluster.shared, env={"ADDED": "too"})
+    ) == [str(cluster.shared), "too"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -106,17 +148,25 @@ def test_nothing_outlives_a_killed_run(cluster: Cluster) -> None:
 
 
 def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
-    job = cluster.popen("srun", "--nodelist=n2,n3", "--no-kill", "sleep", "123", stderr=subprocess.DEVNULL)
+    job = cluster.popen(
+        "srun", "--nodelist=n2,n3", "--no-kill", "sleep", "123", stderr=subprocess.DEVNULL
+    )
     try:
         assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 0
-        until(lambda: all("/usr/bin/sleep 123" in cluster.processes(node).values() for node in ("n2", "n3")), 10)
+        until(
+            lambda: all(
+                "/usr/bin/sleep 123" in cluster.processes(node).values() for node in ("n2", "n3")
+            ),
+            10,
+        )
         cluster.kill("n2")
         cluster.cut("n3")
         assert until(lambda: not cluster.processes("n2"), 5) < 1
         # 1: no answer; 2 or 127 would be another trouble.
         assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 1
         assert "slurmd -D" in cluster.processes("n3").values()
-        # 22 to 29 s, and 60 s once: slurmctld pings a node again only when its last round of pings is over.
+        # 22 to 29 s, and 60 s once: slurmctld pings a node again only when its last round of pings
+        # is over.
         until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"}, 150)
         assert cluster.state("n1") == "idle"
         cluster.join("n3")
@@ -158,7 +208,9 @@ def test_installing_waits_for_whoever_else_installs(cluster: Cluster) -> None:
     assert holder.stdout.readline() == "\n"
     script = f"import sys; sys.path.insert(0, {str(Path(PROGRAM[1]).parent)!r}); import cluster; "
     script += "done = cluster.apt_get('install', '--yes', 'tini', seconds=60); print(done.stdout); sys.exit(done.returncode)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
     assert holder.wait(timeout=1) == 0
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -175,14 +227,21 @@ def test_a_second_one_is_refused(cluster: Cluster) -> None:
 
 @pytest.fixture
 def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
-    """The environment for another cluster, beside the one of the tests. It may be used where that one came up."""
+    """The environment for another cluster, beside the one of the tests. It may be used where that
+    one came up.
+    """
     assert cluster.nodes
     return os.environ | {"CLUSTER_FOLDER": str(tmp_path)}
 
 
 def program(verb: str, environment: dict[str, str], *arguments: str) -> None:
     done = subprocess.run(
-        [*PROGRAM, verb, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        [*PROGRAM, verb, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
@@ -192,7 +251,11 @@ def living(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder).encode() in process.joinpath("environ").read_bytes() + process.joinpath("cmdline").read_bytes():
+            if (
+                str(folder).encode()
+                in process.joinpath("environ").read_bytes()
+                + process.joinpath("cmdline").read_bytes()
+            ):
                 found.append(int(process.name))
         except OSError:
             continue
@@ -201,12 +264,28 @@ def living(folder: Path) -> list[int]:
 
 def host() -> list[object]:
     """What is here of Slurm and of networks, and what is mounted."""
-    folders = [Path("/"), Path("/run"), Path("/run/munge"), Path("/etc/slurm"), Path("/etc/munge"), Path("/sys/class/net")]
-    listed = [sorted(entry.name for entry in folder.iterdir()) for folder in folders if folder.exists()]
-    return [listed, Path("/etc/hosts").read_bytes(), Path("/proc/self/mounts").read_text(), os.uname().nodename]
+    folders = [
+        Path("/"),
+        Path("/run"),
+        Path("/run/munge"),
+        Path("/etc/slurm"),
+        Path("/etc/munge"),
+        Path("/sys/class/net"),
+    ]
+    listed = [
+        sorted(entry.name for entry in folder.iterdir()) for folder in folders if folder.exists()
+    ]
+    return [
+        listed,
+        Path("/etc/hosts").read_bytes(),
+        Path("/proc/self/mounts").read_text(),
+        os.uname().nodename,
+    ]
 
 
-def test_the_host_does_not_notice_and_nothing_stays(elsewhere: dict[str, str], tmp_path: Path) -> None:
+def test_the_host_does_not_notice_and_nothing_stays(
+    elsewhere: dict[str, str], tmp_path: Path
+) -> None:
     before = host()
     program("up", elsewhere, "--nodes=1")
     assert host() == before
@@ -221,8 +300,12 @@ def test_the_host_does_not_notice_and_nothing_stays(elsewhere: dict[str, str], t
 
 def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path) -> None:
     script = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
-    starter = subprocess.Popen([sys.executable, "-c", script, *PROGRAM, "up", "--nodes=1", "--end-with-parent"],
-                               env=elsewhere, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, *PROGRAM, "up", "--nodes=1", "--end-with-parent"],
+        env=elsewhere,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert any(line.startswith("up in") for line in starter.stdout)
     starter.kill()
     starter.wait()
@@ -234,8 +317,12 @@ def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_up_takes_itself_back(elsewhere: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
-    starter = subprocess.Popen([*PROGRAM, "up", "--nodes=1"], env=elsewhere, stdout=subprocess.PIPE, text=True)
+def test_an_interrupted_up_takes_itself_back(
+    elsewhere: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    starter = subprocess.Popen(
+        [*PROGRAM, "up", "--nodes=1"], env=elsewhere, stdout=subprocess.PIPE, text=True
+    )
     assert any(line.endswith("mariadbd\n") for line in starter.stdout)
     starter.send_signal(number)
     assert starter.wait(timeout=30) == 128 + number
@@ -249,8 +336,14 @@ def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_
     subprocess.run(["cp", "-r", str(Path(PROGRAM[1]).parent), str(broken / "tests")], check=True)
     with (broken / "tests" / "cluster" / "slurmdbd.conf").open("a") as file:
         file.write("NoSuchSetting=1\n")
-    done = subprocess.run([sys.executable, str(broken / "tests" / "cluster" / "cluster.py"), "up"], env=elsewhere,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(broken / "tests" / "cluster" / "cluster.py"), "up"],
+        env=elsewhere,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "slurmdbd did not come up" in done.stdout.splitlines()[-1]
     assert "NoSuchSetting" in done.stdout

@@ -1,6 +1,5 @@
 """Whole experiments through `snakemake --profile profiles/slurm`, on a real Slurm."""
 
-import hashlib
 import json
 import os
 import re
@@ -14,28 +13,24 @@ import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
+from submissions import TINY, sha256, submitted
 from waiting import until
 
 TEST_IMAGES = 355
-# Small, and dealt unevenly: 1,297 images into batches of at most 72 are 19 batches, 5 of 69 and 14 of 68.
-TINY = ["--config", "dataset={name: digits}", "widths=[8, 8, 8]", "epochs=2", "global_batch_size=72", "learning_rate=0.5", "flip=false",
-        "cpus_per_proc=1", 'scratch=["/scratch"]']  # fmt: skip
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def submitted(said: str) -> list[str]:
-    """Ids of the Slurm jobs that a Snakemake says it has submitted."""
-    return re.findall(r"has been submitted with SLURM jobid (\d+)", said)
 
 
 def accounted(cluster: Cluster, job: str, *fields: str) -> list[str]:
     """What accounting has of a job; once its record is complete."""
 
     def row() -> list[str]:
-        done = cluster.run("sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", f"--format=End,{','.join(fields)}")
+        done = cluster.run(
+            "sacct",
+            "-X",
+            "--noheader",
+            "--parsable2",
+            f"--jobs={job}",
+            f"--format=End,{','.join(fields)}",
+        )
         return done.stdout.strip().split("|")
 
     until(lambda: row()[0] not in ("", "Unknown"), 10)
@@ -58,22 +53,29 @@ def first(cluster: Cluster, checkout: SlurmCheckout) -> str:
     return checkout.run(*TINY, "experiment=first", "nodes=3")
 
 
-def test_stage_and_train_are_one_job_on_the_nodes_asked_for(cluster: Cluster, checkout: SlurmCheckout, first: str) -> None:
+def test_stage_and_train_are_one_job_on_the_nodes_asked_for(
+    cluster: Cluster, checkout: SlurmCheckout, first: str
+) -> None:
     training, evaluation = submitted(first)
-    assert accounted(cluster, training, "State", "NNodes", "NodeList", "ReqCPUS") == ["COMPLETED", "3", "n[1-3]", "3"]
+    assert accounted(cluster, training, "State", "NNodes", "NodeList", "ReqCPUS") == [
+        "COMPLETED",
+        "3",
+        "n[1-3]",
+        "3",
+    ]
     assert accounted(cluster, evaluation, "State", "NNodes", "ReqCPUS") == ["COMPLETED", "1", "4"]
     results = checkout.path / "results/first/run"
     staged = json.loads((results / "staging.json").read_text())["nodes"]
-    assert [(node["host"], node["status"], node["path"].startswith("/scratch/")) for node in staged] == [
-        (node, "fresh", True) for node in ("n1", "n2", "n3")
-    ]
+    assert [
+        (node["host"], node["status"], node["path"].startswith("/scratch/")) for node in staged
+    ] == [(node, "fresh", True) for node in ("n1", "n2", "n3")]
     assert hosts(results) == ["n1", "n2", "n3"]
     assert sorted(path.name for path in (results / "logs").iterdir()) == [
         "launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log",
     ]  # fmt: skip
     assert evaluated(results) == TEST_IMAGES
     assert (checkout.path / "results/first/accuracy.svg").exists()
-    assert "slurm: accounting works; the state of jobs is asked from sacct" in first
+    assert "slurm: accounting works; job states come from sacct" in first
     assert "Nothing to be done" in checkout.run(*TINY, "experiment=first", "nodes=3")
 
 
@@ -91,7 +93,9 @@ def test_a_failed_stage_is_run_again_alone(cluster: Cluster, checkout: SlurmChec
 
 
 @pytest.mark.usefixtures("first")
-def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weights(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weights(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     """With other resources than the rules', which reruns nothing by itself and wins over them."""
     results = checkout.path / "results/first/run"
     before = sha256(results / "model.safetensors")
@@ -112,13 +116,18 @@ def test_a_cluster_comes_to_the_weights_of_one_machine(checkout: SlurmCheckout) 
     """The same geometry on loopback: what differs is the network alone."""
     checkout.on_the_login_node("--cores", "3", *TINY, "experiment=local", "nodes=3")
     assert set(hosts(checkout.path / "results/local/run")) == {"login"}
-    one, other = (sha256(checkout.path / "results" / name / "run/model.safetensors") for name in ("first", "local"))
+    one, other = (
+        sha256(checkout.path / "results" / name / "run/model.safetensors")
+        for name in ("first", "local")
+    )
     assert one == other
 
 
 @pytest.mark.usefixtures("first")
 def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """1x3, 1x4, 2x3 and 2x4, the latter on n[1,3], all at once and each counting every test image once."""
+    """1x3, 1x4, 2x3 and 2x4, the latter on n[1,3], all at once and each counting every test image
+    once.
+    """
     cluster.drain("n2")
     try:
         said = checkout.run(*TINY, "experiment=odd", "nodes=[1, 2]", "nproc_per_node=[3, 4]")
@@ -136,11 +145,18 @@ def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: Slur
 
 
 @pytest.mark.usefixtures("first")
-def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     """A real file system that is full on n2, none on n3."""
     for node in ("n1", "n2"):
         assert cluster.run("mkdir", "-p", "/scratch/fast", node=node).returncode == 0
-    assert cluster.run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/scratch/fast", node="n2").returncode == 0
+    assert (
+        cluster.run(
+            "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/scratch/fast", node="n2"
+        ).returncode
+        == 0
+    )
     try:
         tiny = [argument.replace('"/scratch"', '"/scratch/fast"') for argument in TINY]
         said = checkout.run(*tiny, "experiment=scratch", "nodes=3")
@@ -148,12 +164,18 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(cluster: Clu
         cluster.run("umount", "/scratch/fast", node="n2")
         for node in ("n1", "n2"):
             cluster.run("rm", "-r", "/scratch/fast", node=node)
-    assert "stage: n1: fresh /scratch/fast/ddp-data-" in (checkout.path / "results/scratch/run/stage.log").read_text()
+    assert (
+        "stage: n1: fresh /scratch/fast/ddp-data-"
+        in (checkout.path / "results/scratch/run/stage.log").read_text()
+    )
     nodes = json.loads((checkout.path / "results/scratch/run/staging.json").read_text())["nodes"]
     assert [node["status"] for node in nodes] == ["fresh", "fallback", "fallback"]
     assert re.search(r"/scratch/fast/\S+: 1 MB free, the data need 6 MB", nodes[1]["reason"])
     assert nodes[2]["reason"] == "/scratch/fast: no such folder"
-    one, other = (sha256(checkout.path / "results" / name / "run/model.safetensors") for name in ("first", "scratch"))
+    one, other = (
+        sha256(checkout.path / "results" / name / "run/model.safetensors")
+        for name in ("first", "scratch")
+    )
     assert one == other
     assert submitted(said)
 
@@ -177,7 +199,9 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("given", MISTAKES)
-def test_what_slurm_would_never_take_is_said_before_anything_starts(checkout: SlurmCheckout, given: str) -> None:
+def test_what_slurm_would_never_take_is_said_before_anything_starts(
+    checkout: SlurmCheckout, given: str
+) -> None:
     done = checkout.snakemake("--default-resources", given, *TINY, "experiment=mistaken", "nodes=3")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith(MISTAKES[given])
@@ -195,43 +219,71 @@ def test_an_option_of_the_plugin_is_checked_too(checkout: SlurmCheckout, option:
 
 
 @pytest.mark.parametrize("larger", TOO_LARGE)
-def test_more_than_any_node_has_is_refused(cluster: Cluster, checkout: SlurmCheckout, larger: str) -> None:
-    done = checkout.snakemake("--set-resources", f"train:{larger}", f"stage:{larger}", *TINY, "experiment=large", "nodes=3")
+def test_more_than_any_node_has_is_refused(
+    cluster: Cluster, checkout: SlurmCheckout, larger: str
+) -> None:
+    done = checkout.snakemake(
+        "--set-resources",
+        f"train:{larger}",
+        f"stage:{larger}",
+        *TINY,
+        "experiment=large",
+        "nodes=3",
+    )
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith(TOO_LARGE[larger])
     assert_nothing_queued(cluster)
 
 
-def test_the_time_of_the_whole_job_is_compared_with_the_partition_s(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """stage's 10 minutes and train's 120; Slurm itself would accept the job and leave it pending for ever."""
+def test_the_time_of_the_whole_job_is_compared_with_the_partition_s(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    """stage's 10 minutes and train's 120; Slurm itself would accept the job and leave it pending
+    for ever.
+    """
     assert cluster.run("scontrol", "update", "partitionname=main", "maxtime=120").returncode == 0
     try:
         done = checkout.snakemake(*TINY, "experiment=long")
     finally:
-        assert cluster.run("scontrol", "update", "partitionname=main", "maxtime=INFINITE").returncode == 0
+        assert (
+            cluster.run("scontrol", "update", "partitionname=main", "maxtime=INFINITE").returncode
+            == 0
+        )
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == (
-        "slurm: runtime: 130 minutes are asked for, main allows 120; stage and train are one job, their times are added: "
+        "slurm: runtime: 130 minutes are asked for, main allows 120; stage and train are one job, "
+        "their times are added: "
         "--set-resources train:runtime=…"
     )
     assert_nothing_queued(cluster)
 
 
-def test_a_refused_submission_shows_sbatch_s_own_words(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_a_refused_submission_shows_sbatch_s_own_words(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     """What the check before could not know: the partition goes down while the data are fetched."""
     shutil.rmtree(checkout.path / "results/data/digits", ignore_errors=True)
-    process = checkout.start(*TINY, "nodes=1", "experiment=refused", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = checkout.start(
+        *TINY, "nodes=1", "experiment=refused", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     said = ""
     try:
         for line in process.stdout:
             said += line
             if "rule fetch:" in line:
-                assert cluster.run("scontrol", "update", "partitionname=main", "state=inactive").returncode == 0
+                assert (
+                    cluster.run(
+                        "scontrol", "update", "partitionname=main", "state=inactive"
+                    ).returncode
+                    == 0
+                )
     finally:
         assert cluster.run("scontrol", "update", "partitionname=main", "state=up").returncode == 0
     assert process.wait(timeout=60) == 1
     assert re.search(
-        r"^refused/run: not finished: sbatch refused the job: Batch job submission failed: .*[Pp]artition.*$", said, re.MULTILINE
+        r"^refused/run: not finished: sbatch refused the job: Batch job submission failed: .*[Pp]artition.*$",
+        said,
+        re.MULTILINE,
     )
 
 
@@ -240,8 +292,12 @@ def assert_nothing_queued(cluster: Cluster) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    (controller,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmctld"))
+def test_a_controller_that_does_not_answer_is_said_in_time(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    (controller,) = (
+        pid for pid, line in cluster.processes().items() if line.startswith("slurmctld")
+    )
     os.kill(controller, signal.SIGSTOP)
     start = time.monotonic()
     try:
@@ -255,8 +311,12 @@ def test_a_controller_that_does_not_answer_is_said_in_time(cluster: Cluster, che
 
 
 @pytest.mark.usefixtures("first")
-def test_without_accounting_squeue_is_asked_and_it_is_said(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """slurmdbd stopped, so that it accepts connections and never answers: the case in which Snakemake's sacct waits for ever."""
+def test_without_accounting_squeue_is_asked_and_it_is_said(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    """slurmdbd stopped, so that it accepts connections and never answers: the case in which
+    Snakemake's sacct waits for ever.
+    """
     (database,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmdbd"))
     (checkout.path / "results/first/run/evaluation.json").unlink()
     os.kill(database, signal.SIGSTOP)
@@ -264,20 +324,36 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(cluster: Cluster, che
         said = checkout.run(*TINY, "experiment=first", "nodes=3")
     finally:
         os.kill(database, signal.SIGCONT)
-    assert "slurm: sacct did not answer within 20 s; the state of jobs is asked from squeue" in said
+    assert "slurm: sacct did not answer within 20 s; job states come from squeue" in said
     assert evaluated(checkout.path / "results/first/run") == TEST_IMAGES
 
 
-def test_a_node_with_a_full_tmp_trains_all_the_same(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_a_node_with_a_full_tmp_trains_all_the_same(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     """A real file system, full to the last byte, on the only node in service; TMPDIR is in it."""
-    assert cluster.run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp", node="n1").returncode == 0
+    assert (
+        cluster.run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp", node="n1").returncode
+        == 0
+    )
     for node in ("n2", "n3"):
         cluster.drain(node)
     try:
         assert cluster.run("dd", "if=/dev/zero", "of=/tmp/full", "bs=4k", node="n1").returncode == 1
-        command = [*checkout.inside, "env", "TMPDIR=/tmp", *checkout.command[len(checkout.inside) :]]
-        done = subprocess.run([*command, *TINY, "nodes=1", "experiment=full-tmp"], cwd=checkout.path, capture_output=True, text=True,
-                              timeout=300, check=False)  # fmt: skip
+        command = [
+            *checkout.inside,
+            "env",
+            "TMPDIR=/tmp",
+            *checkout.command[len(checkout.inside) :],
+        ]
+        done = subprocess.run(
+            [*command, *TINY, "nodes=1", "experiment=full-tmp"],
+            cwd=checkout.path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         left = cluster.run("sh", "-c", "ls /tmp", node="n1").stdout.split()
     finally:
         cluster.run("umount", "--lazy", "/tmp", node="n1")

@@ -14,21 +14,36 @@ import pytest
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
+from submissions import on
 from waiting import until
 
 # Seconds in which a job must be over on all nodes after a rank of it has failed.
 LIMIT = 60
-ENDLESS = ["--config", "dataset={name: digits}", "widths=[8, 8, 8]", "epochs=1000000", "global_batch_size=72", "learning_rate=0.01",
-           "flip=false", "cpus_per_proc=1", "checkpoint_every=0", 'scratch=["/scratch"]', "nodes=3",
-           "save_every_epochs=1000000"]  # fmt: skip
+ENDLESS = [
+    "--config",
+    "dataset={name: digits}",
+    "widths=[8, 8, 8]",
+    "epochs=1000000",
+    "global_batch_size=72",
+    "learning_rate=0.01",
+    "flip=false",
+    "cpus_per_proc=1",
+    "checkpoint_every=0",
+    'scratch=["/scratch"]',
+    "nodes=3",
+    "save_every_epochs=1000000",
+]
 
-RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": 1_000_000, "global_batch_size": 72, "learning_rate": 0.01, "flip": False,
-       "checkpoint_every": 0, "nodes": 3}  # fmt: skip
-
-
-def on(cluster: Cluster, node: str, program: str) -> list[int]:
-    """Processes of a node that run a program, less those that only have it on their command line."""
-    return [pid for pid, line in cluster.processes(node).items() if re.match(rf"\S*python\S* (-u |-m )?\S*{re.escape(program)}( |$)", line)]
+RUN = {
+    "dataset": "digits",
+    "widths": [8, 8, 8],
+    "epochs": 1_000_000,
+    "global_batch_size": 72,
+    "learning_rate": 0.01,
+    "flip": False,
+    "checkpoint_every": 0,
+    "nodes": 3,
+}
 
 
 def left(cluster: Cluster) -> list[str]:
@@ -50,7 +65,9 @@ class Submitted:
         self.results = checkout.path / f"results/{name}/run"
         self.said = checkout.path / f"{name}.out"
         with self.said.open("w") as out:
-            self.snakemake = checkout.start(*ENDLESS, f"experiment={name}", stdout=out, stderr=subprocess.STDOUT)
+            self.snakemake = checkout.start(
+                *ENDLESS, f"experiment={name}", stdout=out, stderr=subprocess.STDOUT
+            )
         until(lambda: (self.results / "history.csv").exists(), 90)
 
     def await_end(self) -> tuple[float, str]:
@@ -61,7 +78,9 @@ class Submitted:
 
 
 class Launched:
-    """The same through `launch` in a job script: Snakemake takes a minute to notice a job's end, and one fault shows what it says."""
+    """The same through `launch` in a job script: Snakemake takes a minute to notice a job's end,
+    and one fault shows what it says.
+    """
 
     def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
         self.cluster = cluster
@@ -69,14 +88,41 @@ class Launched:
         self.results = checkout.path / f"results/{name}/run"
         self.results.mkdir(parents=True)
         self.said = self.results / "job.out"
-        done = program("fetch", "--dataset", "digits", "--output", checkout.path / "results/data/digits", cwd=checkout.path)
+        done = program(
+            "fetch",
+            "--dataset",
+            "digits",
+            "--output",
+            checkout.path / "results/data/digits",
+            cwd=checkout.path,
+        )
         assert done.returncode == 0, done.stderr
         folder = f"results/{name}/run"
-        train = ["workflow/scripts/train.py", "--run", json.dumps(RUN), "--data", "results/data/digits", "--output", folder]
-        launch = ["workflow/scripts/launch.py", "--nodes", "3", "--log", f"{folder}/train.log", "--logs", f"{folder}/logs", "--", *train]
+        train = [
+            "workflow/scripts/train.py",
+            "--run",
+            json.dumps(RUN),
+            "--data",
+            "results/data/digits",
+            "--output",
+            folder,
+        ]
+        launch = [
+            "workflow/scripts/launch.py",
+            "--nodes",
+            "3",
+            "--log",
+            f"{folder}/train.log",
+            "--rank-logs",
+            f"{folder}/logs",
+            "--",
+            *train,
+        ]
         script = self.results / "job.sh"
         script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch])}\necho status $?\n")
-        done = cluster.run("sbatch", "--nodes=3", "--ntasks=3", f"--output={self.said}", script, cwd=checkout.path)
+        done = cluster.run(
+            "sbatch", "--nodes=3", "--ntasks=3", f"--output={self.said}", script, cwd=checkout.path
+        )
         assert done.returncode == 0, done.stderr
         until(lambda: (self.results / "history.csv").exists(), 90)
 
@@ -110,9 +156,17 @@ def kill_launcher(cluster: Cluster) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {
-    "killed": (kill, Submitted, r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"),
+    "killed": (
+        kill,
+        Submitted,
+        r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out",
+    ),
     "raises": (raise_, Launched, r"rank 1 on n2: KeyboardInterrupt"),
-    "stops": (stop, Launched, r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state"),
+    "stops": (
+        stop,
+        Launched,
+        r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state",
+    ),
     # The name of the run has the word too.
     "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
     "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
@@ -120,7 +174,9 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout: SlurmCheckout, fault: str) -> None:
+def test_a_rank_that_fails_ends_the_job_and_is_named(
+    cluster: Cluster, checkout: SlurmCheckout, fault: str
+) -> None:
     name = fault.replace(" ", "-")
     do, way, error = FAULTS[fault]
     training = way(cluster, checkout, name)
@@ -129,8 +185,12 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(cluster: Cluster, checkout:
     print(f"{fault}: over on all nodes {seconds:.1f} s later")
     last = [line for line in said.splitlines() if "launch: " in line]
     how = "was preempted" if fault == "stops" else "failed"
-    assert re.search(rf"launch: train {how}: {error}.*; see results/{name}/run/train.log", said), last
-    assert re.match(rf"launch: {error}", (training.results / "train.log").read_text().splitlines()[-1])
+    assert re.search(rf"launch: train {how}: {error}.*; see results/{name}/run/train.log", said), (
+        last
+    )
+    assert re.match(
+        rf"launch: {error}", (training.results / "train.log").read_text().splitlines()[-1]
+    )
     if fault == "killed":
         # Snakemake shows the rule's log last, and this is its last line.
         assert re.search(rf"^    launch: {error}.*\n    =+\n", said, re.MULTILINE), last
@@ -148,16 +208,23 @@ def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> N
     assert job_state(cluster, job).startswith("CANCELLED")
 
 
-def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     training = Submitted(cluster, checkout, "cancelled")
     job = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()[0]
     assert cluster.run("scancel", job).returncode == 0
     _, said = training.await_end()
     assert job_state(cluster, job).startswith("CANCELLED")
     saved = "saved in results/cancelled/run/state"
-    assert re.search(rf"launch: stopped \(SIGTERM\) after .*; {saved}; what by: sacct -X -j {job}; the same command goes on", said)
+    assert re.search(
+        rf"launch: stopped \(SIGTERM\) after .*; {saved}; the reason: sacct -X -j {job}; run the same command again to resume",
+        said,
+    )
 
 
 def job_state(cluster: Cluster, job: str) -> str:
-    (state,) = cluster.run("sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State").stdout.splitlines()
+    (state,) = cluster.run(
+        "sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"
+    ).stdout.splitlines()
     return state

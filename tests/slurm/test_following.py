@@ -1,4 +1,6 @@
-"""How Snakemake follows its jobs, says how they are, and cancels them, while parts of a real Slurm are away."""
+"""How Snakemake follows its jobs, says how they are, and cancels them, while parts of a real Slurm
+are away.
+"""
 
 import os
 import re
@@ -7,10 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from test_experiment import TINY, submitted
-
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
+from submissions import TINY, submitted
 from waiting import until
 
 LONG = ["epochs=100000", "nodes=1"]
@@ -34,7 +35,9 @@ def without(cluster: Cluster, daemon: str) -> Iterator[None]:
 
 @contextmanager
 def unreachable(cluster: Cluster, daemon: str) -> Iterator[None]:
-    """The daemon is there and does not answer: killed in this moment, the controller would forget that it has started the job."""
+    """The daemon is there and does not answer: killed in this moment, the controller would forget
+    that it has started the job.
+    """
     pid = running(cluster, daemon)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -50,14 +53,19 @@ class Following:
         self.log = checkout.scratch / f"{arguments[-1]}.log"
         with self.log.open("w") as file:
             # The experiments share the checkout, and no file.
-            self.process = checkout.start("--nolock", "--until", "train", *arguments, stdout=file, stderr=subprocess.STDOUT)
+            self.process = checkout.start(
+                "--nolock", "--until", "train", *arguments, stdout=file, stderr=subprocess.STDOUT
+            )
 
     @property
     def said(self) -> str:
         return self.log.read_text()
 
     def await_line(self, pattern: str, seconds: float = 90) -> str:
-        until(lambda: re.search(pattern, self.said, re.MULTILINE) or self.process.poll() is not None, seconds)
+        until(
+            lambda: re.search(pattern, self.said, re.MULTILINE) or self.process.poll() is not None,
+            seconds,
+        )
         found = re.search(pattern, self.said, re.MULTILINE)
         assert found, self.said
         return found[0]
@@ -74,13 +82,20 @@ def state(cluster: Cluster, job: str) -> str:
     return done.stdout.strip()
 
 
-def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     ends = Following(checkout, *TINY, "nodes=1", "experiment=outage-ends")
     cancelled = Following(checkout, *TINY, *LONG, "experiment=outage-cancelled")
-    jobs = [submitted(which.await_line(r"has been submitted with SLURM jobid \d+"))[0] for which in (ends, cancelled)]
+    jobs = [
+        submitted(which.await_line(r"has been submitted with SLURM jobid \d+"))[0]
+        for which in (ends, cancelled)
+    ]
     with without(cluster, "slurmdbd"):
         for which in (ends, cancelled):
-            which.await_line(r"^slurm: sacct gives no job states \(.+\); jobs are not affected; asking again until it does$")
+            which.await_line(
+                r"^slurm: sacct gives no job states \(.+\); jobs are not affected; asking again until it does$"
+            )
         until(lambda: state(cluster, jobs[1]) == "RUNNING", 30)
         cancelled.interrupt()
         until(lambda: state(cluster, jobs[1]) == "CANCELLED", 30)
@@ -90,20 +105,33 @@ def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(cluster
     assert re.search(r"^slurm: sacct gives job states again, after \d+ s$", ends.said, re.MULTILINE)
 
 
-def test_while_the_controller_is_away_a_job_starts_and_is_followed(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """With squeue instead of accounting; the controller is away from between the job's start and launch's first question to it.
+def test_while_the_controller_is_away_a_job_starts_and_is_followed(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    """With squeue instead of accounting; the controller is away from between the job's start and
+    launch's first question to it.
 
     The plugin falls back to sacct while the controller is away, so accounting is away too.
     """
-    following = Following(checkout, "--slurm-status-command", "squeue", *TINY, *LONG, "experiment=controller")
+    following = Following(
+        checkout, "--slurm-status-command", "squeue", *TINY, *LONG, "experiment=controller"
+    )
     (job,) = submitted(following.await_line(r"has been submitted with SLURM jobid \d+"))
     until(lambda: state(cluster, job) == "RUNNING", 30)
     log = checkout.path / "results/controller/run/stage.log"
     assert not log.exists()
     with without(cluster, "slurmdbd"), unreachable(cluster, "slurmctld"):
-        following.await_line(r"^slurm: (squeue|sacct) gives no job states \(.+\); jobs are not affected; asking again until it does$")
+        following.await_line(
+            r"^slurm: (squeue|sacct) gives no job states \(.+\); jobs are not affected; asking again until it does$"
+        )
         (output,) = (checkout.path / ".snakemake/slurm_logs").rglob(f"{job}.log")
-        until(lambda: "slurm: the controller does not answer; trying again for 300 s" in output.read_text(), 120)
+        until(
+            lambda: (
+                "slurm: the controller does not answer; trying again for 300 s"
+                in output.read_text()
+            ),
+            120,
+        )
     following.await_line(r"^slurm: squeue gives job states again, after \d+ s$", 120)
     # It trains: what was asked of the controller meanwhile was asked again.
     until((checkout.path / "results/controller/run/history.csv").exists, 60)
@@ -111,13 +139,17 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(cluster: Clus
     until(lambda: state(cluster, job) == "CANCELLED", 30)
 
 
-def test_states_reasons_nodes_and_logs_are_shown_as_they_change(cluster: Cluster, checkout: SlurmCheckout) -> None:
+def test_states_reasons_nodes_and_logs_are_shown_as_they_change(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     for node in cluster.nodes:
         cluster.drain(node)
     try:
         following = Following(checkout, *TINY, "nodes=2", "experiment=shown")
         (job,) = submitted(following.await_line(r"has been submitted with SLURM jobid \d+"))
-        what = rf"^slurm: job {job}, stage and train of shown/run, log results/shown/run/train\.log: "
+        what = (
+            rf"^slurm: job {job}, stage and train of shown/run, log results/shown/run/train\.log: "
+        )
         following.await_line(what + r"PENDING \(.+\)$")
     finally:
         for node in cluster.nodes:

@@ -1,5 +1,5 @@
-"""What clusters do to jobs, done to trainings on a real Slurm: each goes on, ends with the weights of one that was left alone, and loses
-at most what it did since it last saved.
+"""What clusters do to jobs, done to trainings on a real Slurm: each goes on, ends with the weights
+of one that was left alone, and loses at most what it did since it last saved.
 
 With `-s` it prints the table of docs/failures.md.
 """
@@ -18,23 +18,35 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from test_experiment import sha256, submitted
-from test_faults import on
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
+from submissions import on, sha256, submitted
 from waiting import until
 
 SEED = 20261121
 EPOCHS = 60
-RUN = {"dataset": "digits", "widths": [8, 8, 8], "epochs": EPOCHS, "global_batch_size": 72, "learning_rate": 0.5, "flip": False,
-       "checkpoint_every": 20, "optimizer": "sgd", "weight_decay": 0.0013}  # fmt: skip
+RUN = {
+    "dataset": "digits",
+    "widths": [8, 8, 8],
+    "epochs": EPOCHS,
+    "global_batch_size": 72,
+    "learning_rate": 0.5,
+    "flip": False,
+    "checkpoint_every": 20,
+    "optimizer": "sgd",
+    "weight_decay": 0.0013,
+}
 
 
 pytestmark = pytest.mark.faults
 
-RANK, AGENT, LAUNCH = "workflow/scripts/train.py", "torch.distributed.run", "workflow/scripts/launch.py"
+RANK, AGENT, LAUNCH = (
+    "workflow/scripts/train.py",
+    "torch.distributed.run",
+    "workflow/scripts/launch.py",
+)
 
 
 class Training:
@@ -45,13 +57,21 @@ class Training:
 
     @property
     def state(self) -> str:
-        return self.cluster.run("squeue", "--noheader", f"--jobs={self.id}", "--format=%T").stdout.strip()
+        return self.cluster.run(
+            "squeue", "--noheader", f"--jobs={self.id}", "--format=%T"
+        ).stdout.strip()
 
     @property
     def hosts(self) -> list[str]:
         """The nodes of the running job."""
-        listed = self.cluster.run("squeue", "--noheader", f"--jobs={self.id}", "--states=RUNNING", "--format=%N").stdout.strip()
-        return self.cluster.run("scontrol", "show", "hostnames", listed).stdout.split() if listed else []
+        listed = self.cluster.run(
+            "squeue", "--noheader", f"--jobs={self.id}", "--states=RUNNING", "--format=%N"
+        ).stdout.strip()
+        return (
+            self.cluster.run("scontrol", "show", "hostnames", listed).stdout.split()
+            if listed
+            else []
+        )
 
     @property
     def epochs(self) -> list[dict[str, str]]:
@@ -61,7 +81,14 @@ class Training:
                 rows = list(csv.DictReader(file))
         except FileNotFoundError:
             return []
-        return [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in rows]
+        return [
+            {
+                key: value
+                for key, value in row.items()
+                if key not in ("seconds", "images_per_second")
+            }
+            for row in rows
+        ]
 
     @property
     def attempts(self) -> list[dict]:
@@ -80,7 +107,14 @@ class Training:
 class Job(Training):
     """A training in a job of its own, submitted with sbatch."""
 
-    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str, nodes: int = 2, more: Mapping[str, object] = {}) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkout: SlurmCheckout,
+        name: str,
+        nodes: int = 2,
+        more: Mapping[str, object] = {},
+    ) -> None:
         super().__init__(cluster, checkout.path / f"results/{name}/run")
         self.checkout, self.nodes = checkout, nodes
         self.results.mkdir(parents=True)
@@ -88,7 +122,15 @@ class Job(Training):
         done = program("fetch", "--dataset", "digits", "--output", data, cwd=checkout.path)
         assert done.returncode == 0, done.stderr
         output = f"results/{name}/run"
-        train = [RANK, "--run", json.dumps(RUN | {"nodes": nodes} | more), "--data", str(data), "--output", output]
+        train = [
+            RANK,
+            "--run",
+            json.dumps(RUN | {"nodes": nodes} | more),
+            "--data",
+            str(data),
+            "--output",
+            output,
+        ]
         launch = [
             LAUNCH,
             "--nodes",
@@ -97,16 +139,30 @@ class Job(Training):
             "--requeue",
             "--log",
             f"{output}/train.log",
-            "--logs",
+            "--rank-logs",
             f"{output}/logs",
         ]
         self.script = self.results / "job.sh"
-        self.script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch, '--', *train])}\nexit $?\n")
+        self.script.write_text(
+            f"#!/bin/bash\n{shlex.join([sys.executable, *launch, '--', *train])}\nexit $?\n"
+        )
         self.submit()
 
     def submit(self) -> None:
-        options = [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--requeue", "--open-mode=append", "--parsable"]
-        done = self.cluster.run("sbatch", *options, f"--output={self.results}/job.out", self.script, cwd=self.checkout.path)
+        options = [
+            f"--nodes={self.nodes}",
+            f"--ntasks={self.nodes}",
+            "--requeue",
+            "--open-mode=append",
+            "--parsable",
+        ]
+        done = self.cluster.run(
+            "sbatch",
+            *options,
+            f"--output={self.results}/job.out",
+            self.script,
+            cwd=self.checkout.path,
+        )
         assert done.returncode == 0, done.stderr
         self.id = done.stdout.strip()
 
@@ -127,8 +183,14 @@ def send(number: signal.Signals, what: str) -> Fault:
 
 def send_to_script(number: signal.Signals) -> Fault:
     def fault(job: Training, _rng: random.Random) -> None:
-        lines = {pid: line for node in job.cluster.nodes for pid, line in job.cluster.processes(node).items()}
-        (script,) = [pid for pid, line in lines.items() if re.search(r"^/bin/bash \S*/slurm_script", line)]
+        lines = {
+            pid: line
+            for node in job.cluster.nodes
+            for pid, line in job.cluster.processes(node).items()
+        }
+        (script,) = [
+            pid for pid, line in lines.items() if re.search(r"^/bin/bash \S*/slurm_script", line)
+        ]
         os.kill(script, number)
 
     return fault
@@ -144,18 +206,28 @@ def ask(*command: str) -> Fault:
 
 def restart_controller(job: Training) -> None:
     """No interruption: the job goes on without it, and it finds its way back to the job."""
-    (controller,) = (pid for pid, line in job.cluster.processes().items() if line.startswith("slurmctld"))
+    (controller,) = (
+        pid for pid, line in job.cluster.processes().items() if line.startswith("slurmctld")
+    )
     os.kill(controller, signal.SIGKILL)
     assert job.cluster.run("slurmctld").returncode == 0
 
 
 def preempt(job: Training, _rng: random.Random) -> None:
     """A job with more right to them takes all nodes for three seconds."""
-    done = job.cluster.run("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    done = job.cluster.run(
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=3",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 3",
+    )
     assert done.returncode == 0, done.stderr
 
 
-# In two trainings, each in an order of its own: what Slurm or launch sees to, and what needs the same command once more.
+# In two trainings, each in an order of its own: what Slurm or launch sees to, and what needs the
+# same command once more.
 GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
     "queued again": (False, {
         "a rank killed": send(signal.SIGKILL, RANK),
@@ -184,7 +256,10 @@ def whole(cluster: Cluster, checkout: SlurmCheckout) -> Job:
 
 def assert_same(job: Training, whole: Training) -> None:
     assert job.epochs == whole.epochs
-    for file in ("model.safetensors", *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (20, 40, 60))):
+    for file in (
+        "model.safetensors",
+        *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (20, 40, 60)),
+    ):
         assert sha256(job.results / file) == sha256(whole.results / file), file
 
 
@@ -196,7 +271,9 @@ def tell(fault: str, seconds: float, before: int, resumed: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_whatever_ends_a_job_its_training_goes_on(cluster: Cluster, checkout: SlurmCheckout, whole: Job, group: str) -> None:
+def test_whatever_ends_a_job_its_training_goes_on(
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job, group: str
+) -> None:
     by_hand, faults = GROUPS[group]
     rng = random.Random(f"{SEED}-{group}")
     job = Job(cluster, checkout, group.replace(" ", "-"))
@@ -231,8 +308,12 @@ def long(cluster: Cluster, checkout: SlurmCheckout) -> Job:
     return Job(cluster, checkout, "long", 1, LONG)
 
 
-def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(cluster: Cluster, checkout: SlurmCheckout, long: Job) -> None:
-    """Its storage still within reach, it does not notice; Slurm has given it up and begins the job anew elsewhere."""
+def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
+    cluster: Cluster, checkout: SlurmCheckout, long: Job
+) -> None:
+    """Its storage still within reach, it does not notice; Slurm has given it up and begins the job
+    anew elsewhere.
+    """
     job = Job(cluster, checkout, "cut", 1, LONG)
     job.go_on(3)
     (node,) = job.hosts
@@ -246,34 +327,64 @@ def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(cluster: Cluster, c
     assert json.loads(log)["host"] != node
     job.go_on(2)
     seconds = time.monotonic() - start
-    # Slurm asks a node that has been away for long only now and then whether it is back; one that starts says so.
+    # Slurm asks a node that has been away for long only now and then whether it is back; one that
+    # starts says so.
     cluster.kill(node)
     cluster.start(node)
     job.await_end(300)
     long.await_end(300)
     assert job.epochs == long.epochs
     assert sha256(job.results / "model.safetensors") == sha256(long.results / "model.safetensors")
-    print(f"| node cut, rank 0 on it | training elsewhere after {seconds:.0f} s | at epoch {before} when it was cut |")
+    print(
+        f"| node cut, rank 0 on it | training elsewhere after {seconds:.0f} s | at epoch {before} "
+        "when it was cut |"
+    )
 
 
 def on_run(cluster: Cluster, node: str, job: Job) -> list[int]:
     """The ranks of a job on a node."""
-    return [pid for pid in on(cluster, node, RANK) if str(job.results.relative_to(job.checkout.path)) in cluster.processes(node)[pid]]
+    return [
+        pid
+        for pid in on(cluster, node, RANK)
+        if str(job.results.relative_to(job.checkout.path)) in cluster.processes(node)[pid]
+    ]
 
 
 def config(name: str, nodes: int, **more: object) -> list[str]:
     """The same run through Snakemake."""
-    science = RUN | {"dataset": "{name: digits}", "nodes": nodes, "cpus_per_proc": 1, "experiment": name} | more
-    return ["--config", *(f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in science.items())]
+    science = (
+        RUN
+        | {"dataset": "{name: digits}", "nodes": nodes, "cpus_per_proc": 1, "experiment": name}
+        | more
+    )
+    return [
+        "--config",
+        *(
+            f"{key}={json.dumps(value) if not isinstance(value, str) else value}"
+            for key, value in science.items()
+        ),
+    ]
 
 
-def test_a_job_longer_than_its_time_is_finished_by_several(cluster: Cluster, checkout: SlurmCheckout, long: Job) -> None:
+def test_a_job_longer_than_its_time_is_finished_by_several(
+    cluster: Cluster, checkout: SlurmCheckout, long: Job
+) -> None:
     """Two minutes, of which the last is kept for the end; Snakemake is started once."""
     minutes = ["--set-resources", "stage:runtime=1", "train:runtime=1"]
     said = checkout.run(*minutes, *config("limit", 1, **LONG))
     results = checkout.path / "results/limit/run"
-    (job,) = {attempt["by"] for attempt in json.loads((results / "run.json").read_text())["attempts"]}
-    states = cluster.run("sacct", "-X", "--duplicates", "--noheader", "--parsable2", f"--jobs={job.split()[-1]}", "--format=State")
+    (job,) = {
+        attempt["by"] for attempt in json.loads((results / "run.json").read_text())["attempts"]
+    }
+    states = cluster.run(
+        "sacct",
+        "-X",
+        "--duplicates",
+        "--noheader",
+        "--parsable2",
+        f"--jobs={job.split()[-1]}",
+        "--format=State",
+    )
     assert states.stdout.split() == ["REQUEUED"] * (len(states.stdout.split()) - 1) + ["COMPLETED"]
     assert len(states.stdout.split()) >= 2
     long.await_end(300)
@@ -281,7 +392,9 @@ def test_a_job_longer_than_its_time_is_finished_by_several(cluster: Cluster, che
     assert len(submitted(said)) == 2
 
 
-def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(cluster: Cluster, checkout: SlurmCheckout, whole: Job) -> None:
+def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+) -> None:
     said = checkout.path / "survivor.out"
     with said.open("w") as out:
         snakemake = checkout.start(*config("survivor", 2), stdout=out, stderr=subprocess.STDOUT)
@@ -304,7 +417,9 @@ def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(cluster: Clust
     assert not (training.results / "state").exists()
 
 
-def test_a_snakemake_that_was_killed_finds_its_jobs_work(cluster: Cluster, checkout: SlurmCheckout, whole: Job) -> None:
+def test_a_snakemake_that_was_killed_finds_its_jobs_work(
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+) -> None:
     said = checkout.path / "orphan.out"
     with said.open("w") as out:
         snakemake = checkout.start(*config("orphan", 2), stdout=out, stderr=subprocess.STDOUT)

@@ -21,7 +21,9 @@ RUN = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_siz
 
 @pytest.fixture(scope="module")
 def folder(cluster: Cluster) -> Path:
-    """A folder that all nodes see, with the digits in it; new, so that no test finds what an earlier session has made."""
+    """A folder that all nodes see, with the digits in it; new, so that no test finds what an
+    earlier session has made.
+    """
     folder = cluster.shared / "launch"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -30,22 +32,49 @@ def folder(cluster: Cluster) -> Path:
     return folder
 
 
-def job(cluster: Cluster, folder: Path, *launches: list[object], nodes: int = 3, options: tuple[str, ...] = (), before: str = "") -> str:
-    """Run launches one after the other in one job; what the job wrote, each launch followed by its status."""
-    lines = [f"{shlex.join([sys.executable, str(SCRIPTS / 'launch.py'), *map(str, launch)])}; echo status $?" for launch in launches]
+def job(
+    cluster: Cluster,
+    folder: Path,
+    *launches: list[object],
+    nodes: int = 3,
+    options: tuple[str, ...] = (),
+    before: str = "",
+) -> str:
+    """Run launches one after the other in one job; what the job wrote, each launch followed by its
+    status.
+    """
+    lines = [
+        f"{shlex.join([sys.executable, str(SCRIPTS / 'launch.py'), *map(str, launch)])}; echo "
+        "status $?"
+        for launch in launches
+    ]
     script = folder / "job.sh"
     script.write_text("\n".join(["#!/bin/bash", before, *lines]))
     output = folder / "job.out"
     output.unlink(missing_ok=True)
-    command = ["sbatch", "--wait", f"--nodes={nodes}", f"--ntasks={nodes}", *options, f"--output={output}", script]
-    cluster.run(*command, cwd=folder, timeout=300)
+    size = [f"--nodes={nodes}", f"--ntasks={nodes}"]
+    cluster.batch(*size, *options, f"--output={output}", script, cwd=folder, timeout=300)
     return output.read_text()
 
 
-def training(folder: Path, name: str, *options: object, device: str = "cpu", scratch: str = "/scratch") -> list[object]:
+def training(
+    folder: Path, name: str, *options: object, device: str = "cpu", scratch: str = "/scratch"
+) -> list[object]:
     """Arguments of a launch of one epoch on three nodes, into a folder of the name."""
     output = folder / name
-    own = ["--transport", "srun", "--nodes", 3, "--device", device, "--log", output / "log", "--logs", output / "logs", *options]
+    own = [
+        "--transport",
+        "srun",
+        "--nodes",
+        3,
+        "--device",
+        device,
+        "--log",
+        output / "log",
+        "--rank-logs",
+        output / "logs",
+        *options,
+    ]
     data = ["--data", folder / "digits", "--scratch", scratch, "--output", output]
     return [*own, "--", SCRIPTS / "train.py", "--run", RUN % device, *data]
 
@@ -55,11 +84,16 @@ def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path
     before = temporary_files(cluster)
     said = job(cluster, folder, *(training(folder, name, "--launcher", name) for name in launchers))
     assert said.count("status 0") == len(launchers), said
-    found = {name: hashlib.sha256((folder / name / "model.safetensors").read_bytes()).hexdigest() for name in launchers}
+    found = {
+        name: hashlib.sha256((folder / name / "model.safetensors").read_bytes()).hexdigest()
+        for name in launchers
+    }
     assert len(set(found.values())) == 1, found
     for name in launchers:
         # c10d numbers the nodes as they arrive.
-        found_on = re.search(r"preflight: 3 ranks on (.*): cpu", (folder / name / "log").read_text())
+        found_on = re.search(
+            r"preflight: 3 ranks on (.*): cpu", (folder / name / "log").read_text()
+        )
         assert found_on
         assert sorted(found_on[1].split(", ")) == ["n1", "n2", "n3"]
         assert sorted(path.name for path in (folder / name / "logs").iterdir()) == [
@@ -76,7 +110,18 @@ def temporary_files(cluster: Cluster) -> list[str]:
     """Ours, on all nodes; torch keeps caches there too."""
     found = []
     for node in cluster.nodes:
-        done = cluster.run("find", "/tmp", "-maxdepth", "1", "-name", "launch-*", "-o", "-name", "supervise-*", node=node)
+        done = cluster.run(
+            "find",
+            "/tmp",
+            "-maxdepth",
+            "1",
+            "-name",
+            "launch-*",
+            "-o",
+            "-name",
+            "supervise-*",
+            node=node,
+        )
         assert done.returncode == 0, done.stderr
         found.append(done.stdout)
     return found
@@ -86,7 +131,11 @@ def test_a_dry_run_prints_what_every_node_would_run(cluster: Cluster, folder: Pa
     said = job(cluster, folder, ["--dry-run", *training(folder, "dry")])
     step, *nodes, status = said.splitlines()
     assert step.startswith("srun --nodes=3 --ntasks=3 --ntasks-per-node=1 ")
-    assert [line.split(" GOMP_SPINCOUNT=")[0] for line in nodes] == ["[node 0, n1]", "[node 1, n2]", "[node 2, n3]"]
+    assert [line.split(" GOMP_SPINCOUNT=")[0] for line in nodes] == [
+        "[node 0, n1]",
+        "[node 1, n2]",
+        "[node 2, n3]",
+    ]
     assert all("--master-addr=n1 --master-port=2" in line for line in nodes)
     assert status == "status 0"
     assert not (folder / "dry").exists()
@@ -106,11 +155,17 @@ def test_launch_away_from_the_first_node_is_refused(cluster: Cluster, folder: Pa
 
 def test_gpus_that_torch_does_not_see_end_the_job_in_time(cluster: Cluster, folder: Path) -> None:
     """Slurm gives a GPU on every node; that it is one is for torch to say."""
-    error = r"rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0"
-    fails_in_time(cluster, folder, training(folder, "gpus", device="cuda"), error, options=("--gres=gpu:1",))
+    error = (
+        r"rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0"
+    )
+    fails_in_time(
+        cluster, folder, training(folder, "gpus", device="cuda"), error, options=("--gres=gpu:1",)
+    )
 
 
-def fails_in_time(cluster: Cluster, folder: Path, launch: list[object], error: str, **options) -> None:
+def fails_in_time(
+    cluster: Cluster, folder: Path, launch: list[object], error: str, **options
+) -> None:
     """Run a launch that is to end within 60 s, with a line that matches `error`."""
     start = time.monotonic()
     said = job(cluster, folder, launch, **options)
@@ -133,7 +188,12 @@ def test_nodes_whose_own_name_is_loopback_s_find_each_other(cluster: Cluster, fo
 def other_hosts(cluster: Cluster, node: str, change: str) -> Iterator[None]:
     """A node on which the names of the others are other ones."""
     assert (
-        cluster.run("bash", "-c", f"sed '{change}' /etc/hosts > /tmp/hosts && mount --bind /tmp/hosts /etc/hosts", node=node).returncode
+        cluster.run(
+            "bash",
+            "-c",
+            f"sed '{change}' /etc/hosts > /tmp/hosts && mount --bind /tmp/hosts /etc/hosts",
+            node=node,
+        ).returncode
         == 0
     )
     try:
@@ -146,18 +206,28 @@ def other_hosts(cluster: Cluster, node: str, change: str) -> Iterator[None]:
     ("s/10.77.0.11/10.77.0.99/", "(timed out|No route to host)"),
     ("/10.77.0.11/d", "(Name or service not known|Temporary failure in name resolution)"),
 ])  # fmt: skip
-def test_a_node_that_cannot_reach_rank_0_is_named_in_time(cluster: Cluster, folder: Path, change: str, why: str) -> None:
-    error = rf"node 2 on n3: cannot reach rank 0's node at n1:2\d{{4}}: {why}; see to name resolution"
+def test_a_node_that_cannot_reach_rank_0_is_named_in_time(
+    cluster: Cluster, folder: Path, change: str, why: str
+) -> None:
+    error = (
+        rf"node 2 on n3: cannot reach rank 0's node at n1:2\d{{4}}: {why}; check name resolution"
+    )
     with other_hosts(cluster, "n3", change):
         fails_in_time(cluster, folder, training(folder, "unreachable"), error)
 
 
 def test_in_a_job_array_each_job_has_its_own_nodes(cluster: Cluster, folder: Path) -> None:
     """Of an array, scontrol shows all jobs for the id that one of them has."""
-    launch = [sys.executable, SCRIPTS / "launch.py", "--dry-run", *training(folder, "array", "--nodes", 1)]
+    launch = [
+        sys.executable,
+        SCRIPTS / "launch.py",
+        "--dry-run",
+        *training(folder, "array", "--nodes", 1),
+    ]
     script = folder / "array.sh"
     script.write_text(f"#!/bin/bash\necho on $SLURMD_NODENAME\n{shlex.join(map(str, launch))}\n")
-    cluster.run("sbatch", "--wait", "--array=0-2", "--exclusive", f"--output={folder}/array.%a.out", script, cwd=folder, timeout=120)
+    output = f"--output={folder}/array.%a.out"
+    cluster.batch("--array=0-2", "--exclusive", output, script, cwd=folder, timeout=120)
     nodes = set()
     for number in range(3):
         first, _, node = (folder / f"array.{number}.out").read_text().splitlines()
@@ -171,9 +241,23 @@ def test_the_job_s_own_scratch_is_left_empty(cluster: Cluster, folder: Path) -> 
     (folder / "launcher").mkdir()
     (folder / "launcher" / "of the user's").touch()
     before = "export SLURM_TMPDIR=/scratch/own; srun --ntasks-per-node=1 mkdir -p $SLURM_TMPDIR"
-    stage = ["--transport", "srun", "--launcher", "none", "--nodes", 3, "--", SCRIPTS / "stage.py", "--data", folder / "digits",
-             "--scratch", "$SLURM_TMPDIR"]  # fmt: skip
-    said = job(cluster, folder, stage, training(folder, "own", scratch="$SLURM_TMPDIR"), before=before)
+    stage = [
+        "--transport",
+        "srun",
+        "--launcher",
+        "none",
+        "--nodes",
+        3,
+        "--",
+        SCRIPTS / "stage.py",
+        "--data",
+        folder / "digits",
+        "--scratch",
+        "$SLURM_TMPDIR",
+    ]
+    said = job(
+        cluster, folder, stage, training(folder, "own", scratch="$SLURM_TMPDIR"), before=before
+    )
     assert (folder / "launcher" / "of the user's").exists()
     assert len(re.findall(r"stage: n\d: fresh /scratch/own/ddp-data-", said)) == 3
     assert said.count("status 0") == 2, said
@@ -187,4 +271,7 @@ def test_a_node_without_slurm_s_commands_is_told_so(folder: Path) -> None:
     environment = os.environ | {"SLURM_JOB_ID": "1", "PATH": str(folder)}
     done = program("launch", *training(folder, "nowhere"), env=environment)
     assert done.returncode == 1
-    assert done.stderr == "launch: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local\n"
+    assert (
+        done.stderr
+        == "launch: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local\n"
+    )

@@ -23,7 +23,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The output of a training on so many processes that nothing has interrupted. Tests that change it copy it first."""
+    """The output of a training on so many processes that nothing has interrupted. Tests that change
+    it copy it first.
+    """
     folder = tmp_path_factory.mktemp("finished")
 
     def output(processes: int) -> Path:
@@ -43,9 +45,11 @@ def reference(finished: Callable[[int], Path]) -> Callable[[int], dict[str, Any]
 
 @pytest.fixture(scope="session")
 def interrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a training on one process that was stopped in the midst of epoch 14 or 15, of 16.
+    """The output of a training on one process that was stopped in the midst of epoch 14 or 15, of
+    16.
 
-    Tests copy it. It lacks the owner's record: to go on without one, nobody waits to see whether the owner is still there.
+    Tests copy it. It lacks the owner's record: to go on without one, nobody waits to see whether
+    the owner is still there.
     """
     output = tmp_path_factory.mktemp("interrupted") / "out"
     training = Training(output, digits)

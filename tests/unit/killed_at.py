@@ -1,7 +1,8 @@
-"""Run a program of ours and end it right before it changes a folder for the nth time: python killed_at.py N FOLDER PROGRAM ARGUMENTS…
+"""Run a program of ours and end it right before it changes a folder for the nth time: python
+killed_at.py N FOLDER PROGRAM ARGUMENTS…
 
-With N = 0 nothing is ended, and the last line on stderr is the number of changes. Between two changes one moment is as good as
-another, but for those in the midst of writing a file's content.
+With N = 0 nothing is ended, and the last line on stderr is the number of changes. Between two
+changes one moment is as good as another, but for those in the midst of writing a file's content.
 """
 
 import atexit
@@ -13,7 +14,8 @@ from pathlib import Path
 
 
 def changes(folder: str, event: str, arguments: tuple) -> bool:
-    """Whether an audit event is one that changes something in the folder, given as an absolute path.
+    """Whether an audit event is one that changes something in the folder, given as an absolute
+    path.
 
     Relative paths are in a folder that shutil.rmtree has opened.
     """

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ddp.batches import share
-from ddp.config import Experiment
-from ddp.gradients import distributed
-from ddp.process_group import all_reduce, process_group
-from ddp.steps import Stepper, average_batchnorm
+from ddp.data.batches import share
+from ddp.experiment.config import Experiment
+from ddp.ranks.process_group import all_reduce, process_group
+from ddp.training.gradients import distributed
+from ddp.training.steps import Stepper, average_batchnorm
 
 with process_group("cpu") as process:
     run = replace(
@@ -23,7 +23,10 @@ with process_group("cpu") as process:
         gradient_compression=sys.argv[2],
     )
     generator = torch.Generator().manual_seed(0)
-    images, labels = torch.randn(64, 12, generator=generator), torch.randint(0, 10, (64,), generator=generator)
+    images, labels = (
+        torch.randn(64, 12, generator=generator),
+        torch.randint(0, 10, (64,), generator=generator),
+    )
     model = nn.Linear(12, 10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -42,5 +45,11 @@ with process_group("cpu") as process:
     average_batchnorm(norms, process.world_size)
     if process.first:
         torch.save(
-            {"weight": model.weight.detach(), "bias": model.bias.detach(), "totals": totals, "variance": norms[1].running_var}, sys.argv[1]
+            {
+                "weight": model.weight.detach(),
+                "bias": model.bias.detach(),
+                "totals": totals,
+                "variance": norms[1].running_var,
+            },
+            sys.argv[1],
         )

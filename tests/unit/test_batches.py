@@ -4,30 +4,40 @@ import numpy as np
 import pytest
 import torch
 
-from ddp import batches
-from ddp.data_folder import load_split, read_manifest
+from ddp.data import batches
+from ddp.data.folder import DataFolder
 
 
 def global_batch(padded, plan, batch, world_size):
     """The pixels of a global batch as its ranks see them, one after the other."""
-    return torch.cat([batches.crop(padded, batches.share(batch, rank, world_size), plan) for rank in range(world_size)])
+    return torch.cat(
+        [
+            batches.crop(padded, batches.share(batch, rank, world_size), plan)
+            for rank in range(world_size)
+        ]
+    )
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
 def test_one_process_and_many_see_identical_global_batches(digits, world_size) -> None:
-    images, _ = load_split(digits, read_manifest(digits), "train")
+    images, _ = DataFolder.read(digits).load("train")
     padded = batches.pad(torch.from_numpy(np.array(images)), 2)
     for epoch in (1, 2):
         plan = batches.epoch_plan(len(images), seed=5, epoch=epoch, flip=True, shift=2)
-        for batch in plan.order.split(batches.deal(len(images), 84)):
-            alone, shared = global_batch(padded, plan, batch, 1), global_batch(padded, plan, batch, world_size)
+        for batch in plan.order.split(batches.batch_sizes(len(images), 84)):
+            alone, shared = (
+                global_batch(padded, plan, batch, 1),
+                global_batch(padded, plan, batch, world_size),
+            )
             assert alone.dtype == torch.uint8
             assert torch.equal(alone, shared)
 
 
-@pytest.mark.parametrize(("n", "size"), [(45_000, 500), (45_000, 512), (1_298, 64), (10, 3), (10, 10), (7, 4)])
+@pytest.mark.parametrize(
+    ("n", "size"), [(45_000, 500), (45_000, 512), (1_298, 64), (10, 3), (10, 10), (7, 4)]
+)
 def test_an_epoch_is_dealt_into_the_fewest_equal_batches(n, size) -> None:
-    sizes = batches.deal(n, size)
+    sizes = batches.batch_sizes(n, size)
     assert sum(sizes) == n
     assert len(sizes) == -(-n // size)
     assert max(sizes) <= size
@@ -35,7 +45,10 @@ def test_an_epoch_is_dealt_into_the_fewest_equal_batches(n, size) -> None:
 
 
 def test_an_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
-    first, again, later, other = (batches.epoch_plan(1000, seed, epoch, True, 2).order for seed, epoch in ((0, 1), (0, 1), (0, 2), (1, 1)))
+    first, again, later, other = (
+        batches.epoch_plan(1000, seed, epoch, True, 2).order
+        for seed, epoch in ((0, 1), (0, 1), (0, 2), (1, 1))
+    )
     assert torch.equal(first.sort().values, torch.arange(1000))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
@@ -43,7 +56,9 @@ def test_an_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
 
 
 def test_an_image_s_augmentation_does_not_depend_on_its_batch() -> None:
-    images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (50, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     padded = batches.pad(images, 4)
     plan = batches.epoch_plan(50, 3, 1, True, 4)
     everything = batches.crop(padded, torch.arange(50), plan)
@@ -51,7 +66,9 @@ def test_an_image_s_augmentation_does_not_depend_on_its_batch() -> None:
 
 
 def test_crop_is_the_slice_and_the_mirror_image_that_the_plan_says() -> None:
-    images = torch.randint(0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.randint(
+        0, 256, (40, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     padded = batches.pad(images, 2)
     plan = batches.epoch_plan(40, 0, 1, True, 2)
     cropped = batches.crop(padded, torch.arange(40), plan)
@@ -66,7 +83,9 @@ def test_padding_is_numpy_s_reflection() -> None:
     images = torch.randint(0, 256, (3, 32, 32, 3), dtype=torch.uint8)
     for shift in (0, 2, 16):
         border = ((0, 0), (shift, shift), (shift, shift), (0, 0))
-        assert np.array_equal(batches.pad(images, shift).numpy(), np.pad(images.numpy(), border, mode="reflect"))
+        assert np.array_equal(
+            batches.pad(images, shift).numpy(), np.pad(images.numpy(), border, mode="reflect")
+        )
 
 
 def test_flips_alternate_and_can_be_switched_off() -> None:
@@ -102,4 +121,8 @@ def test_holes_are_whole_anywhere_and_of_one_colour() -> None:
     assert (rows.sum(1) == 12).all()
     assert (columns.sum(1) == 12).all()
     # From the first to the last place that there is.
-    assert sorted(set(rows.float().argmax(1).tolist())) == list(range(21)) == sorted(set(columns.float().argmax(1).tolist()))
+    assert (
+        sorted(set(rows.float().argmax(1).tolist()))
+        == list(range(21))
+        == sorted(set(columns.float().argmax(1).tolist()))
+    )

@@ -1,4 +1,6 @@
-"""Which of several failures was the cause, and which of a process's last lines say why. The lines are ones that were seen."""
+"""Which of several failures was the cause, and which of a process's last lines say why. The lines
+are ones that were seen.
+"""
 
 import os
 import subprocess
@@ -6,16 +8,21 @@ import sys
 
 import pytest
 
-from ddp.endings import MOST_CHARACTERS, Ending, cause, ending, how, last_words, marked, record_lines, records
+from ddp.base.processes import MOST_CHARACTERS, how, last_words
+from ddp.launching.endings import Ending, cause, ending, marked, record_lines, records
 from programs import SCRIPTS
 
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
-WARNING = "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
+WARNING = (
+    "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
+)
 
 
 def test_a_lost_peer_is_a_consequence_however_early() -> None:
     killed = Ending("rank 1 on n2", "was ended by SIGKILL", 10.2)
-    peer = Ending("rank 0 on n1", "ended with status 1", 10.1, ("Traceback (most recent call last):", GLOO))
+    peer = Ending(
+        "rank 0 on n1", "ended with status 1", 10.1, ("Traceback (most recent call last):", GLOO)
+    )
     raised = Ending("rank 2 on n3", "ended with status 1", 10.0, ("ValueError: x",))
     assert cause([peer, killed]) == killed
     assert cause([peer, killed, raised]) == raised
@@ -23,9 +30,17 @@ def test_a_lost_peer_is_a_consequence_however_early() -> None:
 
 
 def test_endings_survive_the_way_through_srun() -> None:
-    """Which puts a label before each line, mixes the lines of its tasks, and breaks those that are long."""
+    """Which puts a label before each line, mixes the lines of its tasks, and breaks those that are
+    long.
+    """
     sent = [
-        Ending("rank 1 on n2", "ended with status 1", 1.5, ("a: b", "ö" * 3000), "results/logs/rank=1.log"),
+        Ending(
+            "rank 1 on n2",
+            "ended with status 1",
+            1.5,
+            ("a: b", "ö" * 3000),
+            "results/logs/rank=1.log",
+        ),
         Ending("rank 0 on n1", "was ended by SIGKILL", 2.5),
     ]
     one, other = ([f"12: {line}" for line in record_lines(ending.record())] for ending in sent)
@@ -40,10 +55,13 @@ def test_endings_survive_the_way_through_srun() -> None:
 def test_endings_sent_at_the_same_time_stay_apart(unbuffered) -> None:
     """As those of all the ranks of a node do that stop together, whose stderr is one pipe."""
     each, senders = 3000, 3
-    program = f"from ddp.endings import send\nfor number in range({each}): send({{'number': number, 'rest': 600 * 'x'}})"
+    program = f"from ddp.launching.endings import send\nfor number in range({each}): send({{'number': number, 'rest': 600 * 'x'}})"
     read, write = os.pipe()
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(SCRIPTS)}
-    processes = [subprocess.Popen([sys.executable, "-c", program], stderr=write, env=environment) for _ in range(senders)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], stderr=write, env=environment)
+        for _ in range(senders)
+    ]
     os.close(write)
     with open(read, encoding="utf-8") as pipe:
         found = records(pipe)
@@ -56,12 +74,25 @@ def test_other_lines_are_no_records() -> None:
 
 
 def test_last_words_of_a_traceback_are_the_traceback() -> None:
-    lines = ["warming up", "[rank1]: Traceback (most recent call last):", "[rank1]:   1 / 0", "[rank1]: ZeroDivisionError: x", WARNING, ""]
-    assert last_words(lines, "train") == ("Traceback (most recent call last):", "  1 / 0", "ZeroDivisionError: x")
+    lines = [
+        "warming up",
+        "[rank1]: Traceback (most recent call last):",
+        "[rank1]:   1 / 0",
+        "[rank1]: ZeroDivisionError: x",
+        WARNING,
+        "",
+    ]
+    assert last_words(lines, "train") == (
+        "Traceback (most recent call last):",
+        "  1 / 0",
+        "ZeroDivisionError: x",
+    )
 
 
 def test_last_words_of_a_refusal_are_its_line() -> None:
-    assert last_words(["Traceback (most recent call last):", "train: epochs: too few", WARNING], "train") == ("epochs: too few",)
+    assert last_words(
+        ["Traceback (most recent call last):", "train: epochs: too few", WARNING], "train"
+    ) == ("epochs: too few",)
 
 
 def test_last_words_are_few() -> None:

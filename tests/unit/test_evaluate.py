@@ -4,37 +4,47 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
-from ddp import models
+from ddp.evaluation.views import predict_with_views
+from ddp.models.classifier import Classifier, build
 
 
 @pytest.fixture(scope="module")
-def classifier() -> models.Classifier:
+def classifier() -> Classifier:
     torch.manual_seed(0)
-    return models.build("airbench", (8, 8, 8), 10).eval()
+    return build("airbench", (8, 8, 8), 10).eval()
 
 
-def with_views(classifier: models.Classifier, images: torch.Tensor, views: str) -> torch.Tensor:
-    return evaluate.predict_with_views(classifier, images, views)[views]
+def with_views(classifier: Classifier, images: torch.Tensor, views: str) -> torch.Tensor:
+    return predict_with_views(classifier, images, views)[views]
 
 
 @torch.no_grad()
 def test_six_views_are_weighed_as_published(classifier) -> None:
     images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
     # Mirrored borders of a pixel, as numpy makes them.
-    padded = torch.from_numpy(np.pad(images.numpy(), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect"))
+    padded = torch.from_numpy(
+        np.pad(images.numpy(), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    )
     shifted = [padded[:, :32, :32], padded[:, 2:, 2:]]
-    logits = [(classifier(view.contiguous()) + classifier(view.flip(2))) / 2 for view in (images, *shifted)]
+    logits = [
+        (classifier(view.contiguous()) + classifier(view.flip(2))) / 2
+        for view in (images, *shifted)
+    ]
     torch.testing.assert_close(with_views(classifier, images, "flip"), logits[0])
-    torch.testing.assert_close(with_views(classifier, images, "flip_shift"), (2 * logits[0] + logits[1] + logits[2]) / 4)
+    torch.testing.assert_close(
+        with_views(classifier, images, "flip_shift"), (2 * logits[0] + logits[1] + logits[2]) / 4
+    )
     for views in ("plain", "flip", "flip_shift"):
-        assert torch.equal(evaluate.predict_with_views(classifier, images, views)["plain"], classifier(images))
+        assert torch.equal(
+            predict_with_views(classifier, images, views)["plain"], classifier(images)
+        )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("views", ["flip", "flip_shift"])
 def test_a_mirrored_image_is_judged_by_the_same_views(classifier, views) -> None:
-    # In a shift along the diagonal, mirrored images go the other way: only the plain mirror is the same.
+    # In a shift along the diagonal, mirrored images go the other way: only the plain mirror is the
+    # same.
     images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
     one, other = (with_views(classifier, given, views) for given in (images, images.flip(2)))
     assert torch.allclose(one, other, atol=1e-5) == (views == "flip")

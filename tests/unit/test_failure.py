@@ -2,16 +2,34 @@
 
 import pytest
 
-from ddp.agents import Outcome
-from ddp.endings import Ending
-from ddp.failure import Failure, first_failure
+from ddp.launching.agents import Outcome
+from ddp.launching.endings import Ending
+from ddp.launching.failure import Failure, Source
+from ddp.launching.failure import first_failure as found_failure
+from ddp.schedulers.registry import SCHEDULERS
 
 FAILED = Outcome(failed=0, status=1)
 TIMED_OUT = "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO TIME LIMIT ***"
 
 
+def first_failure(
+    outcome: Outcome, endings: list[Ending], errors: list[str], job: str | None
+) -> Failure:
+    """Of Slurm job `job`, or on this machine if it is None."""
+    scheduler = SCHEDULERS["srun" if job else "local"]
+    inspect = f"sacct -X -j {job}" if job else ""
+    source = Source(scheduler.starter(outcome.failed or 0), scheduler.explain(errors), inspect)
+    return found_failure(outcome, endings, errors, source)
+
+
 def test_a_rank_that_could_tell_is_believed_before_slurm() -> None:
-    ending = Ending("rank 1 on n2", "ended with status 1", 1.0, ("Traceback (most recent call last):", "ValueError: x"), "logs/rank=1.log")
+    ending = Ending(
+        "rank 1 on n2",
+        "ended with status 1",
+        1.0,
+        ("Traceback (most recent call last):", "ValueError: x"),
+        "logs/rank=1.log",
+    )
     assert first_failure(FAILED, [ending], ["srun: error: n1: task 0: Killed"], "7") == Failure(
         "rank 1 on n2: ValueError: x; its own log is logs/rank=1.log",
         ("rank 1 on n2 | Traceback (most recent call last):", "rank 1 on n2 | ValueError: x"),
@@ -19,9 +37,16 @@ def test_a_rank_that_could_tell_is_believed_before_slurm() -> None:
 
 
 def test_a_task_that_was_killed_is_named_by_slurm() -> None:
-    errors = ["1: loading", "0: all well", "srun: error: n2: task 1: Killed", "srun: error: n1: task 0: Exited with exit code 1"]
+    errors = [
+        "1: loading",
+        "0: all well",
+        "srun: error: n2: task 1: Killed",
+        "srun: error: n1: task 0: Exited with exit code 1",
+    ]
     assert first_failure(FAILED, [], errors, "7") == Failure("n2: Killed: loading")
-    assert first_failure(FAILED, [], ["srun: error: n2: tasks 2-3: Out Of Memory"], "7") == Failure("n2: Out Of Memory")
+    assert first_failure(FAILED, [], ["srun: error: n2: tasks 2-3: Out Of Memory"], "7") == Failure(
+        "n2: Out Of Memory"
+    )
 
 
 def test_a_time_limit_is_told_as_one() -> None:
@@ -31,11 +56,15 @@ def test_a_time_limit_is_told_as_one() -> None:
 
 def test_a_step_that_could_not_begin_says_why() -> None:
     errors = ["srun: error: Unable to create step for job 12: Requested nodes are busy"]
-    assert first_failure(FAILED, [], errors, "12") == Failure("Unable to create step for job 12: Requested nodes are busy")
+    assert first_failure(FAILED, [], errors, "12") == Failure(
+        "Unable to create step for job 12: Requested nodes are busy"
+    )
 
 
 def test_where_nobody_said_anything_the_status_is_told() -> None:
-    assert first_failure(Outcome(failed=1, status=-9), [], ["x"], None).line.startswith("the command of node 1 was ended by SIGKILL")
+    assert first_failure(Outcome(failed=1, status=-9), [], ["x"], None).line.startswith(
+        "the command of node 1 was ended by SIGKILL"
+    )
     assert first_failure(FAILED, [], [], "7") == Failure("srun ended with status 1")
 
 
@@ -44,28 +73,47 @@ SAVED = "stopped (SIGTERM) after step 3 of epoch 2, of 9 epochs; saved in result
 
 def stopped(who: str, reason: str, time: float, saved: bool = False) -> Ending:
     report = {"stopped": reason} | ({"saved": "step 3 of epoch 2"} if saved else {})
-    return Ending(who, "ended with status 75", time, (SAVED if saved else "stopped",), report=report)
+    return Ending(
+        who, "ended with status 75", time, (SAVED if saved else "stopped",), report=report
+    )
 
 
 def test_what_was_asked_to_stop_and_has_saved_was_preempted() -> None:
-    endings = [stopped("rank 1 on n2", "SIGTERM", 1.0), stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
+    endings = [
+        stopped("rank 1 on n2", "SIGTERM", 1.0),
+        stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True),
+    ]
     by_slurm = Outcome(stopped=True, failed=0, status=1)
-    assert first_failure(by_slurm, endings, [], "7") == Failure(f"{SAVED}; what by: sacct -X -j 7", preempted=True)
+    assert first_failure(by_slurm, endings, [], "7") == Failure(
+        f"{SAVED}; the reason: sacct -X -j 7", preempted=True
+    )
     assert first_failure(by_slurm, endings, [], None) == Failure(SAVED, preempted=True)
 
 
 def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
-    endings = [stopped("rank 1 on n2", "another rank was asked to", 1.0), stopped("rank 0 on n1", "SIGUSR1", 2.0, saved=True)]
+    endings = [
+        stopped("rank 1 on n2", "another rank was asked to", 1.0),
+        stopped("rank 0 on n1", "SIGUSR1", 2.0, saved=True),
+    ]
     assert first_failure(FAILED, endings, [], "7") == Failure(SAVED, preempted=True, again=True)
 
 
 def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
-    endings = [stopped("rank 1 on n2", "SIGTERM", 1.0), stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True)]
-    assert first_failure(FAILED, endings, [], "7") == Failure(f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True)
+    endings = [
+        stopped("rank 1 on n2", "SIGTERM", 1.0),
+        stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True),
+    ]
+    assert first_failure(FAILED, endings, [], "7") == Failure(
+        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True
+    )
     killed = ["srun: error: n2: task 1: Killed"]
-    assert first_failure(FAILED, endings, killed, "7") == Failure(f"n2: Killed; {SAVED}", again=True)
+    assert first_failure(FAILED, endings, killed, "7") == Failure(
+        f"n2: Killed; {SAVED}", again=True
+    )
     agent = Outcome(failed=1, status=-9)
-    assert first_failure(agent, endings, [], None).line.startswith("the command of node 1 was ended by SIGKILL; ")
+    assert first_failure(agent, endings, [], None).line.startswith(
+        "the command of node 1 was ended by SIGKILL; "
+    )
 
 
 # As torchrun 2.14 writes it.
@@ -95,19 +143,33 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
     endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
     assert first_failure(FAILED, endings, errors, None) == Failure(f"{killed}; {SAVED}", again=True)
-    peer = Ending("rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",))
+    peer = Ending(
+        "rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",)
+    )
     assert first_failure(FAILED, [peer], errors, None) == Failure(killed)
     ended = [line.replace("-9", "1") for line in errors]
-    assert first_failure(FAILED, [], ended, None).line == "the command of node 0 ended with status 1"
+    assert (
+        first_failure(FAILED, [], ended, None).line == "the command of node 0 ended with status 1"
+    )
 
 
 def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
     killed = Ending("rank 1 on n2", "was ended by SIGKILL", 1.0)
-    peer = Ending("rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection closed by peer",), report={"saved": "epoch 2"})
-    assert first_failure(FAILED, [killed, peer], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL", again=True)
+    peer = Ending(
+        "rank 0 on n1",
+        "ended with status 1",
+        2.0,
+        ("RuntimeError: Connection closed by peer",),
+        report={"saved": "epoch 2"},
+    )
+    assert first_failure(FAILED, [killed, peer], [], "7") == Failure(
+        "rank 1 on n2 was ended by SIGKILL", again=True
+    )
     assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
 
 
 def test_stopped() -> None:
     assert first_failure(Outcome(stopped=True), [], [], None) == Failure("stopped")
-    assert first_failure(Outcome(stopped=True), [], [], "7") == Failure("stopped; cancelled, preempted, or over its time: sacct -X -j 7")
+    assert first_failure(Outcome(stopped=True), [], [], "7") == Failure(
+        "stopped; cancelled, preempted, or out of time: sacct -X -j 7"
+    )

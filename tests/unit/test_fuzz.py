@@ -2,12 +2,16 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 import fuzz
 
 
-def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path) -> None:
+@pytest.mark.parametrize("cases", [3, pytest.param(10, marks=pytest.mark.faults)])
+def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, cases) -> None:
     material = fuzz.make_material(tmp_path / "material")
-    assert fuzz.fuzz(material, SimpleNamespace(seed=2, cases=10 * len(fuzz.READERS), programs=0, only=None), tmp_path) == 0
+    wanted = SimpleNamespace(seed=2, cases=cases * len(fuzz.READERS), programs=0, only=None)
+    assert fuzz.fuzz(material, wanted, tmp_path) == 0
 
 
 def test_the_fuzzer_sees_what_is_wrong(tmp_path, monkeypatch) -> None:

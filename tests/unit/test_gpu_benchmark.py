@@ -12,15 +12,37 @@ from checkout import ROOT
 
 def test_a_small_case_on_the_cpu(digits: Path, tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
-    small = {"dataset": {"name": "digits"}, "model": "airbench", "widths": [16, 32, 32], "epochs": 3, "global_batch_size": 64,
-             "optimizer": "sgd", "learning_rate": 0.5, "flip": False, "test_views": "plain", "nodes": 1, "device": "cpu"}  # fmt: skip
+    small = {
+        "dataset": {"name": "digits"},
+        "model": "airbench",
+        "widths": [16, 32, 32],
+        "epochs": 3,
+        "global_batch_size": 64,
+        "optimizer": "sgd",
+        "learning_rate": 0.5,
+        "flip": False,
+        "test_views": "plain",
+        "nodes": 1,
+        "device": "cpu",
+    }
     config.write_text(json.dumps(small | {"experiment": "small"}))
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", digits, tmp_path / "out", "--configfile", config, "--seeds", "2"]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu.py",
+        digits,
+        tmp_path / "out",
+        "--configfile",
+        config,
+        "--seeds",
+        "2",
+    ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert found["accuracy"]["mean"] > 0.9
-    assert found["accuracy"]["mean"] == pytest.approx(sum(run["accuracy"] for run in found["runs"]) / 2)
+    assert found["accuracy"]["mean"] == pytest.approx(
+        sum(run["accuracy"] for run in found["runs"]) / 2
+    )
     assert len({run["seconds"] for run in found["runs"]}) == 2
     # No upper bound: other work takes from a CPU between the two measurements.
     assert found["share_of_matrix_rate"] > 0

@@ -1,4 +1,6 @@
-"""Servers and archives that mean harm: an end to what has none, nothing unpacked where it should not be, and no other program started."""
+"""Servers and archives that mean harm: an end to what has none, nothing unpacked where it should
+not be, and no other program started.
+"""
 
 import contextlib
 import hashlib
@@ -13,10 +15,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from test_sources import npm_members, package
 
-from ddp import sources
-from ddp.errors import Refusal
+from ddp.base.errors import Refusal
+from ddp.data import sources
+from ddp.data.datasets import DATASETS
+from npm_package import npm_members, package
 from programs import program
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/gzip\r\n\r\n"
@@ -65,31 +68,59 @@ def endless_body(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("answer", [one_byte_at_a_time, endless_continue, endless_header])
-def test_a_server_that_never_comes_to_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer) -> None:
+def test_a_server_that_never_comes_to_an_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer
+) -> None:
     monkeypatch.setattr(sources, "MOST_SECONDS", 2)
     start = time.monotonic()
-    with answering(answer) as url, pytest.raises(Refusal, match=r"^http://127.0.0.1:\d+/cifar-10-python.tar.gz: not done after 2 s$"):
-        sources.from_url(sources.official("cifar10"), url, tmp_path)
+    with (
+        answering(answer) as url,
+        pytest.raises(
+            Refusal, match=r"^http://127.0.0.1:\d+/cifar-10-python.tar.gz: not done after 2 s$"
+        ),
+    ):
+        sources.from_url(sources.official(DATASETS["cifar10"]), url, tmp_path)
     assert time.monotonic() - start < 10
 
 
 def test_a_body_without_an_end_fills_no_disk(tmp_path: Path) -> None:
-    official = type("Small", (sources.official("cifar10"),), {"size": 1_000_000})
-    with answering(endless_body) as url, pytest.raises(Refusal, match=r"sent 1,000,001 bytes or more that are not the official"):
+    official = type("Small", (sources.official(DATASETS["cifar10"]),), {"size": 1_000_000})
+    with (
+        answering(endless_body) as url,
+        pytest.raises(Refusal, match=r"sent 1,000,001 bytes or more that are not the official"),
+    ):
         sources.from_url(official, url, tmp_path)
     assert (tmp_path / "cifar-10-python.tar.gz").stat().st_size == 1_000_001
 
 
 def test_a_password_in_an_address_is_printed_nowhere(tmp_path: Path) -> None:
     for url in ("http://me:s3cret@127.0.0.1:1/x", "https://s3cret@127.0.0.1:1/x"):
-        done = program("fetch", "--dataset", "cifar10", "--source", "url", "--url", url, "--output", tmp_path / "out")
+        done = program(
+            "fetch",
+            "--dataset",
+            "cifar10",
+            "--source",
+            "url",
+            "--url",
+            url,
+            "--output",
+            tmp_path / "out",
+        )
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             "fetch: url: dataset.url has a user name or password in it, which logs would show; "
             "fetch the file yourself and set dataset.archive\n"
         )
     done = program(
-        "fetch", "--dataset", "cifar10", "--source", "url", "--url", "http://127.0.0.1:1/x?token=s3cret", "--output", tmp_path / "out"
+        "fetch",
+        "--dataset",
+        "cifar10",
+        "--source",
+        "url",
+        "--url",
+        "http://127.0.0.1:1/x?token=s3cret",
+        "--output",
+        tmp_path / "out",
     )
     assert "s3cret" not in done.stderr + done.stdout
 
@@ -99,8 +130,11 @@ def test_two_terabytes_that_take_no_room_are_not_read(tmp_path: Path) -> None:
     with archive.open("wb") as file:
         file.truncate(2 << 40)
     start = time.monotonic()
-    with pytest.raises(Refusal, match=r"has 2,199,023,255,552 bytes, the official .* has 170,498,071; copy it again"):
-        sources.from_archive(sources.official("cifar10"), archive, tmp_path)
+    with pytest.raises(
+        Refusal,
+        match=r"has 2,199,023,255,552 bytes, the official .* has 170,498,071; copy it again",
+    ):
+        sources.from_archive(sources.official(DATASETS["cifar10"]), archive, tmp_path)
     assert time.monotonic() - start < 5
 
 
@@ -124,7 +158,10 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     [
         [(tarfile.TarInfo("../outside"), b"x")],
         [(tarfile.TarInfo("/tmp/ddp-outside"), b"x")],
-        [(link("cifar-10-batches-py", "..", tarfile.SYMTYPE), b""), (tarfile.TarInfo("cifar-10-batches-py/outside"), b"x")],
+        [
+            (link("cifar-10-batches-py", "..", tarfile.SYMTYPE), b""),
+            (tarfile.TarInfo("cifar-10-batches-py/outside"), b"x"),
+        ],
         [(link("cifar-10-batches-py/data_batch_1", "/etc/passwd", tarfile.LNKTYPE), b"")],
         [(link("cifar-10-batches-py/data_batch_1", "", tarfile.FIFOTYPE), b"")],
         [(tarfile.TarInfo("cifar-10-batches-py/data_batch_1"), b"another")],
@@ -139,10 +176,16 @@ def test_an_archive_stays_in_its_folder_although_its_md5_is_right(tmp_path: Path
     archive.write_bytes(content)
     right: Any = {"size": len(content), "tgz_md5": hashlib.md5(content).hexdigest()}
     with pytest.raises(Refusal, match="a member is missing, or not the official one"):
-        sources.from_archive(type("Forged", (sources.official("cifar10"),), right), archive, work)
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*outside*")) == []
+        sources.from_archive(
+            type("Forged", (sources.official(DATASETS["cifar10"]),), right), archive, work
+        )
+    assert (
+        sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*outside*")) == []
+    )
     assert not Path("/tmp/ddp-outside").exists()
-    assert all(path.is_dir() or (path.is_file() and not path.is_symlink()) for path in work.rglob("*"))
+    assert all(
+        path.is_dir() or (path.is_file() and not path.is_symlink()) for path in work.rglob("*")
+    )
 
 
 def picture(form: str, size: tuple[int, int]) -> bytes:
@@ -165,7 +208,9 @@ def picture(form: str, size: tuple[int, int]) -> bytes:
     ],
     ids=["EPS", "BMP", "too many pixels", "deep", "an object", "no number", "too large"],
 )
-def test_a_package_with_something_else_in_it_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_package_with_something_else_in_it_is_refused(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
     path = package(tmp_path / "p.tgz", npm_members() | {f"package/{name}": content})
-    with pytest.raises(Refusal, match="is cut short or not the package"):
+    with pytest.raises(Refusal, match="is truncated or not the package"):
         sources.read_npm(path)

@@ -6,8 +6,9 @@ import pytest
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from ddp.config import Experiment
-from ddp.job_size import evaluation_size, training_size
+from ddp.experiment.config import Experiment
+from ddp.experiment.job_size import evaluation_size, training_size
+from ddp.schedulers.registry import resources
 
 
 class Resources(dict):
@@ -17,44 +18,79 @@ class Resources(dict):
 
 
 SITE = {"runtime": 60, "constraint": "ib", "slurm_extra": "--exclusive"}
-PARAMS = {"run_uuid": "id", "slurm_logfile": "log", "comment_str": "c", "account": "-A project", "partition": "-p gpu", "workdir": "/w"}
+PARAMS = {
+    "run_uuid": "id",
+    "slurm_logfile": "log",
+    "comment_str": "c",
+    "account": "-A project",
+    "partition": "-p gpu",
+    "workdir": "/w",
+}
 BEFORE = "sbatch --parsable --job-name id --output log --export=ALL --comment c -A project -p gpu -t 60 -C ib"
 
 
 def submitted(size, **run) -> str:
     """The sbatch command line for a run; what is the same for all jobs is cut off in front."""
     (one,) = Experiment.from_config({"experiment": "test"} | run).runs.values()
-    job = SimpleNamespace(resources=Resources(size(one) | SITE), threads=1)
+    job = SimpleNamespace(resources=Resources(resources(size(one)) | SITE), threads=1)
     command = get_submit_command(job, PARAMS) + set_gres_string(job)
     assert command.startswith(f"{BEFORE} ")
     return command.removeprefix(f"{BEFORE} ").replace(" --exclusive -D /w", "")
 
 
-@pytest.mark.parametrize(("run", "wanted"), [
-    ({}, "--mem 4000 --nodes=1 --ntasks=1 --cpus-per-task=4"),
-    ({"nodes": 1, "nproc_per_node": 4, "cpus_per_proc": 2}, "--mem 16000 --nodes=1 --ntasks=1 --cpus-per-task=8"),
-    ({"nodes": 2}, "--mem 4000 --nodes=2 --ntasks=2 --cpus-per-task=4"),
-    ({"nodes": 8, "nproc_per_node": 2, "cpus_per_proc": 16, "global_batch_size": 512},
-     "--mem 8000 --nodes=8 --ntasks=8 --cpus-per-task=32"),
-    ({"device": "cuda"}, "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
-    ({"device": "cuda", "nproc_per_node": 4}, "--mem 32000 --nodes=1 --cpus-per-task=16 --gres=gpu:4"),
-    ({"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512},
-     "--mem 32000 --nodes=2 --ntasks=2 --cpus-per-task=16 --gres=gpu:4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "wanted"),
+    [
+        ({}, "--mem 4000 --nodes=1 --ntasks=1 --cpus-per-task=4"),
+        (
+            {"nodes": 1, "nproc_per_node": 4, "cpus_per_proc": 2},
+            "--mem 16000 --nodes=1 --ntasks=1 --cpus-per-task=8",
+        ),
+        ({"nodes": 2}, "--mem 4000 --nodes=2 --ntasks=2 --cpus-per-task=4"),
+        (
+            {"nodes": 8, "nproc_per_node": 2, "cpus_per_proc": 16, "global_batch_size": 512},
+            "--mem 8000 --nodes=8 --ntasks=8 --cpus-per-task=32",
+        ),
+        ({"device": "cuda"}, "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
+        (
+            {"device": "cuda", "nproc_per_node": 4},
+            "--mem 32000 --nodes=1 --cpus-per-task=16 --gres=gpu:4",
+        ),
+        (
+            {"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512},
+            "--mem 32000 --nodes=2 --ntasks=2 --cpus-per-task=16 --gres=gpu:4",
+        ),
+    ],
+)
 def test_training(run, wanted) -> None:
     assert submitted(training_size, **run) == wanted
 
 
-@pytest.mark.parametrize(("run", "wanted"), [
-    ({"nodes": 8, "global_batch_size": 512}, "--mem 4000 --nodes=1 --ntasks=1 --cpus-per-task=4"),
-    ({"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512}, "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "wanted"),
+    [
+        (
+            {"nodes": 8, "global_batch_size": 512},
+            "--mem 4000 --nodes=1 --ntasks=1 --cpus-per-task=4",
+        ),
+        (
+            {"device": "cuda", "nodes": 2, "nproc_per_node": 4, "global_batch_size": 512},
+            "--mem 8000 --nodes=1 --cpus-per-task=4 --gres=gpu:1",
+        ),
+    ],
+)
 def test_evaluation_is_one_process_whatever_the_run(run, wanted) -> None:
     assert submitted(evaluation_size, **run) == wanted
 
 
 def test_on_several_nodes_the_rule_is_the_batch_step() -> None:
-    """The key must be there for any run, or the plugin puts the rule inside a step of one node; with a name, the plugin wants tasks."""
-    sizes = [training_size(run) for run in Experiment.from_config({"experiment": "test", "nodes": [1, 2]}).runs.values()]
+    """The key must be there for any run, or the plugin puts the rule inside a step of one node;
+    with a name, the plugin wants tasks.
+    """
+    sizes = [
+        resources(training_size(run))
+        for run in Experiment.from_config({"experiment": "test", "nodes": [1, 2]}).runs.values()
+    ]
     assert [size["mpi"] for size in sizes] == ["", "srun"]
-    assert "mpi" not in evaluation_size(next(iter(Experiment.from_config({"experiment": "test"}).runs.values())))
+    (run,) = Experiment.from_config({"experiment": "test"}).runs.values()
+    assert "mpi" not in resources(evaluation_size(run))

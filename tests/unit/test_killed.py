@@ -1,4 +1,5 @@
-"""fetch, stage, evaluate, aggregate and plot, ended at any moment and run again, give what they give when left alone.
+"""fetch, stage, evaluate, aggregate and plot, ended at any moment and run again, give what they
+give when left alone.
 
 And those of them that have only results to write say in one line where they cannot.
 """
@@ -20,17 +21,24 @@ from pathlib import Path
 
 import pytest
 
-from ddp import atomic
-from programs import SCRIPTS, program
+from ddp.base import atomic
+from programs import KILLED_AT, SCRIPTS, program
 from waiting import until
 
 SEED = 8
-# How often each program is ended right before a change of its folder, at any time, and in the midst of writing.
+# How often each program is ended right before a change of its folder, at any time, and in the midst
+# of writing.
 CHANGES, ANY_TIME, WRITING = 4, 2, 2
-CONFIG = {"experiment": "killed", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": False}
+CONFIG = {
+    "experiment": "killed",
+    "dataset": {"name": "digits"},
+    "widths": [8, 8, 8],
+    "epochs": 2,
+    "global_batch_size": 64,
+    "flip": False,
+}
 # One thread each: several run at once.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-KILLED_AT = Path(__file__).with_name("killed_at.py")
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,9 @@ class Job:
 
     def start(self, folder: Path, *before: object) -> subprocess.Popen[str]:
         command = [sys.executable, *map(str, before), *self.command(folder)]
-        return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def run(self, folder: Path, *before: object) -> str:
         """The last line on stderr, if there is one."""
@@ -60,15 +70,29 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
     """All five by name, with a small trained run to evaluate, and its tables."""
     results = tmp_path_factory.mktemp("trained") / "results"
     trained = results / "run"
-    run = {key: value for key, value in CONFIG.items() if key != "experiment"} | {"dataset": "digits"}
-    done = program("train", "--run", json.dumps(run), "--data", digits, "--output", trained, env=ENVIRONMENT)
+    run = {key: value for key, value in CONFIG.items() if key != "experiment"} | {
+        "dataset": "digits"
+    }
+    done = program(
+        "train", "--run", json.dumps(run), "--data", digits, "--output", trained, env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr
-    weights = ["--model", trained / "model.safetensors", "--checkpoints", trained / "checkpoints", "--device", "cpu"]
+    weights = [
+        "--model",
+        trained / "model.safetensors",
+        "--checkpoints",
+        trained / "checkpoints",
+        "--device",
+        "cpu",
+    ]
     config = ["--config", json.dumps(CONFIG)]
     listed = [
         Job("fetch", lambda folder: ["--dataset", "digits", "--output", folder]),
         Job("stage", lambda folder: ["--data", digits, "--scratch", folder]),
-        Job("evaluate", lambda folder: ["--data", digits, *weights, "--output", folder / "evaluation.json"]),
+        Job(
+            "evaluate",
+            lambda folder: ["--data", digits, *weights, "--output", folder / "evaluation.json"],
+        ),
         Job("aggregate", lambda folder: [*config, "--results", results, "--output", folder]),
         Job("plot", lambda folder: [*config, "--tables", results, "--output", folder]),
     ]
@@ -81,20 +105,30 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
 def entries(folder: Path) -> dict[str, bytes]:
     """All that lies in a folder, but the files that are locked, which stay."""
     paths = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.name != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"a folder" for path in paths}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"a folder"
+        for path in paths
+    }
 
 
 def writing(folder: Path) -> bool:
     """Whether a file is there under a name that is not its last."""
     try:
-        return any("/." in str(path) and path.suffix != ".lock" and path.name != ".lock" and path.is_file() for path in folder.rglob("*"))
+        return any(
+            "/." in str(path) and path.suffix != ".lock" and path.name != ".lock" and path.is_file()
+            for path in folder.rglob("*")
+        )
     except FileNotFoundError:
         return False  # something was removed while it was looked at
 
 
 def halve_one(folder: Path, chance: random.Random) -> None:
     """Damage a file of an earlier run, but no manifest: nobody reads that of a copy."""
-    names = [name for name in entries(folder) if (folder / name).is_file() and not name.endswith("manifest.json")]
+    names = [
+        name
+        for name in entries(folder)
+        if (folder / name).is_file() and not name.endswith("manifest.json")
+    ]
     path = folder / chance.choice(sorted(names))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -112,7 +146,9 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
     whole = entries(alone)
     assert whole
     chance = random.Random(f"{SEED} {name}")
-    moments: list[tuple[str, float]] = [("change", n) for n in chance.sample(range(1, changes + 1), min(changes, CHANGES))]
+    moments: list[tuple[str, float]] = [
+        ("change", n) for n in chance.sample(range(1, changes + 1), min(changes, CHANGES))
+    ]
     moments += [("seconds", chance.uniform(0, seconds)) for _ in range(ANY_TIME)]
     moments += [("seconds into the writing", chance.uniform(0, 0.02)) for _ in range(WRITING)]
 
@@ -127,9 +163,7 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
             shutil.copytree(alone, folder, dirs_exist_ok=True)
             halve_one(folder, draw)
         earlier = entries(folder)
-        told = (
-            f"seed {SEED}, {name}, ended with {how.name} at {what} {moment}, {'over an earlier run' if earlier else 'in an empty folder'}"
-        )
+        told = f"seed {SEED}, {name}, ended with {how.name} at {what} {moment}, {'over an earlier run' if earlier else 'in an empty folder'}"
         process = job.start(folder, *([KILLED_AT, moment, folder] if what == "change" else []))
         if what == "seconds":
             time.sleep(moment)
@@ -141,7 +175,11 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
             process.send_signal(how)
         said = process.communicate(timeout=240)
         assert process.returncode in (0, -how), (told, said)
-        visible = {name: content for name, content in entries(folder).items() if not any(p.startswith(".") for p in Path(name).parts)}
+        visible = {
+            name: content
+            for name, content in entries(folder).items()
+            if not any(p.startswith(".") for p in Path(name).parts)
+        }
         for path, content in visible.items():
             assert content in (whole.get(path), earlier.get(path)), (told, path)
         if not earlier and any(Path(path).name == "manifest.json" for path in visible):
@@ -153,7 +191,9 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ended = sum(pool.map(end, range(len(moments))))
-    assert ended >= min(changes, CHANGES), f"of {len(moments)} runs, {ended} were ended before their own end"
+    assert ended >= min(changes, CHANGES), (
+        f"of {len(moments)} runs, {ended} were ended before their own end"
+    )
 
 
 def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
@@ -172,20 +212,27 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine"]
 
 
-@pytest.mark.parametrize(("name", "first"), [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "accuracy.svg")])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "accuracy.svg")],
+)
 @pytest.mark.parametrize(("hindrance", "reason"), [
     ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),
     ("mount -o remount,ro .", "Read-only file system; choose a folder that can be written to"),
 ], ids=["full", "read-only"])  # fmt: skip
 def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, reason) -> None:
-    """On a real file system of 1 MB in a mount namespace of its own: nothing new is left there, and what was there is as it was."""
+    """On a real file system of 1 MB in a mount namespace of its own: nothing new is left there, and
+    what was there is as it was.
+    """
     folder = tmp_path / "results"
     folder.mkdir()
     line = shlex.join([sys.executable, *jobs[name].command(folder)])
     before = f"mount -t tmpfs -o size=1m tmpfs {folder} && cd {folder} && echo earlier > {first} && {{ {hindrance}; }}"
     inside = f"{before}; {line}; ls -A; cat {first}"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT
+    )
     assert done.stderr.startswith(f"{name}: {folder / first}: {reason}")
     assert done.stderr.count("\n") == 1
     assert set(done.stdout.split()) - {"full"} == {first, "earlier"}
@@ -201,15 +248,31 @@ def test_npm_ends_with_a_fetch_that_is_killed(tmp_path) -> None:
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 there = str((process / "cwd").readlink()).startswith(str(out))
-                found += [process.name] if there and b"pack" in (process / "cmdline").read_bytes() else []
+                found += (
+                    [process.name]
+                    if there and b"pack" in (process / "cmdline").read_bytes()
+                    else []
+                )
             except OSError:
                 continue  # it has ended meanwhile
         return found
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         registry = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        environment = ENVIRONMENT | {"npm_config_registry": registry, "npm_config_cache": str(tmp_path / "cache")}
-        command = [sys.executable, str(SCRIPTS / "fetch.py"), "--dataset", "cifar10", "--source", "npm", "--output", str(out)]
+        environment = ENVIRONMENT | {
+            "npm_config_registry": registry,
+            "npm_config_cache": str(tmp_path / "cache"),
+        }
+        command = [
+            sys.executable,
+            str(SCRIPTS / "fetch.py"),
+            "--dataset",
+            "cifar10",
+            "--source",
+            "npm",
+            "--output",
+            str(out),
+        ]
         process = subprocess.Popen(command, env=environment)
         until(npm, 60)
         process.kill()

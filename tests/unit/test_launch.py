@@ -1,4 +1,6 @@
-"""Launching: the truth about how it ended, and nobody left behind. Every process here is a real one."""
+"""Launching: the truth about how it ended, and nobody left behind. Every process here is a real
+one.
+"""
 
 import hashlib
 import os
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp.temporary import parent_folder
+from ddp.base.temporary import parent_folder
 from programs import SCRIPTS, program
 from waiting import until
 
@@ -24,7 +26,9 @@ HOST = socket.gethostname()
 
 def script(folder: Path, body: str) -> Path:
     path = folder / "some_program.py"
-    path.write_text(f"import os, sys, time, signal\nrank = int(os.environ.get('RANK', os.environ['NODE_RANK']))\n{body}\n")
+    path.write_text(
+        f"import os, sys, time, signal\nrank = int(os.environ.get('RANK', os.environ['LAUNCH_NODE_RANK']))\n{body}\n"
+    )
     return path
 
 
@@ -37,7 +41,9 @@ def alive(pid: int) -> bool:
 
 def test_success_shows_stdout_and_logs_everything_by_node(tmp_path) -> None:
     path = script(tmp_path, "print(f'out {rank}'); print(f'err {rank}', file=sys.stderr)")
-    done = program("launch", "--launcher", "none", "--nodes", 2, "--log", tmp_path / "log", "--", path)
+    done = program(
+        "launch", "--launcher", "none", "--nodes", 2, "--log", tmp_path / "log", "--", path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split("\n")) == ["", "out 0", "out 1"]
     assert sorted((tmp_path / "log").read_text().splitlines()) == [
@@ -53,13 +59,26 @@ def test_success_shows_stdout_and_logs_everything_by_node(tmp_path) -> None:
             "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)",
             f"node 1 on {HOST} was ended by SIGKILL; the system does that when memory runs out",
         ),
-        ("if rank == 1: sys.exit('some_program: no such thing')\ntime.sleep(60)", f"node 1 on {HOST}: no such thing"),
+        (
+            "if rank == 1: sys.exit('some_program: no such thing')\ntime.sleep(60)",
+            f"node 1 on {HOST}: no such thing",
+        ),
     ],
     ids=["exit status", "killed", "its own words"],
 )
 def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
     start = time.monotonic()
-    done = program("launch", "--launcher", "none", "--nodes", 3, "--log", tmp_path / "log", "--", script(tmp_path, body))
+    done = program(
+        "launch",
+        "--launcher",
+        "none",
+        "--nodes",
+        3,
+        "--log",
+        tmp_path / "log",
+        "--",
+        script(tmp_path, body),
+    )
     assert time.monotonic() - start < 30
     assert done.returncode == 1
     assert done.stderr == f"launch: some_program failed: {line}; see {tmp_path}/log\n"
@@ -67,8 +86,21 @@ def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
 
 def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
     run = '{"dataset": "digits", "nodes": 1, "global_batch_size": 64}'
-    done = program("launch", "--nodes", 2, "--log", tmp_path / "log", "--",
-                   SCRIPTS / "train.py", "--run", run, "--data", digits, "--output", tmp_path / "out")  # fmt: skip
+    done = program(
+        "launch",
+        "--nodes",
+        2,
+        "--log",
+        tmp_path / "log",
+        "--",
+        SCRIPTS / "train.py",
+        "--run",
+        run,
+        "--data",
+        digits,
+        "--output",
+        tmp_path / "out",
+    )
     assert done.returncode == 1
     (first,) = done.stderr.splitlines()
     assert first.startswith("launch: train failed: rank ")
@@ -78,22 +110,43 @@ def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
 def test_a_defect_shows_its_last_lines_and_keeps_its_log(tmp_path) -> None:
     body = "print('before', file=sys.stderr)\nif rank == 1:\n    1 / 0\ntime.sleep(60)"
     logs = tmp_path / "logs"
-    arguments = ["--launcher", "none", "--nodes", 2, "--log", tmp_path / "log", "--logs", logs, "--", script(tmp_path, body)]
+    arguments = [
+        "--launcher",
+        "none",
+        "--nodes",
+        2,
+        "--log",
+        tmp_path / "log",
+        "--rank-logs",
+        logs,
+        "--",
+        script(tmp_path, body),
+    ]
     done = program("launch", *arguments)
     assert done.returncode == 1
     *shown, last = done.stderr.splitlines()
-    error = f"node 1 on {HOST}: ZeroDivisionError: division by zero; its own log is {logs}/node=1.log"
+    error = (
+        f"node 1 on {HOST}: ZeroDivisionError: division by zero; its own log is {logs}/node=1.log"
+    )
     assert last == f"launch: some_program failed: {error}; see {tmp_path}/log"
     assert shown[0] == f"node 1 on {HOST} | Traceback (most recent call last):"
     assert shown[-1] == f"node 1 on {HOST} | ZeroDivisionError: division by zero"
     assert (tmp_path / "log").read_text().splitlines()[-1] == f"launch: {error}"
-    assert (logs / "node=1.log").read_text().startswith("before\nTraceback (most recent call last):\n")
+    assert (
+        (logs / "node=1.log").read_text().startswith("before\nTraceback (most recent call last):\n")
+    )
 
 
 def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
-    """Peers see the lost connection before anybody has waited for the dead; torchrun itself says no more than status 1."""
+    """Peers see the lost connection before anybody has waited for the dead; torchrun itself says no
+    more than status 1.
+    """
     process, ours = training(digits, tmp_path)
-    victim = next(path for path in ours if b"train.py" in cmdline(path) and environment(path).get(b"RANK") == b"1" and is_rank(path))
+    victim = next(
+        path
+        for path in ours
+        if b"train.py" in cmdline(path) and environment(path).get(b"RANK") == b"1" and is_rank(path)
+    )
     os.kill(int(victim.name), signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -108,7 +161,9 @@ def is_rank(path: Path) -> bool:
 
 
 def environment(path: Path) -> dict[bytes, bytes]:
-    return dict(pair.split(b"=", 1) for pair in (path / "environ").read_bytes().split(b"\0") if b"=" in pair)
+    return dict(
+        pair.split(b"=", 1) for pair in (path / "environ").read_bytes().split(b"\0") if b"=" in pair
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -122,7 +177,16 @@ for pid in (os.getpid(), subprocess.Popen(["sleep", "300"]).pid):
 time.sleep(300)"""
     path = script(tmp_path, body)
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", "none", "--nodes", "2", "--", str(path)],
+        [
+            sys.executable,
+            str(SCRIPTS / "launch.py"),
+            "--launcher",
+            "none",
+            "--nodes",
+            "2",
+            "--",
+            str(path),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -136,10 +200,28 @@ time.sleep(300)"""
 
 
 def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
-    """A long training on two agents, once its first epoch is done; the launch and /proc/<pid> of all its processes."""
-    run = '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
-    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--log", str(folder / "log"), "--",
-               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(folder / "out")]  # fmt: skip
+    """A long training on two agents, once its first epoch is done; the launch and /proc/<pid> of
+    all its processes.
+    """
+    run = (
+        '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
+    )
+    command = [
+        sys.executable,
+        str(SCRIPTS / "launch.py"),
+        "--nodes",
+        "2",
+        "--log",
+        str(folder / "log"),
+        "--",
+        str(SCRIPTS / "train.py"),
+        "--run",
+        run,
+        "--data",
+        str(digits),
+        "--output",
+        str(folder / "out"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not (folder / "out" / "history.csv").exists():
@@ -180,8 +262,22 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": false}'
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 120))
-    command = [sys.executable, str(SCRIPTS / "launch.py"), "--cpus", "2", "--log", str(tmp_path / "log"), "--",
-               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(tmp_path / "out")]  # fmt: skip
+    command = [
+        sys.executable,
+        str(SCRIPTS / "launch.py"),
+        "--cpus",
+        "2",
+        "--log",
+        str(tmp_path / "log"),
+        "--",
+        str(SCRIPTS / "train.py"),
+        "--run",
+        run,
+        "--data",
+        str(digits),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(command, stdout=its, stderr=subprocess.PIPE)
     os.close(its)
     shown = b""
@@ -194,7 +290,9 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     assert b"step/s" in shown
     assert b"\r" in shown
     log = (tmp_path / "log").read_text().splitlines()
-    assert [line.split("  ")[0] for line in log if ": epoch " in line] == [f"{tmp_path.name}/out: epoch {epoch}/2" for epoch in (1, 2)]
+    assert [line.split("  ")[0] for line in log if ": epoch " in line] == [
+        f"{tmp_path.name}/out: epoch {epoch}/2" for epoch in (1, 2)
+    ]
     assert len(log) < 10
 
 
@@ -210,7 +308,16 @@ def test_bad_arguments(arguments, line) -> None:
 
 
 def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:
-    done = program("launch", "--device", "cuda", "--nodes", 2, "--", "x.py", env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"})
+    done = program(
+        "launch",
+        "--device",
+        "cuda",
+        "--nodes",
+        2,
+        "--",
+        "x.py",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"},
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("launch: device: cuda needs 2 GPUs, one per process; ")
     assert done.stderr.endswith(" has 1\n")
@@ -232,13 +339,19 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
 
 
 @pytest.mark.parametrize("target", ["supervise.py", "torch.distributed.run"])
-def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(digits, tmp_path, target) -> None:
+def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
+    digits, tmp_path, target
+) -> None:
     """All ranks have saved, and the next launch resumes."""
     process, ours = training(digits, tmp_path)
     os.kill(int(next(path for path in ours if runs(path, target)).name), signal.SIGTERM)
     said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 75, said
-    assert re.search(r"^launch: train was preempted: rank \d on \S+ got SIGTERM; stopped .* saved in ", said, re.MULTILINE), said
+    assert re.search(
+        r"^launch: train was preempted: rank \d on \S+ got SIGTERM; stopped .* saved in ",
+        said,
+        re.MULTILINE,
+    ), said
     await_end(ours)
 
 
@@ -248,7 +361,11 @@ def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_p
     os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
     said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 1, said
-    assert re.search(r"^launch: train failed: supervise.py of rank \d on \S+ was ended by SIGKILL", said, re.MULTILINE), said
+    assert re.search(
+        r"^launch: train failed: supervise.py of rank \d on \S+ was ended by SIGKILL",
+        said,
+        re.MULTILINE,
+    ), said
     await_end(ours)
     assert leftovers() == before
 
@@ -261,7 +378,9 @@ def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> N
     process.kill()
     await_end(ours)
     assert leftovers() == before | {left}
-    alive = subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))])
+    alive = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))]
+    )
     until(lambda: left not in leftovers(), 30)
     # It removes its own too, and only its own.
     assert len(leftovers() - before) == 1
@@ -277,7 +396,10 @@ def leftovers() -> set[str]:
 def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
     done = program("launch", "--launcher", "srun", "--", script(tmp_path, ""))
     assert done.returncode == 1
-    assert done.stderr == "launch: launcher: srun starts ranks through Slurm, so it needs transport srun; locally use torchrun\n"
+    assert (
+        done.stderr
+        == "launch: launcher: srun needs transport srun; with transport local use torchrun\n"
+    )
 
 
 def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
@@ -294,15 +416,34 @@ def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = program("launch", "--launcher", "torch.distributed.launch", "--", script(tmp_path, ""), env=environment)
+    done = program(
+        "launch",
+        "--launcher",
+        "torch.distributed.launch",
+        "--",
+        script(tmp_path, ""),
+        env=environment,
+    )
     assert done.returncode == 1
-    wanted = "launch: launcher: the installed torch has no torch.distributed.launch any more; use torchrun, which takes its place\n"
+    wanted = "launch: launcher: the installed torch has no torch.distributed.launch any more; use torchrun, its successor\n"
     assert done.stderr == wanted
 
 
 def test_a_dry_run_of_srun_needs_no_slurm(tmp_path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
-    arguments = ["--dry-run", "--transport", "srun", "--launcher", "srun", "--nodes", 2, "--nproc-per-node", 2, "--", script(tmp_path, "")]
+    arguments = [
+        "--dry-run",
+        "--transport",
+        "srun",
+        "--launcher",
+        "srun",
+        "--nodes",
+        2,
+        "--nproc-per-node",
+        2,
+        "--",
+        script(tmp_path, ""),
+    ]
     done = program("launch", *arguments, env=environment)
     assert done.returncode == 0, done.stderr
     step, *nodes = done.stdout.splitlines()
@@ -317,8 +458,23 @@ def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     found = {}
     for launcher in ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"):
         output = tmp_path / launcher
-        done = program("launch", "--launcher", launcher, "--nodes", 2, "--nproc-per-node", 2, "--", SCRIPTS / "train.py",
-                       "--run", run, "--data", digits, "--output", output)  # fmt: skip
+        done = program(
+            "launch",
+            "--launcher",
+            launcher,
+            "--nodes",
+            2,
+            "--nproc-per-node",
+            2,
+            "--",
+            SCRIPTS / "train.py",
+            "--run",
+            run,
+            "--data",
+            digits,
+            "--output",
+            output,
+        )
         assert done.returncode == 0, (launcher, done.stderr)
         found[launcher] = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
     assert len(set(found.values())) == 1, found
@@ -326,9 +482,14 @@ def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
 
 def test_a_dry_run_starts_nothing(tmp_path) -> None:
     path = script(tmp_path, f"open('{tmp_path}/started', 'w')")
-    done = program("launch", "--dry-run", "--nodes", 2, "--cpus", 4, "--log", tmp_path / "log", "--", path)
+    done = program(
+        "launch", "--dry-run", "--nodes", 2, "--cpus", 4, "--log", tmp_path / "log", "--", path
+    )
     assert done.returncode == 0
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["[node", "0,"], ["[node", "1,"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["[node", "0,"],
+        ["[node", "1,"],
+    ]
     assert "OMP_NUM_THREADS=2" in done.stdout
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "log").exists()
@@ -338,14 +499,29 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
     before = leftovers()
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
     processes = [
-        subprocess.Popen([sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(SCRIPTS / "train.py"),
-                          "--run", run, "--data", str(digits), "--output", str(tmp_path / str(number))],
-                         )
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(SCRIPTS / "launch.py"),
+                "--nodes",
+                "2",
+                "--",
+                str(SCRIPTS / "train.py"),
+                "--run",
+                run,
+                "--data",
+                str(digits),
+                "--output",
+                str(tmp_path / str(number)),
+            ],
+        )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     # They do write there while they run.
     until(lambda: len(leftovers() - before) == 2, 60)
     assert [process.wait(120) for process in processes] == [0, 0]
-    one, other = ((tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2))
+    one, other = (
+        (tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2)
+    )
     assert one == other
     assert leftovers() == before

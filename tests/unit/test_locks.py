@@ -1,4 +1,6 @@
-"""A lock that another holds is told of, and not waited for without end. The holders are real processes."""
+"""A lock that another holds is told of, and not waited for without end. The holders are real
+processes.
+"""
 
 import os
 import re
@@ -8,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp import locks
-from ddp.data_folder import read_manifest
-from ddp.locks import LockHeld, locked
+from ddp.base import locks
+from ddp.base.locks import LockHeld, locked
+from ddp.data.folder import DataFolder
 from programs import SCRIPTS, program
 from waiting import until
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ddp.locks import locked
+from ddp.base.locks import locked
 with locked(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(300)
@@ -28,7 +30,9 @@ with locked(Path(sys.argv[1]), print):
 def held(tmp_path: Path):
     path = tmp_path / "x.lock"
     command = [sys.executable, "-c", HOLDER, str(path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+    holder = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     yield path, holder
@@ -43,7 +47,9 @@ def test_the_holder_is_named_and_the_wait_has_an_end(held, monkeypatch: pytest.M
     with pytest.raises(LockHeld) as refused, locked(path, told.append, give_up=2):
         pass
     who = rf"process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
-    assert re.search(rf"held by {who} after 2 s; end that process and try again$", str(refused.value))
+    assert re.search(
+        rf"held by {who} after 2 s; end that process and try again$", str(refused.value)
+    )
     (line,) = told
     assert re.search(rf"^waiting for .*, held by {who}; giving up after 2 s$", line)
     holder.kill()
@@ -60,20 +66,27 @@ def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_staging_reads_the_shared_copy_where_the_lock_is_never_given_back(digits: Path, tmp_path: Path) -> None:
+def test_staging_reads_the_shared_copy_where_the_lock_is_never_given_back(
+    digits: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / f"ddp-data-{os.getuid()}"
     folder.mkdir(mode=0o700)
-    name = f"digits-{read_manifest(digits)['sha256'][:12]}.lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder / name)], env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+    name = f"digits-{DataFolder.read(digits).sha256[:12]}.lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder / name)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+    )
     try:
         until(lambda: (folder / name).exists() and (folder / name).read_text(), 30)
-        quick = "from ddp import locks; locks.TELL, locks.GIVE_UP = 0.3, 1.0"
-        body = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); {quick}; import stage; stage.main()"
+        quick = "from ddp.base import locks; locks.TELL, locks.GIVE_UP = 0.3, 1.0"
+        body = (
+            f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); {quick}; import stage; stage.main()"
+        )
         command = [sys.executable, "-c", body, "--data", str(digits), "--scratch", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert f"held by process {holder.pid} on " in done.stderr
-        assert "warning: the shared copy is read, because " in done.stdout
+        assert "warning: using the shared copy, because " in done.stdout
         assert f"is still held by process {holder.pid}" in done.stdout
     finally:
         holder.kill()

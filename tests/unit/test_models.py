@@ -4,48 +4,73 @@ import pytest
 import torch
 from torch import nn
 
-from ddp import models
-from ddp.errors import Refusal
+from ddp.base.errors import Refusal
+from ddp.models import weights
+from ddp.models.classifier import build
 
 WIDTHS = (8, 12, 16)
 
 
 def some_images(n: int = 64) -> torch.Tensor:
-    return torch.randint(0, 256, (n, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, (n, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["airbench", "airbench96", "resnet9", "resnet18", "resnet18_imagenet", "mobilenet_v3_small", "densenet121"]
+    "name",
+    [
+        "airbench",
+        "airbench96",
+        "resnet9",
+        "resnet18",
+        "resnet18_imagenet",
+        "mobilenet_v3_small",
+        "densenet121",
+    ],
 )
 def test_uint8_images_in_logits_out(name) -> None:
-    classifier = models.build(name, WIDTHS, 100).eval()
+    classifier = build(name, WIDTHS, 100).eval()
     assert classifier(some_images(2)).shape == (2, 100)
 
 
 def test_resnet18_has_the_cifar_stem_and_resnet18_imagenet_has_not() -> None:
-    small, large = (models.build(name, WIDTHS, 10).network for name in ("resnet18", "resnet18_imagenet"))
-    assert (small.conv1.kernel_size, small.conv1.stride, type(small.maxpool)) == ((3, 3), (1, 1), nn.Identity)
-    assert (large.conv1.kernel_size, large.conv1.stride, type(large.maxpool)) == ((7, 7), (2, 2), nn.MaxPool2d)
+    small, large = (build(name, WIDTHS, 10).network for name in ("resnet18", "resnet18_imagenet"))
+    assert (small.conv1.kernel_size, small.conv1.stride, type(small.maxpool)) == (
+        (3, 3),
+        (1, 1),
+        nn.Identity,
+    )
+    assert (large.conv1.kernel_size, large.conv1.stride, type(large.maxpool)) == (
+        (7, 7),
+        (2, 2),
+        nn.MaxPool2d,
+    )
 
 
 def test_normalisation_is_that_of_the_training_images() -> None:
     images = some_images()
-    classifier = models.build("resnet18", WIDTHS, 10)
+    classifier = build("resnet18", WIDTHS, 10)
     classifier.fit_to(images)
     pixels = images.reshape(-1, 3).double()
     torch.testing.assert_close(classifier.mean.double(), pixels.mean(0), rtol=1e-6, atol=1e-4)
-    torch.testing.assert_close(classifier.std.double(), pixels.std(0, correction=0), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        classifier.std.double(), pixels.std(0, correction=0), rtol=1e-6, atol=1e-4
+    )
 
 
 def test_whitening_makes_patches_white() -> None:
     # Smooth images: their patches are far from white before.
     noise = torch.randn(300, 3, 9, 9, generator=torch.Generator().manual_seed(0))
-    smooth = nn.functional.interpolate(noise, size=32, mode="bilinear").mul(40).add(128).clamp(0, 255)
+    smooth = (
+        nn.functional.interpolate(noise, size=32, mode="bilinear").mul(40).add(128).clamp(0, 255)
+    )
     images = smooth.permute(0, 2, 3, 1).to(torch.uint8)
-    classifier = models.build("airbench", WIDTHS, 10)
+    classifier = build("airbench", WIDTHS, 10)
     classifier.fit_to(images)
     whitened = nn.functional.conv2d(
-        ((images.float() - classifier.mean) / classifier.std).permute(0, 3, 1, 2), classifier.network.whitening.weight[:12]
+        ((images.float() - classifier.mean) / classifier.std).permute(0, 3, 1, 2),
+        classifier.network.whitening.weight[:12],
     )
     covariance = torch.cov(whitened.transpose(0, 1).reshape(12, -1))
     # 1 but for the 5e-4 that is added to each eigenvalue.
@@ -54,20 +79,22 @@ def test_whitening_makes_patches_white() -> None:
 
 
 def test_the_decay_per_step_is_the_same_in_every_group() -> None:
-    groups = models.build("airbench", WIDTHS, 10).parameter_groups(0.01)
-    assert [group["rate"] * group["weight_decay"] for group in groups] == pytest.approx([0.01, 0.01])
+    groups = build("airbench", WIDTHS, 10).parameter_groups(0.01)
+    assert [group["rate"] * group["weight_decay"] for group in groups] == pytest.approx(
+        [0.01, 0.01]
+    )
     trained = {id(p) for group in groups for p in group["params"]}
-    wanted = {id(p) for p in models.build("airbench", WIDTHS, 10).parameters() if p.requires_grad}
+    wanted = {id(p) for p in build("airbench", WIDTHS, 10).parameters() if p.requires_grad}
     assert len(trained) == len(wanted) == sum(len(group["params"]) for group in groups)
 
 
 def test_a_file_holds_all_that_is_needed_and_is_the_same_every_time(tmp_path) -> None:
-    classifier = models.build("airbench", WIDTHS, 10)
+    classifier = build("airbench", WIDTHS, 10)
     classifier.fit_to(some_images())
     for name in ("one", "two"):
-        models.save(classifier, tmp_path / name)
+        weights.save(classifier, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    again = models.load(tmp_path / "one")
+    again = weights.load(tmp_path / "one")
     assert again.description == {"model": "airbench", "widths": [8, 12, 16], "classes": 10}
     assert torch.equal(again.eval()(some_images(3)), classifier.eval()(some_images(3)))
 
@@ -75,11 +102,19 @@ def test_a_file_holds_all_that_is_needed_and_is_the_same_every_time(tmp_path) ->
 def test_damaged_and_foreign_files_are_refused_by_name(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(Refusal, match="model.safetensors is not there"):
-        models.load(path)
-    models.save(models.build("airbench", WIDTHS, 10), path)
+        weights.load(path)
+    weights.save(build("airbench", WIDTHS, 10), path)
     whole = path.read_bytes()
-    for damaged in (b"", whole[:-1], whole[: len(whole) // 2], b"\x80\x04cposix\nsystem\n", whole.replace(b"airbench", b"resnet18")):
+    for damaged in (
+        b"",
+        whole[:-1],
+        whole[: len(whole) // 2],
+        b"\x80\x04cposix\nsystem\n",
+        whole.replace(b"airbench", b"resnet18"),
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(Refusal, match="model.safetensors is damaged or was not written by this workflow: .+") as refused:
-            models.load(path)
+        with pytest.raises(
+            Refusal, match="model.safetensors is damaged or was not written by this workflow: .+"
+        ) as refused:
+            weights.load(path)
         assert "\n" not in str(refused.value)

@@ -17,22 +17,28 @@ from pathlib import Path
 
 import pytest
 
-from ddp import owner
-from ddp.errors import Refusal
-from ddp.owner import Record, own
+from ddp.base.errors import Refusal
+from ddp.checkpointing import owner
+from ddp.checkpointing.owner import Record, acquire
 from programs import SCRIPTS
 from trainings import PATIENCE, Training, attempts, result
 from waiting import until
 
-ELSEWHERE = Record("0123456789abcdef", "Slurm job 7", "another-node", "00000000-0000-0000-0000-000000000000 pid:[1] 7 7")
-# A process that owns a folder under a name, begins at a place in it if one is given, says so, and does not end by itself.
+ELSEWHERE = Record(
+    "0123456789abcdef",
+    "Slurm job 7",
+    "another-node",
+    "00000000-0000-0000-0000-000000000000 pid:[1] 7 7",
+)
+# A process that owns a folder under a name, begins at a place in it if one is given, says so, and
+# does not end by itself.
 OWNER = """
 import sys, time
 from pathlib import Path
-from ddp.errors import Refusal
-from ddp.owner import own
+from ddp.base.errors import Refusal
+from ddp.checkpointing.owner import acquire
 try:
-    with own(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)) as owner:
+    with acquire(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)) as owner:
         if sys.argv[3:]:
             owner.begin_at(*map(int, sys.argv[3:]))
         print("begun" if sys.argv[3:] else "owns", flush=True)
@@ -45,7 +51,12 @@ except Refusal as refusal:
 class OwnerProcess:
     def __init__(self, folder: Path, name: str, place: tuple[int, ...] = (0, 0)) -> None:
         command = [sys.executable, "-c", OWNER, str(folder), name, *map(str, place)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        )
 
     def says(self) -> str:
         assert self.process.stdout is not None
@@ -65,7 +76,9 @@ def leave(folder: Path, record: Record) -> Path:
 
 
 def begin_four_times(folder: Path) -> list[str]:
-    """What a job says that begins at a place, gets on, and begins at the next again and again; it is killed each time, once before that."""
+    """What a job says that begins at a place, gets on, and begins at the next again and again; it
+    is killed each time, once before that.
+    """
     said = []
     for place in ((2, 5), (3, 0), (3, 0), (), (3, 0), (3, 0)):
         process = OwnerProcess(folder / "state", "Slurm job 7", place)
@@ -75,11 +88,13 @@ def begin_four_times(folder: Path) -> list[str]:
 
 
 def take_over_from_nowhere(folder: Path) -> tuple[float, list[str]]:
-    """How long it takes, and what is said, where the record is of a machine that is not to be heard of."""
+    """How long it takes, and what is said, where the record is of a machine that is not to be heard
+    of.
+    """
     leave(folder / "state", ELSEWHERE)
     lines: list[str] = []
     since = time.monotonic()
-    with own(folder / "state", "process 1 on here", lines.append):
+    with acquire(folder / "state", "process 1 on here", lines.append):
         return time.monotonic() - since, lines
 
 
@@ -90,7 +105,10 @@ def two_at_once(folder: Path) -> list[str]:
     dead.kill()
     both = [OwnerProcess(folder / "state", f"process {number} on here") for number in (2, 3)]
     # The one that comes a moment later watches the other first, and says so.
-    said = [next(line for line in iter(process.says, "") if "had this run last" not in line) for process in both]
+    said = [
+        next(line for line in iter(process.says, "") if "trained this run last" not in line)
+        for process in both
+    ]
     for process in both:
         process.kill()
     return said
@@ -105,21 +123,26 @@ def meanwhile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callabl
 
 
 @pytest.mark.usefixtures("meanwhile")
-def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(digits, reference, tmp_path) -> None:
+def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
+    digits, reference, tmp_path
+) -> None:
     output = tmp_path / "out"
     first = Training(output, digits)
     first.reach(1)
     # Held up, so that it is not over before the other is there: it is alive all the same.
     os.kill(first.process.pid, signal.SIGSTOP)
     second = Training(output, digits)
-    until(lambda: "had this run last" in second.said, PATIENCE)
+    until(lambda: "trained this run last" in second.said, PATIENCE)
     os.kill(first.process.pid, signal.SIGCONT)
     assert second.process.wait(PATIENCE) == 1
     here = os.uname().nodename
     name = f"process {first.process.pid} on {here}"
-    assert f"train: {name} had this run last; waiting 30 s to see whether it is still there\n" in second.said
+    assert (
+        f"train: {name} trained this run last; waiting 30 s to see whether it is still alive\n"
+        in second.said
+    )
     *_, last = second.said.splitlines()
-    refused = f"{output} is being trained by {name}; wait until that has ended, or end it, and run the same command again"
+    refused = f"{output} is being trained by {name}; wait until it has ended, or end it, and run the same command again"
     assert last == f"train: {refused}"
     assert first.end() == 0, first.said
     assert first.epochs == list(range(1, 17))
@@ -133,7 +156,7 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path) -> None:
     dead.kill()
     lines: list[str] = []
     since = time.monotonic()
-    with own(tmp_path, "process 2 on here", lines.append):
+    with acquire(tmp_path, "process 2 on here", lines.append):
         assert time.monotonic() - since < owner.LEASE / 2
     assert lines == []
     record, _ = owner.look(tmp_path / "owner.json") or pytest.fail("no record")
@@ -152,8 +175,11 @@ def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) ->
     thread.start()
     try:
         with (
-            pytest.raises(Refusal, match=f"{tmp_path} is being trained by Slurm job 7 on another-node; wait until"),
-            own(tmp_path / "state", "process 1 on here", print),
+            pytest.raises(
+                Refusal,
+                match=f"{tmp_path} is being trained by Slurm job 7 on another-node; wait until",
+            ),
+            acquire(tmp_path / "state", "process 1 on here", print),
         ):
             pass
     finally:
@@ -165,23 +191,32 @@ def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) ->
 @pytest.mark.parametrize("how", ["taken over", "removed"])
 def test_an_owner_whose_record_is_gone_writes_nothing_more(tmp_path, how) -> None:
     path = tmp_path / "owner.json"
-    with own(tmp_path, "process 1 on here", print) as held:
-        held.hold()
+    with acquire(tmp_path, "process 1 on here", print) as held:
+        held.check()
         if how == "removed":
             path.unlink()
         else:
             path.write_text(json.dumps(asdict(ELSEWHERE)))
         until(lambda: held.taken, 3 * owner.BEAT)
-        with pytest.raises(Refusal, match="was taken over by Slurm job 7 on another-node" if how == "taken over" else "somebody"):
-            held.hold()
+        with pytest.raises(
+            Refusal,
+            match="was taken over by Slurm job 7 on another-node"
+            if how == "taken over"
+            else "somebody",
+        ):
+            held.check()
     # Nor does it say that it has ended: the record is another's.
-    assert not path.exists() if how == "removed" else json.loads(path.read_text())["token"] == ELSEWHERE.token
+    assert (
+        not path.exists()
+        if how == "removed"
+        else json.loads(path.read_text())["token"] == ELSEWHERE.token
+    )
 
 
 def test_a_record_that_nobody_can_read_is_nobody_s(tmp_path) -> None:
     (tmp_path / "owner.json").write_text('{"token": ')
-    with own(tmp_path, "process 1 on here", print) as held:
-        held.hold()
+    with acquire(tmp_path, "process 1 on here", print) as held:
+        held.check()
 
 
 def test_only_the_process_itself_is_known_to_be_there() -> None:
@@ -204,10 +239,15 @@ def test_one_of_two_that_find_the_same_dead_owner_gets_the_run(meanwhile) -> Non
 def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
     *began, refused = meanwhile[begin_four_times].result()
     assert began == ["begun", "begun", "begun", "owns", "begun"]
-    assert refused.startswith("refused: Slurm job 7 has begun 3 times after epoch 3, step 0 and got no further; see what ended it")
+    assert refused.startswith(
+        "refused: Slurm job 7 has started 3 times after epoch 3, step 0 and got no further; "
+        "read the logs"
+    )
 
 
 def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile) -> None:
     seconds, lines = meanwhile[take_over_from_nowhere].result()
     assert owner.LEASE <= seconds < owner.LEASE + 30
-    assert lines == ["Slurm job 7 on another-node had this run last; waiting 30 s to see whether it is still there"]
+    assert lines == [
+        "Slurm job 7 on another-node trained this run last; waiting 30 s to see whether it is still alive"
+    ]

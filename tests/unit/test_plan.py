@@ -6,13 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from ddp.launchers import LAUNCHERS, Geometry
-from ddp.plan import local_plan, srun_command, srun_plan
+from ddp.base.errors import Refusal
+from ddp.launching.launchers import Geometry
+from ddp.launching.plan import find_launcher, launcher_names, make_plan
+from ddp.schedulers.base import Allocation, Step
+from ddp.schedulers.registry import SCHEDULERS
 from programs import SCRIPTS
 
 GOLDEN = Path(__file__).with_name("plans")
 PROGRAM = ["train.py", "--run", '{"seed": 0}']
-HOSTS, ADDRESSES = ["n1", "n3"], ["10.77.0.11", "10.77.0.13"]
+FOLDER = "/tmp/launch-x"
+TWO_NODES = Allocation("Slurm job 7", ("n1", "n3"), ("10.77.0.11", "10.77.0.13"), 7)
+
+
+def step(
+    transport: str, launcher: str, geometry: Geometry, allocation: Allocation, gpus=None
+) -> Step:
+    """What `launch` gives to the scheduler."""
+    scheduler = SCHEDULERS[transport]
+    found = find_launcher(launcher, scheduler)
+    nodes = make_plan(found, geometry, PROGRAM, allocation, 20001, FOLDER, gpus)
+    ranks = launcher == scheduler.task_launcher
+    tasks = geometry.nproc_per_node if ranks else 1
+    cpus = geometry.cpus_per_proc * geometry.nproc_per_node // tasks
+    of_node = geometry.nproc_per_node if geometry.device == "cuda" and launcher != "none" else 0
+    return Step(nodes, {}, tasks, ranks, cpus, of_node, ["dispatch.py"], "10.77.0.11:20000")
 
 
 def golden(name: str, printed: list[str]) -> None:
@@ -35,17 +53,29 @@ def golden(name: str, printed: list[str]) -> None:
     ],
 )
 def test_torchrun_on_this_machine(name, geometry, gpus) -> None:
-    golden(name, [str(command) for command in local_plan("torchrun", geometry, PROGRAM, 20001, "/tmp/launch-x", gpus)])
+    local = SCHEDULERS["local"]
+    found = step("local", "torchrun", geometry, local.allocation(geometry.nodes), gpus)
+    golden(name, local.preview(found))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", launcher_names())
 def test_every_launcher_on_two_nodes_of_a_slurm_job(launcher) -> None:
-    geometry = Geometry(2, 2, 4)
-    plan = srun_plan(launcher, geometry, PROGRAM, HOSTS, ADDRESSES, 20001, "/tmp/launch-x")
-    gpus = 0 if launcher == "none" else 2
-    golden(f"srun {launcher}", [" ".join(srun_command(launcher, geometry, gpus, ["dispatch.py"])), *map(str, plan)])
+    found = step("srun", launcher, Geometry(2, 2, 4, "auto", "cuda"), TWO_NODES)
+    golden(
+        f"srun {launcher}",
+        [text.replace("'", "") for text in SCHEDULERS["srun"].preview(found)[:1]]
+        + list(map(str, found.nodes)),
+    )
 
 
 def test_accelerate_with_one_process_has_no_rendezvous() -> None:
-    (node,) = srun_plan("accelerate", Geometry(1, 1, 4), PROGRAM, HOSTS[:1], ADDRESSES[:1], 20001, "/tmp/launch-x")
+    one = Allocation("Slurm job 7", ("n1",), ("127.0.0.1",), 7)
+    (node,) = step("srun", "accelerate", Geometry(1, 1, 4), one).nodes
     assert "multi_gpu" not in str(node)
+
+
+def test_a_scheduler_s_own_launcher_needs_that_scheduler() -> None:
+    with pytest.raises(
+        Refusal, match="launcher: srun needs transport srun; with transport local use torchrun"
+    ):
+        find_launcher("srun", SCHEDULERS["local"])

@@ -9,9 +9,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from ddp import signing
-from ddp.errors import Refusal
-from ddp.preflight import RankReport, join, judge, warnings
+from ddp.base import signing
+from ddp.base.environment import variable
+from ddp.base.errors import Refusal
+from ddp.ranks.preflight import RankReport, join, judge, warnings
 from programs import SCRIPTS
 
 REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2)
@@ -25,12 +26,16 @@ def test_ranks_on_one_kind_of_device_fit_together() -> None:
 
 def test_a_node_without_gpus_is_named() -> None:
     assert judge([GPU, replace(REPORT, rank=1, host="n2")]) == (
-        "rank 1 on n2 computes on cpu, rank 0 on n1 on cuda; give every node a GPU for each of its processes, or set device: cpu"
+        "rank 1 on n2 computes on cpu, rank 0 on n1 on cuda; give every node a GPU for each of its "
+        "processes, or set device: cpu"
     )
 
 
 def test_a_gpu_used_twice_is_named() -> None:
-    assert judge([GPU, replace(GPU, rank=1)]) == "ranks 0 and 1 on n1 share one GPU, H200; ask for one per process"
+    assert (
+        judge([GPU, replace(GPU, rank=1)])
+        == "ranks 0 and 1 on n1 share one GPU, H200; ask for one per process"
+    )
 
 
 def test_more_threads_than_cpus_is_a_warning() -> None:
@@ -43,7 +48,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(monkeypatch: pytest.MonkeyPa
     store = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
     others: list[str] = []
 
-    monkeypatch.setenv(signing.VARIABLE, "x" * signing.LEAST)
+    monkeypatch.setenv(variable("secret"), "x" * signing.LEAST)
 
     def other() -> None:
         peer = dist.TCPStore("127.0.0.1", store.port, 3, is_master=False)
@@ -56,7 +61,9 @@ def test_a_rank_that_does_not_come_is_named_in_time(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Refusal) as refused:
         join(store, REPORT, 3, timedelta(seconds=2))
     thread.join(10)
-    assert str(refused.value) == "preflight: of 3 ranks these have not come within 2 s: 2; see their logs"
+    assert (
+        str(refused.value) == "preflight: ranks 2 of 3 did not connect within 2 s; see their logs"
+    )
     assert others == [str(refused.value)]
 
 
@@ -65,17 +72,17 @@ def test_a_wrong_sum_names_the_node(tmp_path) -> None:
     body = f"""
 import os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from ddp.errors import told_in_one_line
-from ddp.preflight import check_sum
-from ddp.process_group import process_group, report
+from ddp.base.errors import told_in_one_line
+from ddp.ranks.preflight import check_sum
+from ddp.ranks.process_group import describe, process_group
 with told_in_one_line("x"), process_group("cpu") as process:
-    check_sum(process.rank + 1, report(process), 2)
-    check_sum(7, report(process), 2)
+    check_sum(process.rank + 1, describe(process), 2)
+    check_sum(7, describe(process), 2)
 """
     path = tmp_path / "x.py"
     path.write_text(body)
     command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert ": preflight: a sum over all ranks gives 14 on " in done.stderr
-    assert " instead of 3; leave that node out (--exclude) and tell its administrator" in done.stderr
+    assert ": preflight: the test all-reduce gives 14 on " in done.stderr
+    assert " instead of 3; exclude that node (--exclude) and tell its administrator" in done.stderr

@@ -2,11 +2,12 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ddp import provenance
+from ddp.base import provenance
 from programs import SCRIPTS
 
 
@@ -17,6 +18,12 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def code_sha256(program: str) -> str:
+    """Without what has been read before the last edit."""
+    provenance.file_hash.cache_clear()
+    return provenance.code_sha256(program)
+
+
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -24,38 +31,87 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
-    before = provenance.code_sha256("train.py")
+    before = code_sha256("train.py")
     edit(scripts / "train.py", '"""Train one run', '# a comment\n"""Teach one run')
     edit(
-        scripts / "ddp" / "batches.py",
+        scripts / "ddp" / "data" / "batches.py",
         "    return batch.tensor_split(world_size)[rank]",
         "    return (batch . tensor_split( world_size ) [rank])  # so",
     )
-    edit(scripts / "ddp" / "models.py", "Write weights and description", "Put weights and description")
-    assert provenance.code_sha256("train.py") == before
+    edit(
+        scripts / "ddp" / "models" / "weights.py",
+        "Write weights and description",
+        "Put weights and description",
+    )
+    assert code_sha256("train.py") == before
 
 
 @pytest.mark.parametrize(("file", "old", "new"), [
-    ("ddp/steps.py", "label_smoothing=run.label_smoothing", "label_smoothing=0.0"),
-    ("ddp/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
-    ("ddp/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
-    ("ddp/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
+    ("ddp/training/steps.py", "label_smoothing=run.label_smoothing", "label_smoothing=0.0"),
+    ("ddp/data/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
+    ("ddp/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
+    ("ddp/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
 ])  # fmt: skip
 def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
-    before = {name: provenance.code_sha256(name) for name in ("train.py", "plot.py")}
+    before = {name: code_sha256(name) for name in ("train.py", "plot.py")}
     edit(scripts / file, old, new)
-    assert provenance.code_sha256("train.py") != before["train.py"]
-    assert provenance.code_sha256("plot.py") == before["plot.py"]
+    assert code_sha256("train.py") != before["train.py"]
+    assert code_sha256("plot.py") == before["plot.py"]
 
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:
-    before = provenance.code_sha256("train.py")
-    edit(scripts / "ddp" / "schema.py", "unknown key", "key unknown to us")
-    assert provenance.code_sha256("train.py") == before
+    before = code_sha256("train.py")
+    edit(scripts / "ddp" / "experiment" / "schema.py", "unknown key", "key unknown to us")
+    assert code_sha256("train.py") == before
 
 
 def test_the_modules_left_out_are_there() -> None:
-    assert all((SCRIPTS / "ddp" / f"{name}.py").is_file() for name in provenance.NO_RESULT)
+    paths = [provenance.library_file(module) for module in provenance.NO_RESULT]
+    assert all(path.is_file() or path.with_suffix("").is_dir() for path in paths)
+
+
+def test_moving_a_module_does_not_count(scripts) -> None:
+    before = code_sha256("train.py")
+    (scripts / "ddp" / "data" / "batches.py").rename(scripts / "ddp" / "training" / "images.py")
+    for path in scripts.rglob("*.py"):
+        moved = path.read_text().replace("ddp.data.batches import", "ddp.training.images import")
+        path.write_text(
+            moved.replace(
+                "from ddp.data import batches", "from ddp.training import images as batches"
+            )
+        )
+    assert code_sha256("train.py") == before
+
+
+def test_code_in_a_package_below_a_package_counts(scripts) -> None:
+    (scripts / "ddp" / "training" / "deep").mkdir()
+    (scripts / "ddp" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
+    edit(
+        scripts / "ddp" / "training" / "steps.py",
+        "from typing import Any\n",
+        "from typing import Any\n\nfrom ddp.training.deep.factor import FACTOR\n",
+    )
+    before = code_sha256("train.py")
+    edit(scripts / "ddp" / "training" / "deep" / "factor.py", "1", "2")
+    assert code_sha256("train.py") != before
+
+
+@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
+def test_every_module_that_a_program_imports_is_followed(scripts, program) -> None:
+    """By Python itself: whatever of the library it loads, and is not left out, changes the hash."""
+    code = f"import sys, runpy; sys.argv = ['-']; sys.path.insert(0, {str(scripts)!r}); runpy.run_path({str(scripts / program)!r})"
+    listed = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*(m for m in sys.modules if m.startswith('ddp.')))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    for module in listed:
+        path = provenance.library_file(module)
+        if path.is_file() and not provenance.is_no_result(module):
+            before = code_sha256(program)
+            path.write_text(path.read_text() + "\nADDED = 1\n")
+            assert code_sha256(program) != before, module
 
 
 def test_the_commit_and_whether_there_are_changes(scripts) -> None:

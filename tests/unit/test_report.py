@@ -1,4 +1,6 @@
-"""The tables, figures and page of an experiment: views, seeds and single epochs are told as what they are."""
+"""The tables, figures and page of an experiment: views, seeds and single epochs are told as what
+they are.
+"""
 
 import csv
 from pathlib import Path
@@ -7,8 +9,8 @@ import pandas as pd
 import pytest
 
 import plot
-from ddp import page
-from ddp.results import accuracy_line
+from ddp.reporting import page
+from ddp.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +51,10 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
     assert accuracy_line(evaluation) == "test accuracy 88.16% with six views, 86.94% with one view"
     table = summary("flip_shift", [0.8816, 0.8827])
     sentence = page.result_sentence(table, [])
-    assert sentence == "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six views (87.16% to 87.27% with one view)."
+    assert (
+        sentence
+        == "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six views (87.16% to 87.27% with one view)."
+    )
 
 
 def test_one_run_has_no_spread_and_two_have_their_number() -> None:
@@ -61,7 +66,9 @@ def test_one_run_has_no_spread_and_two_have_their_number() -> None:
     assert page.means(summary("plain", [0.9]), [])["± loss"].tolist() == ["–"]
 
 
-@pytest.mark.parametrize(("seeds", "words"), [([0], "(a single seed)"), ([0, 1], "mean and range over 2 seeds")])
+@pytest.mark.parametrize(
+    ("seeds", "words"), [([0], "(a single seed)"), ([0, 1], "mean and range over 2 seeds")]
+)
 def test_a_figure_says_how_many_seeds_it_is_of(seeds, words) -> None:
     table = summary("plain", [0.9] * len(seeds), seed=seeds)
     figure = plot.draw(curves(3, list(table["run"]), seed=seeds), table, [], "accuracy", "x")
@@ -73,7 +80,9 @@ def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
     figure = plot.draw(curves(3, ["r0"]), table, [], "accuracy", "x")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"test, one view", "test, six views"} <= set(labels)
-    (star,) = (line for line in figure.axes[0].lines if line.get_marker() == "*" and len(line.get_xdata()))
+    (star,) = (
+        line for line in figure.axes[0].lines if line.get_marker() == "*" and len(line.get_xdata())
+    )
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([3], [0.9])
 
 
@@ -90,6 +99,13 @@ def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:
     assert {"config/config.yaml", "config/ninety.yaml"} <= {row["recipe"] for row in rows}
     docs = (ROOT / "docs" / "performance.md").read_text()
     for row in rows:
-        values = (row["recipe"], row["widths"].replace("-", ", "), row["optimizer"], row["learning_rate"], row["global_batch_size"],
-                  row["epochs"], f"{float(row['val_accuracy']):.2%}".replace("%", " %"))  # fmt: skip
+        values = (
+            row["recipe"],
+            row["widths"].replace("-", ", "),
+            row["optimizer"],
+            row["learning_rate"],
+            row["global_batch_size"],
+            row["epochs"],
+            f"{float(row['val_accuracy']):.2%}".replace("%", " %"),
+        )
         assert f"| {' | '.join(values)} |" in docs

@@ -1,4 +1,6 @@
-"""Results that somebody has changed are refused by name, in one line, by whoever reads them; and tables hold no formulas."""
+"""Results that somebody has changed are refused by name, in one line, by whoever reads them; and
+tables hold no formulas.
+"""
 
 import csv
 import json
@@ -9,12 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from ddp.errors import Refusal
-from ddp.results import Missing, read_evaluation, spreadsheet_text, write_missing
+from ddp.base.errors import Refusal
+from ddp.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
 from programs import program
 
-CONFIG = json.dumps({"experiment": "tampered", "dataset": {"name": "digits"}, "widths": [8, 8, 8], "epochs": 16, "global_batch_size": 72,
-                     "learning_rate": 0.5, "flip": False, "checkpoint_every": 4})  # fmt: skip
+CONFIG = json.dumps(
+    {
+        "experiment": "tampered",
+        "dataset": {"name": "digits"},
+        "widths": [8, 8, 8],
+        "epochs": 16,
+        "global_batch_size": 72,
+        "learning_rate": 0.5,
+        "flip": False,
+        "checkpoint_every": 4,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +35,16 @@ def evaluated(finished, digits, tmp_path_factory: pytest.TempPathFactory) -> Pat
     results = tmp_path_factory.mktemp("tampered")
     run = Path(shutil.copytree(finished(1), results / "run"))
     weights = ["--model", run / "model.safetensors", "--checkpoints", run / "checkpoints"]
-    done = program("evaluate", "--data", digits, *weights, "--device", "cpu", "--output", run / "evaluation.json")
+    done = program(
+        "evaluate",
+        "--data",
+        digits,
+        *weights,
+        "--device",
+        "cpu",
+        "--output",
+        run / "evaluation.json",
+    )
     assert done.returncode == 0, done.stderr
     return results
 
@@ -60,7 +81,9 @@ def test_what_is_untouched_is_taken(evaluated: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_an_evaluation_with_another_number_is_refused(evaluated: Path, tmp_path: Path, change: dict) -> None:
+def test_an_evaluation_with_another_number_is_refused(
+    evaluated: Path, tmp_path: Path, change: dict
+) -> None:
     results = Path(shutil.copytree(evaluated, tmp_path / "r"))
     path = results / "run" / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -70,7 +93,9 @@ def test_an_evaluation_with_another_number_is_refused(evaluated: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "run.json", "history.csv"])
-def test_a_pipe_among_the_results_is_not_waited_for(evaluated: Path, tmp_path: Path, name: str) -> None:
+def test_a_pipe_among_the_results_is_not_waited_for(
+    evaluated: Path, tmp_path: Path, name: str
+) -> None:
     results = Path(shutil.copytree(evaluated, tmp_path / "r"))
     (results / "run" / name).unlink()
     os.mkfifo(results / "run" / name)
@@ -80,24 +105,46 @@ def test_a_pipe_among_the_results_is_not_waited_for(evaluated: Path, tmp_path: P
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text("{}")
-    with pytest.raises(Refusal, match=r"is damaged, or not of this version \(required\); delete it and run the same command again"):
+    with pytest.raises(
+        Refusal,
+        match=r"is damaged, or not of this version \(required\); delete it and run the same command again",
+    ):
         read_evaluation(tmp_path / "evaluation.json")
 
 
-def test_weights_that_claim_another_size_are_refused_before_they_are_built(digits, evaluated: Path, tmp_path: Path) -> None:
+def test_weights_that_claim_another_size_are_refused_before_they_are_built(
+    digits, evaluated: Path, tmp_path: Path
+) -> None:
     content = (evaluated / "run" / "model.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     for widths in ([20_000, 20_000, 20_000], [4096, 4096, 4096], [8, 8, 9]):
-        header["__metadata__"]["classifier"] = json.dumps({"model": "airbench", "widths": widths, "classes": 10})
+        header["__metadata__"]["classifier"] = json.dumps(
+            {"model": "airbench", "widths": widths, "classes": 10}
+        )
         text = json.dumps(header).encode()
         path = tmp_path / "model.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
         # 7 GB were taken for the first.
-        arguments = ["--data", digits, "--model", path, "--device", "cpu", "--output", tmp_path / "x.json"]
-        done = program("evaluate", *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30)))
+        arguments = [
+            "--data",
+            digits,
+            "--model",
+            path,
+            "--device",
+            "cpu",
+            "--output",
+            tmp_path / "x.json",
+        ]
+        done = program(
+            "evaluate",
+            *arguments,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30)),
+        )
         assert done.returncode == 1
-        assert "model.safetensors is damaged or was not written by this workflow: its " in done.stderr
+        assert (
+            "model.safetensors is damaged or was not written by this workflow: its " in done.stderr
+        )
         assert done.stderr.count("\n") == 1
 
 

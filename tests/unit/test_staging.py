@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp import staging
-from ddp.data_folder import damaged_files, read_manifest
-from ddp.errors import Refusal
+from ddp.base.errors import Refusal
+from ddp.data import staging
+from ddp.data.folder import DataFolder
 from programs import SCRIPTS, program, shell
 
 
@@ -31,44 +31,55 @@ def scratch(tmp_path: Path) -> Path:
 
 
 def test_copied_once_then_reused(data, scratch) -> None:
-    first, second = staging.stage(data, [str(scratch)]), staging.stage(data, [str(scratch)])
+    first, second = (
+        staging.stage(DataFolder.read(data), [str(scratch)]),
+        staging.stage(DataFolder.read(data), [str(scratch)]),
+    )
     assert (first.status, second.status) == ("fresh", "reused")
     assert first.path == second.path
     assert first.bytes == sum(path.stat().st_size for path in Path(first.path).glob("*.npy"))
-    assert not damaged_files(Path(first.path), read_manifest(data))
+    assert not DataFolder.read(data).at(Path(first.path)).damaged_files()
 
 
 def test_a_damaged_copy_is_made_again(data, scratch) -> None:
-    copy = Path(staging.stage(data, [str(scratch)]).path) / "test_images.npy"
-    for damage in (lambda: copy.write_bytes(copy.read_bytes()[:-1] + b"!"), lambda: copy.write_bytes(b""), copy.unlink):
+    copy = Path(staging.stage(DataFolder.read(data), [str(scratch)]).path) / "test_images.npy"
+    for damage in (
+        lambda: copy.write_bytes(copy.read_bytes()[:-1] + b"!"),
+        lambda: copy.write_bytes(b""),
+        copy.unlink,
+    ):
         damage()
-        assert staging.stage(data, [str(scratch)]).status == "fresh"
-        assert staging.stage(data, [str(scratch)]).status == "reused"
+        assert staging.stage(DataFolder.read(data), [str(scratch)]).status == "fresh"
+        assert staging.stage(DataFolder.read(data), [str(scratch)]).status == "reused"
 
 
 def test_the_first_usable_scratch_is_taken(data, scratch, monkeypatch) -> None:
     monkeypatch.setenv("NODE_SCRATCH", str(scratch))
     monkeypatch.delenv("NOT_SET_HERE", raising=False)
-    staged = staging.stage(data, ["$NOT_SET_HERE/x", "/does/not/exist", "$NODE_SCRATCH", "/tmp"])
+    staged = staging.stage(
+        DataFolder.read(data), ["$NOT_SET_HERE/x", "/does/not/exist", "$NODE_SCRATCH", "/tmp"]
+    )
     assert staged.status == "fresh"
     assert Path(staged.path).is_relative_to(scratch)
 
 
 def test_no_scratch_means_the_shared_copy_with_the_reason(data) -> None:
-    staged = staging.stage(data, ["/does/not/exist", "/proc"])
+    staged = staging.stage(DataFolder.read(data), ["/does/not/exist", "/proc"])
     assert (staged.status, staged.path) == ("fallback", str(data))
     assert staged.reason.startswith("/does/not/exist: no such folder; /proc/ddp-data-")
-    assert staging.stage(data, []).reason == "no scratch folder is set on this node"
+    assert (
+        staging.stage(DataFolder.read(data), []).reason == "no scratch folder is set on this node"
+    )
 
 
 def test_a_scratch_folder_that_others_can_write_to_is_not_trusted(data, scratch) -> None:
     mine = scratch / f"ddp-data-{os.getuid()}"
     mine.mkdir()
     mine.chmod(0o777)
-    assert "others may write to it" in staging.stage(data, [str(scratch)]).reason
+    assert "others may write to it" in staging.stage(DataFolder.read(data), [str(scratch)]).reason
     mine.rmdir()
     mine.symlink_to(data)
-    assert "others may write to it" in staging.stage(data, [str(scratch)]).reason
+    assert "others may write to it" in staging.stage(DataFolder.read(data), [str(scratch)]).reason
 
 
 def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
@@ -77,68 +88,104 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
     full.mkdir()
     inside = f"mount -t tmpfs -o size=2m tmpfs {full} && {shell('stage', '--data', data, '--scratch', full)} && find {full}"
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said, *found = done.stdout.splitlines()
     assert f"fallback {data}, 5.5 MB" in said
-    assert "warning: the shared copy is read, because" in said
+    assert "warning: using the shared copy, because" in said
     assert "2 MB free, the data need 6 MB" in said
-    assert [path for path in found if not path.endswith(".lock")] == [str(full), f"{full}/ddp-data-{os.getuid()}"]
+    assert [path for path in found if not path.endswith(".lock")] == [
+        str(full),
+        f"{full}/ddp-data-{os.getuid()}",
+    ]
 
 
-def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_named(data, tmp_path) -> None:
-    # Room for the lock and for as many bytes as the data have, but a file takes whole pages: the last one finds none.
+def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_named(
+    data, tmp_path
+) -> None:
+    # Room for the lock and for as many bytes as the data have, but a file takes whole pages: the
+    # last one finds none.
     full = tmp_path / "full"
     full.mkdir()
     pages = -(-sum(path.stat().st_size for path in data.glob("*.npy")) // 4096)
     stage = shell("stage", "--data", data, "--scratch", full)
     inside = f"mount -t tmpfs -o size={(pages + 1) * 4}k tmpfs {full} && {stage} && find {full}"
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said, *found = done.stdout.splitlines()
     assert f"fallback {data}, 5.5 MB" in said
     mine = f"{full}/ddp-data-{os.getuid()}"
-    assert said.endswith(f"because {mine}: No space left on device; free some space there and try again")
+    assert said.endswith(
+        f"because {mine}: No space left on device; free some space there and try again"
+    )
     assert [path for path in found if not path.endswith(".lock")] == [str(full), mine]
 
 
 def test_a_read_only_scratch_falls_back(data, scratch) -> None:
     inside = f"mount -t tmpfs -o ro tmpfs {scratch} && {shell('stage', '--data', data, '--scratch', scratch)}"
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert f"fallback {data}, 5.5 MB" in done.stdout
-    assert f"because {scratch}/ddp-data-{os.getuid()}: Read-only file system; choose a folder that can be written to" in done.stdout
+    assert (
+        f"because {scratch}/ddp-data-{os.getuid()}: Read-only file system; choose a folder that "
+        "can be written to" in done.stdout
+    )
 
 
 def test_a_damaged_shared_copy_is_refused_wherever_it_is_read(data, scratch) -> None:
     (data / "train_labels.npy").write_bytes(b"not what was fetched")
     for folders in ([str(scratch)], []):
-        with pytest.raises(Refusal, match="train_labels.npy missing or changed since fetched; fetch again: snakemake"):
-            staging.stage(data, folders)
+        with pytest.raises(
+            Refusal,
+            match="train_labels.npy missing or changed since fetched; fetch the data again",
+        ):
+            staging.stage(DataFolder.read(data), folders)
     (data / "train_labels.npy").unlink()
-    with pytest.raises(Refusal, match="train_labels.npy missing or changed since fetched; fetch again: snakemake"):
-        staging.stage(data, [str(scratch)])
+    with pytest.raises(
+        Refusal, match="train_labels.npy missing or changed since fetched; fetch the data again"
+    ):
+        staging.stage(DataFolder.read(data), [str(scratch)])
     assert not list(scratch.glob("*/*/*.npy"))
 
 
 def test_no_manifest_no_data(data, scratch) -> None:
     (data / "manifest.json").write_text("{}")
     with pytest.raises(Refusal, match=r"is damaged, or not of this version \(required\); fetch"):
-        staging.stage(data, [str(scratch)])
+        staging.stage(DataFolder.read(data), [str(scratch)])
     (data / "manifest.json").unlink()
     with pytest.raises(
-        Refusal, match=r"manifest.json is not there; fetch the data first: snakemake --profile profiles/local \S+manifest.json"
+        Refusal,
+        match=r"manifest.json is not there; fetch the data first",
     ):
-        staging.stage(data, [str(scratch)])
+        staging.stage(DataFolder.read(data), [str(scratch)])
 
 
 def test_of_many_processes_at_once_one_copies(data, scratch) -> None:
-    command = [sys.executable, str(SCRIPTS / "stage.py"), "--data", str(data), "--scratch", str(scratch)]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "stage.py"),
+        "--data",
+        str(data),
+        "--scratch",
+        str(scratch),
+    ]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert sum(": fresh " in line for line in said) == 1
@@ -151,7 +198,16 @@ def test_killed_in_mid_copy_and_run_again(data, scratch) -> None:
     for _ in range(5):
         shutil.rmtree(scratch)
         scratch.mkdir()
-        process = subprocess.Popen([sys.executable, str(SCRIPTS / "stage.py"), "--data", str(data), "--scratch", str(scratch)])
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                str(SCRIPTS / "stage.py"),
+                "--data",
+                str(data),
+                "--scratch",
+                str(scratch),
+            ]
+        )
         while process.poll() is None and not list(scratch.glob("*/.*/*")):
             time.sleep(0.0005)
         process.send_signal(signal.SIGKILL)
@@ -159,8 +215,8 @@ def test_killed_in_mid_copy_and_run_again(data, scratch) -> None:
             break
     else:
         pytest.fail(f"staging {big.stat().st_size} bytes was never caught in the act")
-    staged = staging.stage(data, [str(scratch)])
-    assert not damaged_files(Path(staged.path), read_manifest(data))
+    staged = staging.stage(DataFolder.read(data), [str(scratch)])
+    assert not DataFolder.read(data).at(Path(staged.path)).damaged_files()
     assert not [path for path in Path(staged.path).parent.iterdir() if path.name.startswith(".")]
 
 
@@ -172,7 +228,9 @@ def test_a_launched_stage_reports_every_node(data, scratch, tmp_path) -> None:
     nodes = json.loads(report.read_text())["nodes"]
     assert [node["node_rank"] for node in nodes] == [0, 1, 2]
     assert sorted(node["status"] for node in nodes) == ["fresh", "reused", "reused"]
-    assert all(node.keys() >= {"host", "path", "bytes", "seconds", "status", "reason"} for node in nodes)
+    assert all(
+        node.keys() >= {"host", "path", "bytes", "seconds", "status", "reason"} for node in nodes
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,16 +243,23 @@ def test_a_launched_stage_reports_every_node(data, scratch, tmp_path) -> None:
         {"classes": 11},
         {"more": 1},
     ],
-    ids=["folder outside", "another data set", "file outside", "another hash", "another class", "another key"],
+    ids=[
+        "folder outside",
+        "another data set",
+        "file outside",
+        "another hash",
+        "another class",
+        "another key",
+    ],
 )
 def test_a_manifest_says_nothing_but_what_is_known(data, scratch, change) -> None:
     victim = scratch.parent / "victim"
     victim.mkdir()
     (victim / "precious").touch()
-    manifest = read_manifest(data)
+    manifest = DataFolder.read(data).manifest
     files = manifest["files"] | change.pop("files", {})
     (data / "manifest.json").write_text(json.dumps(manifest | {"files": files} | change))
     with pytest.raises(Refusal, match="manifest.json is (damaged|not that of)"):
-        staging.stage(data, [str(scratch)])
+        staging.stage(DataFolder.read(data), [str(scratch)])
     assert (victim / "precious").exists()
     assert list(scratch.rglob("*")) == []

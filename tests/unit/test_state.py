@@ -11,22 +11,39 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp import state, tree
-from ddp.config import Experiment
-from ddp.errors import Refusal
-from ddp.state import State, Wanted
+from ddp.base import tree
+from ddp.base.errors import Refusal
+from ddp.checkpointing import state
+from ddp.checkpointing.state import Request, State
+from ddp.experiment.config import Experiment
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 DATA, CODE = "d" * 64, "c" * 64
-WANTED = Wanted(RUN, DATA, CODE, "process 2 on here", fresh=False, other_world_size=False)
+WANTED = Request(RUN, DATA, CODE, "process 2 on here", fresh=False, other_world_size=False)
 
 
-def some_state(epoch: int, step: int = 0, processes: int = 1, by: str = "process 1 on here", **changes: object) -> State:
-    ranks = [{"buffers": {}, "totals": torch.tensor([float(rank), 0.0]), "rng": {}} for rank in range(processes)]
-    fields = {"run": json.loads(RUN.to_json()), "data_sha256": DATA, "code_sha256": CODE, "epoch": epoch, "step": step,
-              "model": {"weight": torch.arange(3.0)}, "optimizer": {"state": {}, "param_groups": []}, "scaler": {}, "ranks": ranks,
-              "history": [{"epoch": number + 1} for number in range(epoch)],
-              "seconds": 0.5, "attempts": [{"by": by, "commit": "0123", "started": "now", "seconds": 1.0}], "checkpoints": {}}  # fmt: skip
+def some_state(
+    epoch: int, step: int = 0, processes: int = 1, by: str = "process 1 on here", **changes: object
+) -> State:
+    ranks = [
+        {"buffers": {}, "totals": torch.tensor([float(rank), 0.0]), "rng": {}}
+        for rank in range(processes)
+    ]
+    fields = {
+        "run": json.loads(RUN.to_json()),
+        "data_sha256": DATA,
+        "code_sha256": CODE,
+        "epoch": epoch,
+        "step": step,
+        "model": {"weight": torch.arange(3.0)},
+        "optimizer": {"state": {}, "param_groups": []},
+        "scaler": {},
+        "ranks": ranks,
+        "history": [{"epoch": number + 1} for number in range(epoch)],
+        "seconds": 0.5,
+        "attempts": [{"by": by, "commit": "0123", "started": "now", "seconds": 1.0}],
+        "checkpoints": {},
+    }
     return State(**fields | changes)
 
 
@@ -50,9 +67,15 @@ def test_what_is_written_is_read(tmp_path) -> None:
     path = tmp_path / "epoch=0002_step=000007.safetensors"
     after, content = state.read(path)
     assert content == path.read_bytes()
-    assert dataclasses.replace(after, model={}, ranks=[]) == dataclasses.replace(before, model={}, ranks=[])
-    torch.testing.assert_close([after.model, after.ranks], [before.model, before.ranks], rtol=0, atol=0)
-    assert (tmp_path / f"{path.name}.sha256").read_text() == f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+    assert dataclasses.replace(after, model={}, ranks=[]) == dataclasses.replace(
+        before, model={}, ranks=[]
+    )
+    torch.testing.assert_close(
+        [after.model, after.ranks], [before.model, before.ranks], rtol=0, atol=0
+    )
+    assert (
+        tmp_path / f"{path.name}.sha256"
+    ).read_text() == f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
 
 
 def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
@@ -81,10 +104,29 @@ def saved(content: object) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("content", [
-    pickle.dumps(RunsCode(), 2), saved({"format": state.FORMAT, "model": RunsCode()}), tree.encode({"format": state.FORMAT + 1}),
-    tree.encode({"format": state.FORMAT, "epoch": 3}), tree.encode([1, 2]), tree.encode(torch.ones(2)), b"PK\x03\x04", b"nonsense" * 1000,
-], ids=["pickle", "torch with code", "other format", "fields missing", "list", "tensor", "start of a zip", "nonsense"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(RunsCode(), 2),
+        saved({"format": state.FORMAT, "model": RunsCode()}),
+        tree.encode({"format": state.FORMAT + 1}),
+        tree.encode({"format": state.FORMAT, "epoch": 3}),
+        tree.encode([1, 2]),
+        tree.encode(torch.ones(2)),
+        b"PK\x03\x04",
+        b"nonsense" * 1000,
+    ],
+    ids=[
+        "pickle",
+        "torch with code",
+        "other format",
+        "fields missing",
+        "list",
+        "tensor",
+        "start of a zip",
+        "nonsense",
+    ],
+)
 def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, content) -> None:
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "states", some_state(2))
@@ -92,8 +134,11 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     lines: list[str] = []
     found = state.newest(tmp_path / "states", WANTED, lines.append)
     assert lines == [
-        "passed over: {}/epoch=0003_step=000000.safetensors is no state of this version of the workflow".format(tmp_path / "states"),
-        f"resumed after epoch 2, of {RUN.epochs} epochs, from {tmp_path}/states/epoch=0002_step=000000.safetensors",
+        "skipped: {}/epoch=0003_step=000000.safetensors is not a state of this version of the workflow".format(
+            tmp_path / "states"
+        ),
+        f"resumed after epoch 2, of {RUN.epochs} epochs, from "
+        f"{tmp_path}/states/epoch=0002_step=000000.safetensors",
     ]
     assert found == (tmp_path / "states" / "epoch=0002_step=000000.safetensors").read_bytes()
     assert places(tmp_path / "states") == [(2, 0)]
@@ -106,13 +151,18 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     ({"nproc_per_node": 7, "device": "cuda", "cpus_per_proc": 3}, None),
 ])  # fmt: skip
 def test_another_configuration_is_refused_another_place_is_not(tmp_path, change, told) -> None:
-    put(tmp_path, some_state(1, run=dataclasses.asdict(RUN) | change), some_state(2, 4, run=dataclasses.asdict(RUN) | change))
+    put(
+        tmp_path,
+        some_state(1, run=dataclasses.asdict(RUN) | change),
+        some_state(2, 4, run=dataclasses.asdict(RUN) | change),
+    )
     there = names(tmp_path)
     if told:
         with pytest.raises(Refusal) as refused:
             state.newest(tmp_path, WANTED, print)
         assert str(refused.value).endswith(
-            f"step=000004.safetensors is a state of another run: {told}; put that back, or start over: resume=fresh"
+            f"step=000004.safetensors is a state of another run: {told}; undo that, or start "
+            "over: resume=fresh"
         )
     else:
         assert state.newest(tmp_path, WANTED, print) is not None
@@ -120,16 +170,18 @@ def test_another_configuration_is_refused_another_place_is_not(tmp_path, change,
 
 
 def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
-    """Its results are out; the configuration may change without further ado, although the state before its last is there as well."""
+    """Its results are out; the configuration may change without further ado, although the state
+    before its last is there as well.
+    """
     other = dataclasses.asdict(RUN) | {"learning_rate": 0.25}
     put(tmp_path, *(some_state(epoch, run=other) for epoch in (RUN.epochs - 1, RUN.epochs)))
     lines: list[str] = []
     assert state.newest(tmp_path, WANTED, lines.append) is None
     assert lines[0] == (
-        f"passed over: {tmp_path}/epoch={RUN.epochs:04}_step=000000.safetensors is of another run, which has ended: "
+        f"skipped: {tmp_path}/epoch={RUN.epochs:04}_step=000000.safetensors belongs to another run, which has ended: "
         f"learning_rate was 0.25 and is {RUN.learning_rate}"
     )
-    assert lines[-1] == f"starts from the beginning: none of the 2 states in {tmp_path} is gone on from"
+    assert lines[-1] == f"no usable state in {tmp_path}, 2 skipped; starting from scratch"
     assert names(tmp_path) == []
 
 
@@ -147,12 +199,18 @@ def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) ->
 def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may(tmp_path) -> None:
     put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
     with pytest.raises(
-        Refusal, match=r"step=000009.safetensors .* it was on 2 processes and is on 1 \(or go on: resume=other_world_size\)"
+        Refusal,
+        match=r"tep=000009.safetensors .* it was on 2 processes and is on 1 .to resume anyway: resume=other_world_size",
     ):
         state.newest(tmp_path, WANTED, print)
     lines: list[str] = []
-    content = state.newest(tmp_path, dataclasses.replace(WANTED, other_world_size=True), lines.append)
+    content = state.newest(
+        tmp_path, dataclasses.replace(WANTED, other_world_size=True), lines.append
+    )
     assert content is not None
     assert State.decode(content).step == 0
-    assert lines[0] == f"passed over: {tmp_path}/epoch=0001_step=000009.safetensors is in the midst of an epoch on 2 processes"
+    assert (
+        lines[0]
+        == f"skipped: {tmp_path}/epoch=0001_step=000009.safetensors is in the middle of an epoch on 2 processes"
+    )
     assert places(tmp_path) == [(1, 0)]

@@ -1,4 +1,5 @@
-"""Trainings whose storage is full or read-only: the line names the file, what was saved stays, and with room again they go on from it.
+"""Trainings whose storage is full or read-only: the line names the file, what was saved stays, and
+with room again they go on from it.
 
 On real file systems of a few hundred kB.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp import state
+from ddp.checkpointing import state
 from trainings import PATIENCE, Training, complete, newest_place, result
 from waiting import until
 
@@ -59,19 +60,25 @@ def refused(training: Training) -> str:
 FULL = r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space there and try again"
 
 
-def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(digits, reference, interrupted, disk) -> None:
+def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
+    digits, reference, interrupted, disk
+) -> None:
     shutil.copytree(interrupted, disk.output)
     there = {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()}
     disk.remount("ro")
     said = refused(Training(disk.output, digits))
     assert re.fullmatch(
-        rf"train: {disk.output}/state/owner\S*\.json: Read-only file system; choose a folder that can be written to", said
+        rf"train: {disk.output}/state/owner\S*\.json: Read-only file system; choose a folder that can be written to",
+        said,
     ), said
     assert {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()} == there
     disk.remount("rw")
     # A state takes 68 kB; there is room for the history and all that is smaller.
     disk.leave_free(48)
-    place, before = newest_place(disk.output), [path.name for path, _ in state.states(disk.output / "state")]
+    place, before = (
+        newest_place(disk.output),
+        [path.name for path, _ in state.states(disk.output / "state")],
+    )
     said = refused(Training(disk.output, digits))
     found = re.fullmatch(r"train: \S+/state/epoch=(\d+)_step=000000\.safetensors: " + FULL, said)
     assert found, said
@@ -81,7 +88,10 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(digits, refere
     assert [path.name for path, _ in state.states(disk.output / "state")] == before
     (disk.output / "state" / "owner.json").unlink()
     disk.make_room()
-    assert f"train: resumed after {state.place(*place)}, of 16 epochs" in complete(disk.output, digits).said
+    assert (
+        f"train: resumed after {state.progress(*place)}, of 16 epochs"
+        in complete(disk.output, digits).said
+    )
     assert result(disk.output) == reference(1)
 
 
@@ -105,7 +115,9 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
     assert re.fullmatch(r"train: \S+/history.csv: " + FULL, said), said
     assert newest_place(disk.output) == (4, 0)
     (disk.path / "ballast").unlink()
-    assert "train: resumed after epoch 4, of 16 epochs" in complete(disk.output, digits, *options).said
+    assert (
+        "train: resumed after epoch 4, of 16 epochs" in complete(disk.output, digits, *options).said
+    )
     assert result(disk.output) == reference(1)
 
 

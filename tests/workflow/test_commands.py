@@ -1,4 +1,4 @@
-"""What Snakemake commands say before, during and after a run, and what they refuse: on the digits."""
+"""Output of Snakemake commands before, during and after a run, and refusals, on the digits."""
 
 import json
 import os
@@ -58,8 +58,18 @@ def partial(small: Small) -> str:
 
 
 def test_an_experiment_file_stands_alone(small: Small) -> None:
-    """It is laid over the schema's defaults, not over the quickstart; a dry run says what it would do."""
-    assert small.jobs() == {"fetch": 1, "stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "plot": 1, "all": 1}
+    """It is laid over the schema's defaults, not over the quickstart; a dry run says what it would
+    do.
+    """
+    assert small.jobs() == {
+        "fetch": 1,
+        "stage": 2,
+        "train": 2,
+        "evaluate": 2,
+        "aggregate": 1,
+        "plot": 1,
+        "all": 1,
+    }
     said = small.run("-n")
     assert "experiment small: 2 runs, varying seed (0, 1)" in said.splitlines()
     assert '"optimizer"' not in said
@@ -75,20 +85,41 @@ def test_an_experiment_without_a_name_is_refused(small: Small) -> None:
     done = small.snakemake("-n")
     small.write(TINY)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "config: experiment: is missing; name the experiment, its results go to results/<name>/"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "config: experiment: is missing; name the experiment, its results go to results/<name>/"
+    )
 
 
 REFUSED = [
-    (["--group-components", "training=2"], "--group-components: every run is a job of its own size; leave the option out"),
-    (["--set-resources", "train:nodes=3"],
-     "--set-resources train:nodes=3: the run has nodes: 1; change nodes in the configuration instead"),
-    (["--sdm", "apptainer"], "--sdm apptainer: no container is defined here; run Snakemake inside yours instead (docs/environments.md)"),
-    (["--sdm", "conda"], "--sdm conda: there is no conda on PATH; leave the option out, the environment of `make` is used"),
-]  # fmt: skip
+    (
+        ["--group-components", "training=2"],
+        "--group-components: every run is a job of its own size; leave the option out",
+    ),
+    (
+        ["--set-resources", "train:nodes=3"],
+        "--set-resources train:nodes=3: the run has nodes: 1; change nodes in the configuration "
+        "instead",
+    ),
+    (
+        ["--sdm", "apptainer"],
+        "--sdm apptainer: no container is defined here; run Snakemake inside yours instead "
+        "(docs/environments.md)",
+    ),
+    (
+        ["--sdm", "conda"],
+        "--sdm conda: there is no conda on PATH; leave the option out, the environment of `make` "
+        "is used",
+    ),
+]
 
 
-@pytest.mark.parametrize(("options", "line"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
-def test_an_option_that_does_not_go_with_it_is_refused(small: Small, options: list[str], line: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "line"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED]
+)
+def test_an_option_that_does_not_go_with_it_is_refused(
+    small: Small, options: list[str], line: str
+) -> None:
     done = small.snakemake(*options)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == line
@@ -103,7 +134,11 @@ def test_a_failed_run_leaves_the_others_a_partial_report(small: Small, partial: 
         r"small/seed~1: not finished: train: .*seed~1/state.*; log: results/small/seed~1/train.log",
         failed,
     )
-    assert [line for line in lines if re.match(r"small/seed~0: test accuracy \d\d\.\d\d% with one view$", line)]
+    assert [
+        line
+        for line in lines
+        if re.match(r"small/seed~0: test accuracy \d\d\.\d\d% with one view$", line)
+    ]
     assert "partial report of 1 of 2 runs: results/small/partial/report.html" in lines
     page = (small.results / "partial" / "report.html").read_text()
     assert "Partial: 1 runs are missing." in page
@@ -136,7 +171,10 @@ def test_finished_results_are_not_replaced_unasked(small: Small) -> None:
     assert line in small.run("-n", "--config", "epochs=2").splitlines()
     done = small.snakemake("--config", "epochs=2")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == f"{line}; give another experiment name, or add --config replace=true"
+    assert (
+        done.stdout.splitlines()[-1]
+        == f"{line}; give another experiment name, or add --config replace=true"
+    )
     assert weights.read_bytes() == before
     assert small.jobs() == {}
     small.run("--config", "epochs=2", "replace=true", "--until", "train")
@@ -149,21 +187,49 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
     first = small.start("--configfile", "small.yaml", "--config", *owned, stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     try:
-        until(lambda: (folder / "history.csv").exists() and len((folder / "train.log").read_text().splitlines()) > 3, 100)
-        before = {path: path.stat().st_ino for path in (folder / "train.log", folder / "logs/rank=0.log", folder / "checkpoints")}
+        until(
+            lambda: (
+                (folder / "history.csv").exists()
+                and len((folder / "train.log").read_text().splitlines()) > 3
+            ),
+            100,
+        )
+        before = {
+            path: path.stat().st_ino
+            for path in (folder / "train.log", folder / "logs/rank=0.log", folder / "checkpoints")
+        }
         said = (folder / "train.log").read_text()
         second = small.snakemake("--nolock", "--config", *owned)
         assert second.returncode == 1
         assert re.fullmatch(
-            r"results/owned/run is being trained by process \d+ on \S+; wait until that has ended, .*",
+            r"results/owned/run is being trained by process \d+ on \S+; wait until it has ended, .*",
             second.stdout.splitlines()[-1],
         )
         # And if its jobs were in the queue already: launch looks before it touches anything.
-        own = ["--log", folder / "train.log", "--logs", folder / "logs", "--state", folder / "state"]
+        own = [
+            "--log",
+            folder / "train.log",
+            "--rank-logs",
+            folder / "logs",
+            "--state",
+            folder / "state",
+        ]
         launch = ["python", "workflow/scripts/launch.py", *own, "--", "workflow/scripts/train.py"]
-        third = subprocess.run(launch, cwd=small.path, env=small.environment, capture_output=True, text=True, timeout=60, check=False)
+        third = subprocess.run(
+            launch,
+            cwd=small.path,
+            env=small.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert third.returncode == 1
-        assert re.search(r"^launch: \S.*results/owned/run is being trained by process \d+", third.stderr, re.MULTILINE)
+        assert re.search(
+            r"^launch: \S.*results/owned/run is being trained by process \d+",
+            third.stderr,
+            re.MULTILINE,
+        )
         assert {path: path.stat().st_ino for path in before} == before
         assert (folder / "train.log").read_text().startswith(said)
     finally:
@@ -177,15 +243,27 @@ def test_snakemake_that_removes_the_log_of_a_run_in_training_removes_a_link(smal
     assert (folder / "train.log").resolve() == (folder / "logs/train.log").resolve()
 
 
-@pytest.mark.parametrize(("variables", "line"), [
-    ({"SLURM_JOB_NUM_NODES": "3"},
-     "warning: this Slurm job has 3 nodes, and profiles/local uses only this one; leave the job and run "
-     "`snakemake --profile profiles/slurm` on the login node, which submits jobs itself"),
-    ({"PBS_NODEFILE": "nodes"},
-     "warning: this PBS job has 2 nodes, and profiles/local uses only this one; there is no profile for PBS yet"),
-    ({"SLURM_JOB_NUM_NODES": "1"}, None),
-])  # fmt: skip
-def test_idle_nodes_of_a_job_are_warned_of(small: Small, monkeypatch, variables: dict[str, str], line: str | None) -> None:
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {"SLURM_JOB_NUM_NODES": "3"},
+            "warning: this Slurm job has 3 nodes, and profiles/local uses only this one; leave the "
+            "job "
+            "and run "
+            "`snakemake --profile profiles/slurm` on the login node, which submits jobs itself",
+        ),
+        (
+            {"PBS_NODEFILE": "nodes"},
+            "warning: this PBS job has 2 nodes, and profiles/local uses only this one; there is no "
+            "profile for PBS yet",
+        ),
+        ({"SLURM_JOB_NUM_NODES": "1"}, None),
+    ],
+)
+def test_idle_nodes_of_a_job_are_warned_of(
+    small: Small, monkeypatch, variables: dict[str, str], line: str | None
+) -> None:
     (small.path / "nodes").write_text("n1\nn1\nn2\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -203,6 +281,8 @@ def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
     assert done.returncode == 1
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("full/run: not finished: "))
+    (line,) = (
+        line for line in done.stdout.splitlines() if line.startswith("full/run: not finished: ")
+    )
     assert "No space left on device" in line
     assert "Traceback" not in done.stdout

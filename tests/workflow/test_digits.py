@@ -1,4 +1,6 @@
-"""The whole graph on the digits: what it makes, what it makes again, and that it makes the same again."""
+"""The whole graph on the digits: what it makes, what it makes again, and that it makes the same
+again.
+"""
 
 import csv
 import hashlib
@@ -31,7 +33,12 @@ nodes: [1, 2]
 """
 # What a page would fetch from elsewhere.
 NETWORK = re.compile(r"""<(script|link|img)\b[^>]*\b(src|href)\s*=\s*["']?(https?:)?//""")
-RUNS = ["learning_rate~0.5_nodes~1", "learning_rate~0.5_nodes~2", "learning_rate~0.4_nodes~1", "learning_rate~0.4_nodes~2"]
+RUNS = [
+    "learning_rate~0.5_nodes~1",
+    "learning_rate~0.5_nodes~2",
+    "learning_rate~0.4_nodes~1",
+    "learning_rate~0.4_nodes~2",
+]
 TEST_IMAGES = 355
 
 
@@ -48,9 +55,19 @@ class Experiment(Checkout):
         return super().snakemake("--configfile", "tiny.yaml", *arguments)
 
     def program(self, name: str, *arguments: object, processes: int = 1) -> None:
-        torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--"] if processes > 1 else []
+        torchrun = (
+            ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--"]
+            if processes > 1
+            else []
+        )
         command = [sys.executable, *torchrun, f"workflow/scripts/{name}.py", *map(str, arguments)]
-        subprocess.run(command, cwd=self.path, check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1", "RUN_SECRET": "x" * 32})
+        subprocess.run(
+            command,
+            cwd=self.path,
+            check=True,
+            timeout=120,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "LAUNCH_SECRET": "x" * 32},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +97,21 @@ def test_every_run_has_everything(done) -> None:
     for run in RUNS:
         folder = done.results / run
         assert {path.name for path in folder.glob("*.*")} >= {
-            "model.safetensors", "history.csv", "run.json", "evaluation.json", "staging.json", "train.log", "evaluate.log",
-        }  # fmt: skip
-        assert sorted(path.name for path in folder.glob("checkpoints/*.safetensors")) == ["epoch=001.safetensors", "epoch=002.safetensors"]
-        assert sha256(folder / "checkpoints" / "epoch=002.safetensors") == sha256(folder / "model.safetensors")
+            "model.safetensors",
+            "history.csv",
+            "run.json",
+            "evaluation.json",
+            "staging.json",
+            "train.log",
+            "evaluate.log",
+        }
+        assert sorted(path.name for path in folder.glob("checkpoints/*.safetensors")) == [
+            "epoch=001.safetensors",
+            "epoch=002.safetensors",
+        ]
+        assert sha256(folder / "checkpoints" / "epoch=002.safetensors") == sha256(
+            folder / "model.safetensors"
+        )
 
 
 def test_the_digits_are_learned(done) -> None:
@@ -99,8 +127,16 @@ def test_the_digits_are_learned(done) -> None:
 def test_history_has_a_row_per_epoch(done) -> None:
     rows = list(csv.DictReader((done.results / RUNS[1] / "history.csv").open()))
     assert list(rows[0]) == [
-        "epoch", "step", "lr", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds",
-    ]  # fmt: skip
+        "epoch",
+        "step",
+        "lr",
+        "train_loss",
+        "train_accuracy",
+        "val_loss",
+        "val_accuracy",
+        "images_per_second",
+        "seconds",
+    ]
     # 1,298 images in batches of at most 64.
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "21"), ("2", "42")]
     # The metrics are sums over images, divided once: a share of 1,298 and of 144 images.
@@ -115,7 +151,10 @@ def test_run_json_says_how_it_came_about(done) -> None:
     assert len(about["config"]) == 25
     assert {"cpu", "onednn_isa", "mkl", "aten"} <= set(about["attempts"][0])
     assert about["ranks"][1]["cpu"] == about["attempts"][0]["cpu"] != ""
-    assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [(0, "cpu", 1), (1, "cpu", 1)]
+    assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [
+        (0, "cpu", 1),
+        (1, "cpu", 1),
+    ]
     assert about["data_sha256"] == read(done.path / "results/data/digits/manifest.json")["sha256"]
     assert about["metrics"]["epoch"] == 2
     assert about["versions"]["torch"]
@@ -136,13 +175,28 @@ def test_the_tables_agree_with_the_runs(done) -> None:
     rows = list(csv.DictReader((done.results / "summary.csv").open()))
     assert [row["run"] for row in rows] == RUNS
     for row in rows:
-        evaluation, about = read(done.results / row["run"] / "evaluation.json"), read(done.results / row["run"] / "run.json")
-        assert (int(row["n"]), float(row["accuracy"]), float(row["loss"])) == (TEST_IMAGES, evaluation["accuracy"], evaluation["loss"])
-        assert (float(row["plain_accuracy"]), float(row["plain_loss"])) == (evaluation["accuracy"], evaluation["loss"])
+        evaluation, about = (
+            read(done.results / row["run"] / "evaluation.json"),
+            read(done.results / row["run"] / "run.json"),
+        )
+        assert (int(row["n"]), float(row["accuracy"]), float(row["loss"])) == (
+            TEST_IMAGES,
+            evaluation["accuracy"],
+            evaluation["loss"],
+        )
+        assert (float(row["plain_accuracy"]), float(row["plain_loss"])) == (
+            evaluation["accuracy"],
+            evaluation["loss"],
+        )
         assert row["code_sha256"] == about["code_sha256"]
-        assert (row["learning_rate"], row["nodes"]) == (str(about["config"]["learning_rate"]), str(about["config"]["nodes"]))
+        assert (row["learning_rate"], row["nodes"]) == (
+            str(about["config"]["learning_rate"]),
+            str(about["config"]["nodes"]),
+        )
     curves = list(csv.DictReader((done.results / "curves.csv").open()))
-    assert [(row["run"], row["epoch"]) for row in curves] == [(run, epoch) for run in RUNS for epoch in "12"]
+    assert [(row["run"], row["epoch"]) for row in curves] == [
+        (run, epoch) for run in RUNS for epoch in "12"
+    ]
     for name in ("loss.svg", "accuracy.svg", "accuracy_by_axis.svg", "confusion.svg"):
         assert ElementTree.parse(done.results / name).getroot().tag.endswith("svg")
 
@@ -175,7 +229,14 @@ def test_one_file_is_built_alone(done) -> None:
 
 def test_a_changed_value_of_an_axis_retrains_the_runs_it_touches(done, config) -> None:
     config.write_text(CONFIG.replace("0.4", "0.3"))
-    assert done.jobs() == {"stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "plot": 1, "all": 1}
+    assert done.jobs() == {
+        "stage": 2,
+        "train": 2,
+        "evaluate": 2,
+        "aggregate": 1,
+        "plot": 1,
+        "all": 1,
+    }
 
 
 def test_a_changed_value_of_all_retrains_all(done, config) -> None:
@@ -184,7 +245,7 @@ def test_a_changed_value_of_all_retrains_all(done, config) -> None:
 
 
 def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
-    path = done.path / "workflow/scripts/ddp/batches.py"
+    path = done.path / "workflow/scripts/ddp/data/batches.py"
     text = path.read_text()
     try:
         path.write_text(text + "# a comment\n")
@@ -204,7 +265,11 @@ def test_training_stages_for_itself_and_gives_the_same_bits(done) -> None:
     models = [f"results/tiny/{run}/model.safetensors" for run in RUNS[:2]]
     done.run("--forcerun", "train", "--until", "train", "--", *models)
     assert {run: sha256(done.results / run / "model.safetensors") for run in RUNS[:2]} == before
-    statuses = [rank["data"]["status"] for run in RUNS[:2] for rank in read(done.results / run / "run.json")["ranks"]]
+    statuses = [
+        rank["data"]["status"]
+        for run in RUNS[:2]
+        for rank in read(done.results / run / "run.json")["ranks"]
+    ]
     assert statuses.count("fresh") == 1
     assert set(statuses) == {"fresh", "reused"}
     done.run()
@@ -215,31 +280,72 @@ def test_accuracy_depends_neither_on_processes_nor_on_batch_size(done, tmp_path)
     known = read(folder / "evaluation.json")
     for processes, batch_size in ((1, 500), (2, 500), (3, 7), (1, 1)):
         output = tmp_path / f"{processes}-{batch_size}.json"
-        done.program("evaluate", "--data", "results/data/digits", "--model", folder / "model.safetensors", "--device", "cpu",
-                     "--checkpoints", folder / "checkpoints", "--batch-size", batch_size, "--output", output,
-                     processes=processes)  # fmt: skip
+        done.program(
+            "evaluate",
+            "--data",
+            "results/data/digits",
+            "--model",
+            folder / "model.safetensors",
+            "--device",
+            "cpu",
+            "--checkpoints",
+            folder / "checkpoints",
+            "--batch-size",
+            batch_size,
+            "--output",
+            output,
+            processes=processes,
+        )
         found = read(output)
         assert found["n"] == TEST_IMAGES
         assert found["accuracy"] == known["accuracy"]
         assert found["confusion_matrix"] == known["confusion_matrix"]
-        assert [c["accuracy"] for c in found["checkpoints"]] == [c["accuracy"] for c in known["checkpoints"]]
+        assert [c["accuracy"] for c in found["checkpoints"]] == [
+            c["accuracy"] for c in known["checkpoints"]
+        ]
         assert found["loss"] == pytest.approx(known["loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "damage", "line"), [
-    ("evaluation.json", lambda text: text[:50], "evaluation.json is damaged"),
-    ("evaluation.json", lambda _: "[]", "evaluation.json is damaged, or not of this version (type)"),
-    ("run.json", lambda _: '{"git": null}', "run.json is damaged, or not of this version (required)"),
-    ("history.csv", lambda _: "", "history.csv is damaged"),
-    ("history.csv", lambda text: "".join(text.splitlines(True)[:-1]), "history.csv does not have the epochs 1 to 2; train the run again"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "damage", "line"),
+    [
+        ("evaluation.json", lambda text: text[:50], "evaluation.json is damaged"),
+        (
+            "evaluation.json",
+            lambda _: "[]",
+            "evaluation.json is damaged, or not of this version (type)",
+        ),
+        (
+            "run.json",
+            lambda _: '{"git": null}',
+            "run.json is damaged, or not of this version (required)",
+        ),
+        ("history.csv", lambda _: "", "history.csv is damaged"),
+        (
+            "history.csv",
+            lambda text: "".join(text.splitlines(True)[:-1]),
+            "history.csv does not have the epochs 1 to 2; train the run again",
+        ),
+    ],
+)
 def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> None:
     results = Path(shutil.copytree(done.results, tmp_path / "tiny"))
     path = results / RUNS[2] / name
     path.write_text(damage(path.read_text()))
     config = json.dumps(yaml.safe_load(CONFIG))
-    command = [sys.executable, "workflow/scripts/aggregate.py", "--config", config, "--results", results, "--output", tmp_path]
-    failed = subprocess.run(command, cwd=done.path, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "workflow/scripts/aggregate.py",
+        "--config",
+        config,
+        "--results",
+        results,
+        "--output",
+        tmp_path,
+    ]
+    failed = subprocess.run(
+        command, cwd=done.path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert failed.returncode == 1
     assert failed.stderr.count("\n") == 1
     # The path may be shortened, but not its end.
@@ -248,9 +354,23 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
 
 
 def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
-    done.program("plot", "--tables", done.results, "--config", json.dumps(yaml.safe_load(CONFIG)), "--output", tmp_path)
+    done.program(
+        "plot",
+        "--tables",
+        done.results,
+        "--config",
+        json.dumps(yaml.safe_load(CONFIG)),
+        "--output",
+        tmp_path,
+    )
     drawn = sorted(path.name for path in tmp_path.iterdir())
-    assert drawn == ["accuracy.svg", "accuracy_by_axis.svg", "confusion.svg", "loss.svg", "report.html"]
+    assert drawn == [
+        "accuracy.svg",
+        "accuracy_by_axis.svg",
+        "confusion.svg",
+        "loss.svg",
+        "report.html",
+    ]
     for name in drawn:
         assert sha256(tmp_path / name) == sha256(done.results / name)
 
@@ -258,7 +378,14 @@ def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
 def test_the_report_is_one_page_that_needs_no_network(done) -> None:
     page = (done.results / "report.html").read_text()
     # The result comes first, then the figure; everything else after.
-    order = ['class="result"', 'alt="accuracy"', "Mean over seeds", "Every run", "Confusion matrix", "Configuration"]
+    order = [
+        'class="result"',
+        'alt="accuracy"',
+        "Mean over seeds",
+        "Every run",
+        "Confusion matrix",
+        "Configuration",
+    ]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
     assert f"4 runs of 4 settings, {TEST_IMAGES} test images: accuracy " in page
     assert page.count('src="data:image/svg+xml;base64,') == 4

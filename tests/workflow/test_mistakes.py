@@ -11,15 +11,31 @@ import pytest
 
 MISTAKES = [
     (["learning_rat=0.1"], "config: learning_rat: unknown key; did you mean learning_rate?"),
-    (["nodes=[1,3]"], "config: global_batch_size: 250 does not divide among 3 processes (3 nodes x 1); use 249"),
+    (
+        ["nodes=[1,3]"],
+        "config: global_batch_size: 250 does not divide among 3 processes (3 nodes x 1); use 249",
+    ),
     (["epochs=0"], "config: epochs: 0 is too small; the least is 1"),
     (["seed=[]"], "config: seed: [] is too short; an axis needs at least one value"),
     (["dataset=cifar10"], 'config: dataset: "cifar10" is not a mapping of keys to values'),
-    (["experiment=my/experiment"], 'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit'),
+    (
+        ["experiment=my/experiment"],
+        'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit',
+    ),
     (["model=resnet19"], "config: model: resnet19 is neither airbench, "),
-    (["model=resnet18"], "config: optimizer: muon knows the filters of airbench and airbench96, not those of resnet18; use sgd or adamw"),
-    (["nproc_per_node=500", "global_batch_size=5000"], "config: nproc_per_node: 500 processes (1 x 500) on this machine's "),
-    (["dataset={archive: ~/no-such-file}"], "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path"),
+    (
+        ["model=resnet18"],
+        "config: optimizer: muon knows the filters of airbench and airbench96, not those of "
+        "resnet18; use sgd or adamw",
+    ),
+    (
+        ["nproc_per_node=500", "global_batch_size=5000"],
+        "config: nproc_per_node: 500 processes (1 x 500) on this machine's ",
+    ),
+    (
+        ["dataset={archive: ~/no-such-file}"],
+        "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path",
+    ),
     (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
 ]
 
@@ -47,7 +63,9 @@ def test_make_run_says_what_is_wrong_with_a_file_before_snakemake_reads_it(check
     if not (checkout.path / "pipe").exists():
         os.mkfifo(checkout.path / "pipe")
     check = [sys.executable, "workflow/scripts/check.py", name]
-    done = subprocess.run(check, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        check, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 1
     assert done.stderr.startswith(f"check: config: {name}")
     assert done.stderr.count("\n") == 1
@@ -62,7 +80,9 @@ def test_a_run_that_is_not_of_the_experiment(checkout) -> None:
 
 def test_a_gpu_that_is_not_there_fails_the_run_in_one_line(checkout, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = checkout.snakemake("--configfile", "config/digits.yaml", "--config", "device=cuda", "nodes=[1]", "seed=[0]")
+    done = checkout.snakemake(
+        "--configfile", "config/digits.yaml", "--config", "device=cuda", "nodes=[1]", "seed=[0]"
+    )
     assert done.returncode == 1
     assert "launch: device: cuda needs 1 GPUs, one per process; " in done.stdout
     assert "Traceback" not in done.stdout
@@ -70,9 +90,24 @@ def test_a_gpu_that_is_not_there_fails_the_run_in_one_line(checkout, monkeypatch
 
 
 def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
-    command = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "snakemake", "-n", "--quiet"]
+    command = [
+        "unshare",
+        "--net",
+        "--map-root-user",
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-n",
+        "--quiet",
+    ]
     done = subprocess.run(
-        command, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"}
+        command,
+        cwd=checkout.path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 0, done.stderr
 
@@ -82,7 +117,9 @@ def processes_in(folder: Path, program: str) -> list[Path]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if (path / "cwd").readlink() == folder and program.encode() in (path / "cmdline").read_bytes():
+            if (path / "cwd").readlink() == folder and program.encode() in (
+                path / "cmdline"
+            ).read_bytes():
                 found.append(path)
         except OSError:
             continue  # it has ended meanwhile
@@ -91,15 +128,31 @@ def processes_in(folder: Path, program: str) -> list[Path]:
 
 def test_training_does_not_outlive_a_killed_snakemake(checkout) -> None:
     """It would go on writing into the folder into which the next Snakemake's training writes."""
-    command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--configfile", "config/digits.yaml",
-               "--config", "epochs=100000", "nodes=[2]", "seed=[0]", "experiment=killed"]  # fmt: skip
-    snakemake = subprocess.Popen(command, cwd=checkout.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--profile",
+        "profiles/local",
+        "--configfile",
+        "config/digits.yaml",
+        "--config",
+        "epochs=100000",
+        "nodes=[2]",
+        "seed=[0]",
+        "experiment=killed",
+    ]
+    snakemake = subprocess.Popen(
+        command, cwd=checkout.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 100
     while not (checkout.path / "results/killed/nodes~2_seed~0/history.csv").exists():
         assert time.monotonic() < deadline
         assert snakemake.poll() is None
         time.sleep(0.2)
-    assert len(processes_in(checkout.path, "train.py")) == 7  # launch, two agents, two ranks, and what watches over each
+    assert (
+        len(processes_in(checkout.path, "train.py")) == 7
+    )  # launch, two agents, two ranks, and what watches over each
     os.kill(snakemake.pid, signal.SIGKILL)
     snakemake.wait()
     while processes_in(checkout.path, "train.py"):

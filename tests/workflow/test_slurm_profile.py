@@ -10,8 +10,12 @@ import pytest
 from checkout import Checkout
 
 
-def without_slurm(checkout: Checkout, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Snakemake with the profile, where none of Slurm's commands are on PATH, installed on this machine or not."""
+def without_slurm(
+    checkout: Checkout, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Snakemake with the profile, where none of Slurm's commands are on PATH, installed on this
+    machine or not.
+    """
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     for tool in ("bash", "git", "which"):
@@ -19,9 +23,19 @@ def without_slurm(checkout: Checkout, folder: Path, *arguments: str) -> subproce
             (tools / tool).symlink_to(f"/usr/bin/{tool}")
     python, *snakemake = checkout.command[: checkout.command.index("--profile")]
     command = [python, *snakemake, "--profile", "profiles/slurm", *arguments]
-    environment = checkout.environment | {"PATH": os.pathsep.join([str(tools), str(Path(python).parent)])}
-    return subprocess.run(command, cwd=checkout.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=120, check=False)  # fmt: skip
+    environment = checkout.environment | {
+        "PATH": os.pathsep.join([str(tools), str(Path(python).parent)])
+    }
+    return subprocess.run(
+        command,
+        cwd=checkout.path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def resources(said: str, rule: str) -> str:
@@ -30,17 +44,33 @@ def resources(said: str, rule: str) -> str:
     return found[1]
 
 
-def test_a_dry_run_needs_no_slurm_and_shows_what_jobs_ask_for(checkout: Checkout, tmp_path: Path) -> None:
-    done = without_slurm(checkout, tmp_path, "-n", "--config", "nodes=4", "nproc_per_node=2", "global_batch_size=512", "device=cuda")
+def test_a_dry_run_needs_no_slurm_and_shows_what_jobs_ask_for(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    done = without_slurm(
+        checkout,
+        tmp_path,
+        "-n",
+        "--config",
+        "nodes=4",
+        "nproc_per_node=2",
+        "global_batch_size=512",
+        "device=cuda",
+    )
     assert done.returncode == 0, done.stdout
     for rule in ("stage", "train"):
-        assert "nodes=4, tasks=4, mpi=srun, cpus_per_task=8, gres=gpu:2, tasks_per_gpu=0" in resources(done.stdout, rule)
+        assert (
+            "nodes=4, tasks=4, mpi=srun, cpus_per_task=8, gres=gpu:2, tasks_per_gpu=0"
+            in resources(done.stdout, rule)
+        )
     assert "nodes=1, tasks=1, cpus_per_task=4, gres=gpu:1" in resources(done.stdout, "evaluate")
     assert "--transport auto" in done.stdout
 
 
 def test_a_site_s_profile_lies_over_it(checkout: Checkout, tmp_path: Path) -> None:
-    done = without_slurm(checkout, tmp_path, "--profile", "profiles/example-site", "-n", "--config", "nodes=[2]")
+    done = without_slurm(
+        checkout, tmp_path, "--profile", "profiles/example-site", "-n", "--config", "nodes=[2]"
+    )
     assert done.returncode == 0, done.stdout
     for rule in ("stage", "train", "evaluate"):
         assert "slurm_partition=main, slurm_account=users" in resources(done.stdout, rule)
@@ -52,14 +82,17 @@ def test_without_slurm_a_run_is_refused_in_one_line(checkout: Checkout, tmp_path
     done = without_slurm(checkout, tmp_path)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == (
-        "slurm: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local"
+        "slurm: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use "
+        "profiles/local"
     )
     assert "Traceback" not in done.stdout
 
 
 @pytest.mark.parametrize("profile", ["local", "slurm", "example-site"])
 def test_every_key_of_a_profile_has_its_reason(profile: str) -> None:
-    lines = (Path(__file__).parents[2] / "profiles" / profile / "config.yaml").read_text().splitlines()
+    lines = (
+        (Path(__file__).parents[2] / "profiles" / profile / "config.yaml").read_text().splitlines()
+    )
     keys = [number for number, line in enumerate(lines) if re.match(r"[a-z]", line)]
     assert keys
     assert all(lines[number - 1].startswith("#") for number in keys)

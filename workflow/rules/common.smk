@@ -1,23 +1,29 @@
-"""In: the configuration. Out: EXPERIMENT, its runs checked and named, and the few helpers that the rules share."""
+"""In: the configuration. Out: EXPERIMENT with its checked and named runs, and what the rules share."""
 
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
-# As seen from the working directory, so that moving the checkout changes no rule's parameters and reruns nothing.
+# Relative to the working directory: moving the checkout changes no rule's parameters and reruns
+# nothing.
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
-sys.path.insert(0, os.path.abspath(SCRIPTS))
+sys.path += [
+    os.path.abspath(SCRIPTS),
+    str(Path(workflow.basedir) / "workflow" / "rules"),
+]
 
-from ddp import session
-from ddp.config import Experiment
-from ddp.errors import Refusal
-from ddp.job_size import EVALUATE_CPUS, evaluation_size, training_size
-from ddp.provenance import code_sha256
-from ddp.schema import read_config, with_types
+from ddp.base.errors import Refusal
+from ddp.base.provenance import code_sha256
+from ddp.data.datasets import DATASETS
+from ddp.experiment import job_size
+from ddp.experiment.config import Experiment
+from ddp.experiment.schema import read_config, with_types
+from ddp.schedulers import registry
+from session import Session
 
-# The programs run on the Python that runs Snakemake, activated or not; a conda environment still goes before it.
+# The programs run on the Python that runs Snakemake, activated or not; a conda environment still
+# comes first.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
 )
@@ -26,14 +32,13 @@ try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
     EXPERIMENT = Experiment.from_config(with_types(config))
-    SESSION = session.Session(workflow, EXPERIMENT)
+    SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
 except Refusal as refusal:
     sys.exit(str(refusal))
 
 
-# How this site gets its data, where it stages them, what starts its ranks and how often they save. The rules take these as resources,
-# which are what a site has: as parameters, a change would retrain what it cannot change.
+# A site's own settings are resources, not parameters: if they change, nothing is trained again.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
 LAUNCHER = EXPERIMENT.config["launcher"]
 RESUME = {
@@ -54,23 +59,25 @@ ORIGIN = shlex.join(
 
 
 def transport(wildcards):
-    """How `launch` reaches the nodes: as Snakemake does. Not a profile's affair, where a second profile would override it unseen."""
-    # A job's rule is run by a Snakemake of its own, whose executor may be any; a dry run does not know what it stands for, and
-    # the command that it shows finds out where it is run.
-    if workflow.remote_exec and os.getenv("SLURM_JOB_ID"):
-        return "srun"
-    return {"slurm": "srun", "dryrun": "auto"}.get(
-        workflow.executor_plugin.name, "local"
-    )
+    """How `launch` reaches the nodes; not a profile's key, which a second profile would override."""
+    # Inside a job, Snakemake's executor may be any, and a dry run does not know which scheduler
+    # will run the job: there `auto` lets the command find out where it runs.
+    executor = workflow.executor_plugin.name
+    if executor == "dryrun":
+        return "auto"
+    if workflow.remote_exec:
+        return registry.active(os.environ).transport
+    return getattr(registry.of_executor(executor), "transport", registry.LOCAL)
 
 
 def sized_by(size):
     """A job's resources, from a function of its run."""
 
     def resource(name):
-        return lambda wildcards: size(run_of(wildcards))[name]
+        return lambda wildcards: registry.resources(size(run_of(wildcards)))[name]
 
-    return {name: resource(name) for name in size(next(iter(EXPERIMENT.runs.values())))}
+    example = next(iter(EXPERIMENT.runs.values()))
+    return {name: resource(name) for name in registry.resources(size(example))}
 
 
 onstart:
@@ -99,7 +106,7 @@ def data_of(wildcards):
 
 
 def geometry_of(wildcards):
-    """A run's geometry as options of `launch`."""
+    """A run's geometry as options of `launch`, which passes it on to the program."""
     run = run_of(wildcards)
     cpus = (
         "" if run.cpus_per_proc == "auto" else f" --cpus-per-proc {run.cpus_per_proc}"
@@ -108,14 +115,12 @@ def geometry_of(wildcards):
 
 
 def cpus_of(wildcards):
-    """The CPUs of a run's processes on this machine; all there are for `auto`."""
-    run = run_of(wildcards)
-    if run.cpus_per_proc == "auto":
-        return workflow.resource_settings.cores or 1
-    return run.world_size * run.cpus_per_proc
+    """The CPUs of a run's processes on this machine."""
+    cores = workflow.resource_settings.cores or 1
+    return job_size.cpus_on_one_machine(run_of(wildcards), cores)
 
 
 wildcard_constraints:
     experiment=EXPERIMENT.name,
     run=EXPERIMENT.name_pattern,
-    dataset="cifar10|cifar100|digits",
+    dataset="|".join(DATASETS),

@@ -1,4 +1,4 @@
-"""In: the configuration. Out: results/data/<dataset>/, the arrays and the manifest that vouches for them."""
+"""In: the configuration. Out: results/data/<dataset>/, the arrays and their manifest."""
 
 
 rule fetch:

@@ -1,4 +1,4 @@
-"""In: a run's weights and checkpoints, and the test images. Out: evaluation.json, every test image counted once."""
+"""In: a run's weights and checkpoints, and the test images. Out: evaluation.json."""
 
 
 rule evaluate:
@@ -12,9 +12,9 @@ rule evaluate:
         "results/{experiment}/{run}/evaluate.log",
     conda:
         "../envs/ddp.yaml"
-    threads: EVALUATE_CPUS
+    threads: job_size.EVALUATE_CPUS
     resources:
-        **sized_by(evaluation_size),
+        **sized_by(job_size.evaluation_size),
         runtime=30,
     params:
         evaluate=f"{SCRIPTS}/evaluate.py",

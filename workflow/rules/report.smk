@@ -1,4 +1,4 @@
-"""In: the files of all runs. Out, for the experiment: summary.csv, curves.csv, confusion.csv, the figures, and report.html."""
+"""In: the files of all runs. Out: the experiment's tables, figures and report.html."""
 
 
 rule aggregate:

@@ -1,4 +1,4 @@
-"""In: a data set's manifest. Out, for a run: staging.json, the weights and checkpoints, history.csv and run.json.
+"""In: a data set's manifest. Out: staging.json, and a run's weights, checkpoints, history.csv and run.json.
 
 `stage` and `train` form a group: one job, one allocation, so that what is staged is where the training runs.
 """
@@ -16,7 +16,7 @@ rule stage:
     conda:
         "../envs/ddp.yaml"
     resources:
-        **sized_by(training_size),
+        **sized_by(job_size.training_size),
         runtime=10,
         transport=transport,
         scratch=SCRATCH,
@@ -48,7 +48,7 @@ rule train:
         "../envs/ddp.yaml"
     threads: cpus_of
     resources:
-        **sized_by(training_size),
+        **sized_by(job_size.training_size),
         runtime=120,
         transport=transport,
         launcher=LAUNCHER,
@@ -66,6 +66,6 @@ rule train:
     shell:
         "python {params.launch:q} --transport {resources.transport} --launcher {resources.launcher}"
         " --end-with-parent --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
-        " --log {log:q} --logs {params.results:q}/logs --state {params.results:q}/state --"
+        " --log {log:q} --rank-logs {params.results:q}/logs --state {params.results:q}/state --"
         " {params.train:q} --run {params.changes:q} --data {params.data:q}"
         " --scratch {resources.scratch} --output {params.results:q} {resources.saving}"

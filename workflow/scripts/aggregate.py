@@ -1,4 +1,6 @@
-"""Put an experiment's runs into tables: summary.csv, a row per run; curves.csv, a row per run and epoch; confusion.csv, the confusion
+"""Make the tables of an experiment.
+
+summary.csv has one row per run, curves.csv one per run and epoch, and confusion.csv the confusion
 matrix of the most accurate run.
 """
 
@@ -8,35 +10,53 @@ from typing import Any
 
 import pandas as pd
 
-from ddp import atomic
-from ddp.config import Experiment
-from ddp.errors import Refusal, told_in_one_line
-from ddp.history import read_history
-from ddp.results import read_about, read_evaluation, spreadsheet_text
-from ddp.tables import read_table
+from ddp.base import atomic
+from ddp.base.errors import Refusal, told_in_one_line
+from ddp.experiment.config import Experiment
+from ddp.reporting.history import read_history
+from ddp.reporting.results import read_about, read_evaluation, spreadsheet_text
+from ddp.reporting.tables import read_table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", required=True, help="the configuration as a JSON object")
-    parser.add_argument("--results", type=Path, required=True, help="folder of the experiment's results")
-    parser.add_argument("--missing", type=Path, metavar="FILE", help="table of runs to leave out, because they failed")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder for the tables")
+    parser.add_argument(
+        "--results", type=Path, required=True, help="folder of the experiment's results"
+    )
+    parser.add_argument(
+        "--missing",
+        type=Path,
+        metavar="FILE",
+        help="table of runs to leave out, because they failed",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="folder for the tables"
+    )
     args = parser.parse_args()
     with told_in_one_line("aggregate"):
         experiment = Experiment.from_json(args.config)
-        left_out = set(read_table(args.missing, "missing", experiment)["run"]) if args.missing else set()
+        left_out = (
+            set(read_table(args.missing, "missing", experiment)["run"]) if args.missing else set()
+        )
         names = [name for name in experiment.runs if name not in left_out]
-        summary, curves = zip(*(read_run(experiment, name, args.results / name) for name in names), strict=True)
+        summary, curves = zip(
+            *(read_run(experiment, name, args.results / name) for name in names), strict=True
+        )
         table = pd.DataFrame(list(summary))
         best = str(table["run"].iloc[int(table["accuracy"].argmax())])
         write(table, args.output / "summary.csv")
         write(pd.concat(curves), args.output / "curves.csv")
-        write(confusion(best, read_evaluation(args.results / best / "evaluation.json")), args.output / "confusion.csv")
+        write(
+            confusion(best, read_evaluation(args.results / best / "evaluation.json")),
+            args.output / "confusion.csv",
+        )
 
 
 def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
-    """A run's confusion matrix, a row per pair of classes."""
+    """A run's confusion matrix, one row per pair of classes."""
     rows = [
         {"run": run, "true_class": true, "predicted_class": predicted, "images": images}
         for true, row in enumerate(evaluation["confusion_matrix"])
@@ -45,7 +65,9 @@ def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def read_run(experiment: Experiment, name: str, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def read_run(
+    experiment: Experiment, name: str, folder: Path
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """A run's row of the summary, and its curves.
 
     Raises:
@@ -54,19 +76,30 @@ def read_run(experiment: Experiment, name: str, folder: Path) -> tuple[dict[str,
     run = experiment.runs[name]
     history = pd.DataFrame(read_history(folder / "history.csv", run.epochs))
     try:
-        evaluation, about = read_evaluation(folder / "evaluation.json"), read_about(folder / "run.json")
+        evaluation, about = (
+            read_evaluation(folder / "evaluation.json"),
+            read_about(folder / "run.json"),
+        )
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; run snakemake again") from None
     if evaluation["data_sha256"] != about["data_sha256"] or evaluation["dataset"] != run.dataset:
-        raise Refusal(f"{folder}: the evaluation and the training are of other data; delete evaluation.json and run snakemake again")
+        raise Refusal(
+            f"{folder}: evaluation and training used different data; delete evaluation.json "
+            "and run snakemake again"
+        )
     if any(checkpoint["epoch"] > run.epochs for checkpoint in evaluation["checkpoints"]):
-        raise Refusal(f"{folder}/evaluation.json has later epochs than the run; delete it and run snakemake again")
+        raise Refusal(
+            f"{folder}/evaluation.json has later epochs than the run; delete it and run snakemake "
+            "again"
+        )
     axes = experiment.axis_values(name)
     return axes | summary_row(evaluation, about, history), run_curves(axes, evaluation, history)
 
 
-def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.DataFrame) -> dict[str, Any]:
-    """One run: test metrics, speed, and what it was made of. `images_per_second` is the mean over its epochs."""
+def summary_row(
+    evaluation: dict[str, Any], about: dict[str, Any], history: pd.DataFrame
+) -> dict[str, Any]:
+    """One run: test metrics, mean images_per_second over its epochs, and provenance."""
     return {
         "n": evaluation["n"],
         "views": evaluation["views"],
@@ -83,8 +116,10 @@ def summary_row(evaluation: dict[str, Any], about: dict[str, Any], history: pd.D
     }
 
 
-def run_curves(axes: dict[str, Any], evaluation: dict[str, Any], history: pd.DataFrame) -> pd.DataFrame:
-    """One run's axes and history with, for the kept epochs, loss and accuracy on the test images."""
+def run_curves(
+    axes: dict[str, Any], evaluation: dict[str, Any], history: pd.DataFrame
+) -> pd.DataFrame:
+    """One run's axes and history, with test loss and accuracy for the kept epochs."""
     kept = pd.DataFrame(evaluation["checkpoints"], columns=["epoch", "loss", "accuracy"])
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     curves = history.merge(kept, on="epoch", how="left", validate="one_to_one")
@@ -95,7 +130,9 @@ def run_curves(axes: dict[str, Any], evaluation: dict[str, Any], history: pd.Dat
 
 def write(table: pd.DataFrame, path: Path) -> None:
     for column in table.select_dtypes(include=["object", "string"]):
-        table[column] = [spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in table[column]]
+        table[column] = [
+            spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in table[column]
+        ]
     with atomic.replacing(path) as temporary:
         table.to_csv(temporary, index=False)
 

@@ -1,18 +1,20 @@
-"""Check an experiment's file, and say what it stands for or what is wrong with it, in one line.
+"""Check an experiment's file; print in one line what it stands for, or what is wrong with it.
 
-A dry run does the same and more; but Snakemake reads the file first, and of one that it cannot read it shows a traceback.
+A dry run checks more, but Snakemake reads the file first, and shows a traceback if it cannot.
 """
 
 import argparse
 from pathlib import Path
 
-from ddp.config import Experiment
-from ddp.errors import told_in_one_line
-from ddp.schema import read_config, with_types
+from ddp.base.errors import told_in_one_line
+from ddp.experiment.config import Experiment
+from ddp.experiment.schema import read_config, with_types
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file
     with told_in_one_line("check"):

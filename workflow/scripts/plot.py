@@ -1,7 +1,8 @@
-"""Draw an experiment's tables: loss.svg and accuracy.svg by epoch, accuracy_by_axis.svg, confusion.svg, and report.html with all of it.
+"""Draw an experiment's tables: loss.svg, accuracy.svg, accuracy_by_axis.svg, confusion.svg,
+report.html.
 
-Colour shows the axis with the most values, a panel each combination of the others; seeds are averaged, with a band
-(validation) or a bar (test) from the lowest to the highest.
+Colour shows the axis with the most values; each combination of the others has a panel. Seeds are
+averaged, and a band (validation) or a bar (test) shows their range.
 """
 
 import argparse
@@ -14,16 +15,23 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+    ScalarFormatter,
+)
 
-from ddp import atomic, page
-from ddp.config import Experiment
-from ddp.datasets import DATASETS
-from ddp.errors import told_in_one_line
-from ddp.results import VIEWS
-from ddp.tables import read_table
+from ddp.base import atomic
+from ddp.base.errors import told_in_one_line
+from ddp.data.datasets import DATASETS
+from ddp.experiment.config import Experiment
+from ddp.reporting import page
+from ddp.reporting.results import VIEWS
+from ddp.reporting.tables import read_table
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# Okabe and Ito's colours, for any colour vision.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
@@ -34,51 +42,90 @@ STYLE: dict[Any, Any] = {
     "font.size": 11,
     "grid.alpha": 0.25,
     "legend.frameon": False,
-    # With these the same table gives the same bytes.
+    # With these settings the same table gives the same bytes.
     "svg.hashsalt": "ddp",
 }
-# How each column of curves.csv is drawn, and what it is called in the legend.
+# Style and legend of each column of curves.csv.
 SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("training", {"linestyle": ":"}),
     "val": ("validation", {"linestyle": "-"}),
     "test": ("test", {"linestyle": "none", "marker": "o"}),
 }
-# A curve of one epoch is a point, which a line does not show.
-ONE_EPOCH: dict[str, dict[str, Any]] = {"train": {"marker": "^"}, "val": {"marker": "s"}, "test": {}}
+# A curve of one epoch is a point, which a line would not show.
+ONE_EPOCH: dict[str, dict[str, Any]] = {
+    "train": {"marker": "^"},
+    "val": {"marker": "s"},
+    "test": {},
+}
 PANEL_COLUMNS = 3
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
-WIDE = 8  # ratio of an axis' largest value to its smallest from which on it is drawn logarithmically
+WIDE = (
+    8  # ratio of an axis' largest value to its smallest from which on it is drawn logarithmically
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, required=True, metavar="FOLDER", help="folder with the tables that aggregate.py writes")
-    parser.add_argument("--config", required=True, help="the experiment's configuration as a JSON object")
-    parser.add_argument("--missing", type=Path, metavar="FILE", help="table of runs that the tables lack, with reasons")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder for the figures and report.html")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder with the tables that aggregate.py writes",
+    )
+    parser.add_argument(
+        "--config", required=True, help="the experiment's configuration as a JSON object"
+    )
+    parser.add_argument(
+        "--missing",
+        type=Path,
+        metavar="FILE",
+        help="table of runs that the tables lack, with reasons",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for the figures and report.html",
+    )
     args = parser.parse_args()
     with told_in_one_line("plot"):
         experiment = Experiment.from_json(args.config)
         summary, curves, confused = (
-            read_table(args.tables / f"{name}.csv", name, experiment) for name in ("summary", "curves", "confusion")
+            read_table(args.tables / f"{name}.csv", name, experiment)
+            for name in ("summary", "curves", "confusion")
         )
         missing = read_table(args.missing, "missing", experiment) if args.missing else None
         settings = [axis for axis in experiment.axes if axis != "seed"]
-        title = experiment.name + (f" (partial: {len(missing)} runs are missing)" if missing is not None else "")
-        figures = {metric: draw(curves, summary, settings, metric, title) for metric in ("accuracy", "loss")}
+        title = experiment.name + (
+            f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
+        )
+        figures = {
+            metric: draw(curves, summary, settings, metric, title)
+            for metric in ("accuracy", "loss")
+        }
         if experiment.numeric_axes:
-            figures["accuracy_by_axis"] = draw_axes(summary, settings, experiment.numeric_axes, title)
+            figures["accuracy_by_axis"] = draw_axes(
+                summary, settings, experiment.numeric_axes, title
+            )
         figures["confusion"] = draw_confusion(confused, experiment)
         paths = {name: args.output / f"{name}.svg" for name in figures}
         for name, figure in figures.items():
             with atomic.replacing(paths[name]) as temporary, mpl.rc_context(STYLE):
                 figure.savefig(temporary, format="svg", metadata={"Date": None})
         images = {name: path.read_bytes() for name, path in paths.items()}
-        atomic.write_text(args.output / "report.html", page.report(experiment, summary, settings, missing, images))
+        atomic.write_text(
+            args.output / "report.html", page.report(experiment, summary, settings, missing, images)
+        )
 
 
-def draw(curves: pd.DataFrame, summary: pd.DataFrame, settings: list[str], metric: str, title: str) -> Figure:
-    """A figure of one metric by epoch: a panel per combination of the settings that colour does not show."""
+def draw(
+    curves: pd.DataFrame, summary: pd.DataFrame, settings: list[str], metric: str, title: str
+) -> Figure:
+    """A figure of one metric by epoch, with a panel per combination of the other settings."""
     with mpl.rc_context(STYLE):
         hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
         others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
@@ -86,8 +133,16 @@ def draw(curves: pd.DataFrame, summary: pd.DataFrame, settings: list[str], metri
         figure, grid = panel_grid(len(panels), sharex=True)
         for axes, (values, panel) in zip(grid.flat, panels, strict=False):
             draw_panel(axes, panel, summary[summary["run"].isin(panel["run"])], hue, metric)
-            axes.set_title("  ".join(f"{axis} {value}" for axis, value in zip(others, values, strict=True)), fontsize=11)
-        finish(figure, grid, len(panels), f"{title}: {metric} by epoch{spread_words(summary, settings)}")
+            axes.set_title(
+                "  ".join(f"{axis} {value}" for axis, value in zip(others, values, strict=True)),
+                fontsize=11,
+            )
+        finish(
+            figure,
+            grid,
+            len(panels),
+            f"{title}: {metric} by epoch{spread_words(summary, settings)}",
+        )
         return figure
 
 
@@ -95,48 +150,91 @@ def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
     columns = min(panels, PANEL_COLUMNS)
     rows = -(-panels // columns)
     size = (3.6 + 4.4 * columns, 0.9 + 3.6 * rows)
-    return plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=sharex, sharey=True, layout="constrained")
+    return plt.subplots(
+        rows, columns, figsize=size, squeeze=False, sharex=sharex, sharey=True, layout="constrained"
+    )
 
 
 def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
     for unused in grid.flat[panels:]:
         unused.set_visible(False)
     figure.suptitle(title, x=0.02, ha="left", fontweight="bold")
-    labelled = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labelled = {
+        label: handle
+        for axes in grid.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
 
 
-def draw_panel(axes: Axes, panel: pd.DataFrame, summary: pd.DataFrame, hue: str | None, metric: str) -> None:
+def draw_panel(
+    axes: Axes, panel: pd.DataFrame, summary: pd.DataFrame, hue: str | None, metric: str
+) -> None:
     groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
-    markers: dict[str, dict[str, Any]] = ONE_EPOCH if panel["epoch"].nunique() == 1 else {split: {} for split in SPLITS}
+    markers: dict[str, dict[str, Any]] = (
+        ONE_EPOCH if panel["epoch"].nunique() == 1 else {split: {} for split in SPLITS}
+    )
     views = [name for name in summary["views"].unique() if name != "plain"]
     for number, (value, group) in enumerate(groups):
         colour = colour_of(number, len(groups))
         axes.plot([], [], color=colour, linewidth=3, label=f"{hue} {value}" if hue else "all runs")
         for split, (_, style) in SPLITS.items():
-            by_epoch = group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
+            by_epoch = (
+                group.groupby("epoch")[f"{split}_{metric}"].agg(["mean", "min", "max"]).dropna()
+            )
             axes.plot(by_epoch.index, by_epoch["mean"], color=colour, **style, **markers[split])
             if split == "test":
                 axes.vlines(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour)
             if split == "val":
-                axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(
+                    by_epoch.index,
+                    by_epoch["min"],
+                    by_epoch["max"],
+                    color=colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
         if views:
             final = summary[summary["run"].isin(group["run"])][metric]
-            axes.plot([group["epoch"].max()], [final.mean()], color=colour, marker="*", markersize=11, linestyle="none")
+            axes.plot(
+                [group["epoch"].max()],
+                [final.mean()],
+                color=colour,
+                marker="*",
+                markersize=11,
+                linestyle="none",
+            )
     for split, (name, style) in SPLITS.items():
         if panel[f"{split}_{metric}"].notna().any():
-            axes.plot([], [], color="grey", label=f"{name}, one view" if split == "test" and views else name, **style, **markers[split])
+            axes.plot(
+                [],
+                [],
+                color="grey",
+                label=f"{name}, one view" if split == "test" and views else name,
+                **style,
+                **markers[split],
+            )
     for name in views:
-        axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*", markersize=11, linestyle="none")
+        axes.plot(
+            [],
+            [],
+            color="grey",
+            label=f"test, {VIEWS.get(name, name)}",
+            marker="*",
+            markersize=11,
+            linestyle="none",
+        )
     axes.set_xlabel("epoch")
     axes.set_ylabel("accuracy" if metric == "accuracy" else "cross-entropy (nats)")
-    axes.xaxis.set_major_locator(FixedLocator([panel["epoch"].max()]) if markers is ONE_EPOCH else MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(
+        FixedLocator([panel["epoch"].max()]) if markers is ONE_EPOCH else MaxNLocator(integer=True)
+    )
     if metric == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], title: str) -> Figure:
-    """Test accuracy against each numeric axis, a line per combination of the other settings, seeds averaged."""
+    """Test accuracy against each numeric axis, one line per combination of the other settings."""
     with mpl.rc_context(STYLE):
         figure, grid = panel_grid(len(numeric), sharex=False)
         for axes, axis in zip(grid.flat, numeric, strict=False):
@@ -145,8 +243,19 @@ def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], ti
             for number, (setting, group) in enumerate(groups):
                 by_value = group.groupby(axis)["accuracy"].agg(["mean", "min", "max"])
                 colour = colour_of(number, len(groups))
-                label = "  ".join(f"{name} {value}" for name, value in zip(others, setting, strict=True)) or "all runs"
-                axes.plot(by_value.index, by_value["mean"], color=colour, marker="o", label=label if len(groups) <= len(PALETTE) else None)
+                label = (
+                    "  ".join(
+                        f"{name} {value}" for name, value in zip(others, setting, strict=True)
+                    )
+                    or "all runs"
+                )
+                axes.plot(
+                    by_value.index,
+                    by_value["mean"],
+                    color=colour,
+                    marker="o",
+                    label=label if len(groups) <= len(PALETTE) else None,
+                )
                 axes.vlines(by_value.index, by_value["min"], by_value["max"], color=colour)
             values = sorted(map(float, summary[axis].unique()))
             if min(values) > 0 and max(values) / min(values) >= WIDE:
@@ -157,15 +266,22 @@ def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], ti
             axes.set_xlabel(axis)
             axes.set_ylabel(f"test accuracy, {page.views_of(summary)}")
             axes.yaxis.set_major_formatter(PercentFormatter(1))
-        finish(figure, grid, len(numeric), f"{title}: accuracy by setting{spread_words(summary, settings)}")
+        finish(
+            figure,
+            grid,
+            len(numeric),
+            f"{title}: accuracy by setting{spread_words(summary, settings)}",
+        )
         return figure
 
 
 def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
-    """The confusion matrix of one run, each row's share of its class as colour."""
+    """The confusion matrix of one run; colour is the share of the true class."""
     run = str(confused["run"].iloc[0])
     names = DATASETS[experiment.runs[run].dataset].class_names
-    matrix = confused.pivot(index="true_class", columns="predicted_class", values="images").to_numpy()
+    matrix = confused.pivot(
+        index="true_class", columns="predicted_class", values="images"
+    ).to_numpy()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     classes = len(matrix)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
@@ -174,19 +290,33 @@ def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
         if classes <= MOST_NUMBERS:
             for (row, column), images in np.ndenumerate(matrix):
                 colour = "white" if share[row, column] > 0.5 else "#222"
-                axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center", fontsize=9, color=colour)
+                axes.text(
+                    column,
+                    row,
+                    f"{images:.0f}" if images else "",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color=colour,
+                )
             labels = names or tuple(map(str, range(classes)))
             axes.set_xticks(range(classes), labels, rotation=45, ha="right")
             axes.set_yticks(range(classes), labels)
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
-        figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class", shrink=0.8)
+        figure.colorbar(
+            picture, format=PercentFormatter(1), label="share of the true class", shrink=0.8
+        )
         figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
         return figure
 
 
 def colour_of(number: int, groups: int) -> Any:
-    return PALETTE[number] if groups <= len(PALETTE) else plt.get_cmap("viridis")(number / (groups - 1))
+    return (
+        PALETTE[number]
+        if groups <= len(PALETTE)
+        else plt.get_cmap("viridis")(number / (groups - 1))
+    )
 
 
 def spread_words(summary: pd.DataFrame, settings: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Run one rank, or one node's program: keep its log, and tell `launch` how it ended if it did not end well.
+"""Run one rank, or one node's program: keep its log, and tell `launch` how it ended if it failed.
 
-Whatever launcher started this, it stands between the launcher and the program. A rank that is killed cannot say so itself, and
-launchers know no more than that some process failed.
+Every launcher starts this instead of the program. A killed rank cannot report anything itself,
+and launchers only know that some process failed.
 """
 
 import argparse
@@ -14,57 +14,70 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from ddp.agents import Command, Output, log_file, run_all
-from ddp.endings import Ending, how, last_words, send
-from ddp.errors import os_error_line
-from ddp.lifetime import end_with_parent
+from ddp.base.environment import Environment
+from ddp.base.errors import os_error_line
+from ddp.base.processes import end_with_parent, how, last_words
+from ddp.launching.agents import Output, log_file, run_all
+from ddp.launching.endings import Ending, send
+from ddp.schedulers.base import Command
 
-# Seconds from SIGTERM to SIGKILL, so that all is over before torchrun, which gives 30, kills us.
+# Seconds from SIGTERM to SIGKILL: all is over before torchrun, which gives 30, kills us.
 GRACE = 25
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logs", type=Path, help="folder for a log of each rank's")
-    # Not after `--`, which accelerate takes away.
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="Python program and its arguments")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rank-logs", type=Path, metavar="FOLDER", help="for one log per rank")
+    # Not after `--`, which accelerate removes.
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="Python program and arguments")
     args = parser.parse_args()
     # torchrun gives ranks a session of their own, in which they would outlive it.
     end_with_parent(signal.SIGTERM)
-    number = os.environ.get("RANK")
-    name = f"rank={number}" if number is not None else f"node={os.environ['NODE_RANK']}"
+    rank, node = os.environ.get("RANK"), Environment.read().node_rank
+    name = f"rank={rank}" if rank is not None else f"node={node}"
     who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
     try:
-        status = supervise(args.program, args.logs / f"{name}.log" if args.logs else None, who)
+        log = args.rank_logs / f"{name}.log" if args.rank_logs else None
+        status = supervise(args.program, log, who, node)
     except OSError as error:
         send(Ending(who, "was not started", time.time(), (os_error_line(error),)).record())
         status = 1
     sys.exit(status)
 
 
-def supervise(program: list[str], log: Path | None, who: str) -> int:
-    """Run the program to its end; returns its status, 1 if it was killed."""
+def supervise(program: list[str], log: Path | None, who: str, node: int | None) -> int:
+    """Run the program to its end.
+
+    Returns:
+        Its status; 1 if it was killed.
+    """
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
-    # In memory: a node's full /tmp takes nothing from it, and a killed process leaves nothing there.
+    # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
     with os.fdopen(os.memfd_create("report"), "r") as result:
         with log_file(log or Path(os.devnull), "w") as sink:
-            # Where it has a log of its own, what it says of its troubles stays out of everybody's.
+            # A rank's errors go to its own log if there is one, not to everybody's.
             output = Output(sink, sink, show_errors=not log)
-            environment = {"NODE_REPORT": f"/dev/fd/{result.fileno()}"}
-            outcome = run_all([Command((sys.executable, *program), environment, pass_fds=(result.fileno(),))], output, GRACE)
+            contract = Environment(report=Path(f"/dev/fd/{result.fileno()}"))
+            command = Command(
+                (sys.executable, *program), contract.variables(), pass_fds=(result.fileno(),)
+            )
+            outcome = run_all([command], output, GRACE)
         report = read_report(result)
-        # One that ends because we are to end has nothing to say, but what it has saved.
+        # A program that ends because we are told to end only tells what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)
-            send(Ending(who, how(outcome.status), time.time(), words, str(log or ""), report).record())
+            ended = Ending(who, how(outcome.status), time.time(), words, str(log or ""), report)
+            send(ended.record())
         elif outcome.good and report:
-            send({"result": {"node_rank": int(os.environ["NODE_RANK"])} | report})
+            send({"result": {"node_rank": node} | report})
     return 0 if outcome.good else max(1, outcome.status)
 
 
 def read_report(file: IO[str]) -> dict[str, Any]:
-    """What the program has written; nothing if it was killed while it wrote."""
+    """The program's report; empty if the program was killed while it wrote."""
     try:
         report = json.loads(file.read() or "{}")
     except ValueError:

@@ -1,17 +1,26 @@
-"""torchrun, with a c10d rendezvous whose state is signed.
+"""torchrun with a signed c10d rendezvous.
 
-The agents of torchrun's own c10d rendezvous unpickle what they find in a store that answers everybody who reaches its port: whoever
-does can run code as the user who trains. Here an agent takes a state only from an agent that has the job's secret.
+The agents of torchrun's own c10d rendezvous unpickle the content of a store that answers everybody
+who reaches its port, so everybody there can run code as the user who trains. This agent accepts a
+state only from an agent with the job's secret.
 """
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    create_handler,
+)
 from torch.distributed.run import main
 
-from ddp.errors import Refusal, told_in_one_line
-from ddp.signing import signed, verified
+from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.signing import signed, verified
 
 NAME = "c10d-signed"
 
@@ -19,7 +28,7 @@ StateAndToken = tuple[bytes, Token]
 
 
 class Signed(RendezvousBackend):
-    """A rendezvous backend whose states are signed on their way to another one, and verified on their way back."""
+    """A rendezvous backend that signs the states it sends and verifies those it receives."""
 
     def __init__(self, backend: RendezvousBackend, run_id: str) -> None:
         self.backend, self.what = backend, f"rendezvous {run_id}"
@@ -32,7 +41,9 @@ class Signed(RendezvousBackend):
         found = self.backend.get_state()
         return (self.verified(found[0]), found[1]) if found else None
 
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
         found = self.backend.set_state(signed(self.what, state), token)
         return (self.verified(found[0]), found[1], found[2]) if found else None
 

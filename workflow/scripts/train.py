@@ -1,8 +1,13 @@
 """Train one run with DistributedDataParallel, on as many processes as the launcher started.
 
-Knows RANK, LOCAL_RANK and WORLD_SIZE and nothing of schedulers. Writes into --output: model.safetensors, history.csv (a row
-per epoch), checkpoints/epoch=NNN.safetensors for the epochs to keep, and run.json (how all of it came about). Its state goes to
---output/state; started again, it goes on from there, and comes to the same weights bit for bit.
+Knows RANK, LOCAL_RANK and WORLD_SIZE and the contract in ddp/base/environment.py, and nothing
+about schedulers. Writes to --output:
+
+    model.safetensors                  the weights
+    history.csv                        one row per epoch
+    checkpoints/epoch=NNN.safetensors  the weights of the epochs to keep
+    run.json                           provenance
+    state/                             what it needs to resume, with bit-identical weights
 """
 
 # ruff: noqa: E402
@@ -19,119 +24,149 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# While torch and all it brings are imported there is no garbage to collect, and looking for it took a quarter of the time (measured).
+# Importing torch creates no garbage, and looking for it took a quarter of the time (measured).
 gc.disable()
 
 import torch
 from tqdm import tqdm
 
-from ddp import atomic, models
-from ddp.config import Run
-from ddp.data_folder import file_sha256, read_manifest
-from ddp.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
-from ddp.history import write_history
-from ddp.owner import own
-from ddp.process_group import Process, broadcast, gather, process_group, report
-from ddp.processor import processor
-from ddp.provenance import code_sha256, git_state, versions
-from ddp.saver import Saver, tell_supervisor
-from ddp.staging import Staged, stage
-from ddp.state import State, Wanted, checkpoint, newest, place
-from ddp.stopping import listen
-from ddp.training import Training
+from ddp.base import atomic
+from ddp.base.environment import Environment, add_to_report
+from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
+from ddp.base.provenance import code_sha256, git_state, versions
+from ddp.checkpointing.owner import acquire
+from ddp.checkpointing.saver import Saver
+from ddp.checkpointing.state import Request, State, checkpoint, newest, progress
+from ddp.data.folder import DataFolder, file_sha256
+from ddp.data.staging import Staged, stage
+from ddp.experiment.config import Run
+from ddp.models import weights
+from ddp.ranks.process_group import Process, broadcast, describe, gather, process_group
+from ddp.ranks.processor import processor
+from ddp.ranks.stopping import listen
+from ddp.reporting.history import write_history
+from ddp.training.loop import Training
 
 gc.enable()
 
+MAKE = "snakemake --profile profiles/local --force"
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="the run as a JSON object, keys as in config/README.md")
-    parser.add_argument("--data", type=Path, required=True, help="the shared data folder, with its manifest")
-    parser.add_argument("--scratch", nargs="*", default=[], help="node-local folders to stage in; $NAME is looked up here")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results of this run")
-    parser.add_argument("--save-every-epochs", type=int, default=1, metavar="N", help="save the state after every N epochs")
-    parser.add_argument("--save-every-seconds", type=int, default=300, metavar="N", help="and when the last one is N seconds old")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--run", required=True, metavar="JSON",
+        help="the run, keys as in config/README.md; launch.py adds the geometry")  # fmt: skip
+    add("--data", type=Path, required=True, help="the shared data folder, with its manifest")
+    add("--scratch", nargs="*", default=[],
+        help="node-local folders to stage in; $NAME is expanded on the node")  # fmt: skip
+    add("--output", type=Path, required=True, help="folder for the results of this run")
+    add("--save-every-epochs", type=int, default=1, metavar="N",
+        help="save the state after every N epochs")  # fmt: skip
+    add("--save-every-seconds", type=int, default=300, metavar="N",
+        help="and N seconds after the last time")  # fmt: skip
     resume = parser.add_mutually_exclusive_group()
-    resume.add_argument("--fresh", action="store_true", help="start over, whatever has been saved")
+    resume.add_argument("--fresh", action="store_true", help="start over; ignore saved states")
     resume.add_argument("--other-world-size", action="store_true",
-                        help="go on from the last whole epoch of a training on another number of processes")  # fmt: skip
+                        help="resume the last whole epoch on another world size")  # fmt: skip
     args = parser.parse_args()
-    with told_in_one_line("train"):
+    with told_in_one_line("train", MAKE):
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
-        run = Run.from_json(args.run)
+        contract = Environment.read()
+        run = Run.from_json(args.run, contract)
         with process_group(run.device) as process:
-            train(run, process, args)
+            train(run, process, contract, args)
 
 
-def train(run: Run, process: Process, args: argparse.Namespace) -> None:
-    """Train `run` as one of its processes, from where it was left; rank 0 writes the results."""
+def train(run: Run, process: Process, contract: Environment, args: argparse.Namespace) -> None:
+    """Train `run` as one of its processes, resuming from its newest state.
+
+    Raises:
+        Stopped: it was asked to stop, and has saved its state.
+        Refusal: the run cannot be trained like this, or a number is not finite.
+    """
     if process.world_size != run.world_size:
-        raise Refusal(f"{process.world_size} processes were started, the run is for {run.world_size}")
-    manifest = read_manifest(args.data)
+        raise Refusal(
+            f"{process.world_size} processes were started, the run is for {run.world_size}"
+        )
+    data = DataFolder.read(args.data)
     folder = args.output / "state"
-    name = os.environ.get("RUN_OWNER", f"process {os.getpid()} on {socket.gethostname()}")
+    name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
     with ExitStack() as stack:
         stop = listen()
-        owner = stack.enter_context(own(folder, name, tell)) if process.first else None
-        staged = stage(args.data, args.scratch)
+        owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
+        staged = stage(data, args.scratch, contract.job_scratch)
         if staged.status == "fallback" and process.local_rank == 0:
             print(staged)
         code = code_sha256("train.py")
-        training = Training(run, process, manifest, staged, code)
-        where = gather(placement(process, staged), process)
-        wanted = Wanted(run, manifest["sha256"], code, name, args.fresh, args.other_world_size)
-        resume(training, folder, wanted)
+        training = Training(run, process, data, staged, code)
+        ranks = gather(placement(process, staged), process)
+        request = Request(run, data.sha256, code, name, args.fresh, args.other_world_size)
+        resume(training, folder, request)
         if owner:
             owner.begin_at(training.epoch, training.step)
-            training.attempts.append(attempt(training, name, where))
+            training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
         saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
-        show = stack.enter_context(
-            tqdm(total=run.epochs * len(training.sizes), initial=training.steps_done, unit="step", file=sys.stdout,
-                 disable=not (process.first and sys.stdout.isatty()))
-        )  # fmt: skip
+        bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
-            if training.train_epoch(stop, saver, show):
-                saver.save(training.own_part(), training.state, wait=True)
+            if training.train_epoch(stop, saver, bar):
+                saver.save(training.rank_state(), training.state, wait=True)
                 reason = stop.reason or "another rank was asked to"
-                tell_supervisor(stopped=reason)
-                raise Stopped(f"stopped ({reason}) after {place(training.epoch, training.step)}, of {run.epochs} epochs; saved in {folder}")
+                add_to_report(stopped=reason)
+                where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
+                raise Stopped(f"stopped ({reason}) after {where}; saved in {folder}")
             training.end_epoch()
             if process.first:
-                show.write(f"{args.output.parent.name}/{args.output.name}: {line(training.history[-1], run.epochs)}", file=sys.stdout)
+                run_name = f"{args.output.parent.name}/{args.output.name}"
+                line = epoch_line(training.history[-1], run.epochs)
+                bar.write(f"{run_name}: {line}", file=sys.stdout)
                 sys.stdout.flush()
                 write_history(args.output / "history.csv", training.history)
                 keep_checkpoint(training, folder)
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
-                saver.save(training.own_part(), training.state, wait=last)
+                saver.save(training.rank_state(), training.state, wait=last)
         if owner:
-            owner.hold()
-            publish(training, folder, args.output, where, saver)
+            owner.check()
+            publish(training, folder, args.output, ranks, saver)
 
 
 def tell(text: str) -> None:
     print(f"train: {one_line(text, LONGEST_REPORT)}", flush=True)
 
 
-def resume(training: Training, folder: Path, wanted: Wanted) -> None:
-    """Go on from the newest state that can be used, the same on all ranks.
+def progress_bar(training: Training) -> tqdm:
+    return tqdm(
+        total=training.run.epochs * len(training.sizes),
+        initial=training.steps_done,
+        unit="step",
+        file=sys.stdout,
+        disable=not (training.process.first and sys.stdout.isatty()),
+    )
 
-    Only rank 0 looks for it: a file that one node wrote may be seen late on another. The others get it over the network.
+
+def resume(training: Training, folder: Path, request: Request) -> None:
+    """Restore the newest usable state on all ranks.
+
+    Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
-    content = broadcast(newest(folder, wanted, tell) if training.process.first else None, training.process)
+    content = newest(folder, request, tell) if training.process.first else None
+    content = broadcast(content, training.process)
     if content is not None:
         training.restore(State.decode(content))
 
 
-def attempt(training: Training, name: str, where: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is at work on the run from now on; see docs/results.md."""
-    now_at_work = {
+def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """This attempt at the run, see docs/results.md; warns if the hardware or torch has changed."""
+    this = {
         "by": name,
-        "hosts": list(dict.fromkeys(rank["host"] for rank in where)),
-        "device": where[0]["device_name"] or where[0]["device"],
-        "threads": where[0]["threads"],
+        "hosts": list(dict.fromkeys(rank["host"] for rank in ranks)),
+        "device": ranks[0]["device_name"] or ranks[0]["device"],
+        "threads": ranks[0]["threads"],
         **processor(),
         "torch": str(torch.__version__),
         "commit": git_state()["commit"],
@@ -139,16 +174,23 @@ def attempt(training: Training, name: str, where: list[dict[str, Any]]) -> dict[
         "from": {"epoch": training.epoch, "step": training.step},
         "seconds": 0.0,
     }
-    for before in training.attempts[-1:]:
-        keys = [key for key in ("device", "threads", *processor(), "torch") if key in before and before[key] != now_at_work[key]]
+    for last in training.attempts[-1:]:
+        keys = [
+            key
+            for key in ("device", "threads", *processor(), "torch")
+            if key in last and last[key] != this[key]
+        ]
         if keys:
-            was = ", ".join(f"{key} was {before[key]} and is {now_at_work[key]}" for key in keys)
-            tell(f"warning: {was}: the last bits of the result may differ from those of a training without interruption")
-    return now_at_work
+            was = ", ".join(f"{key} was {last[key]} and is {this[key]}" for key in keys)
+            tell(
+                f"warning: {was}: the last bits of the result may differ from those of an "
+                "uninterrupted training"
+            )
+    return this
 
 
 def clear(output: Path, training: Training) -> None:
-    """Have in the output what the training has come to so far: Snakemake removes it before a job runs, other ways of starting do not."""
+    """Leave only the history so far in the output, as Snakemake does before it starts a job."""
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
     (output / "checkpoints").mkdir()
     for name in ("model.safetensors", "run.json", "history.csv"):
@@ -161,27 +203,29 @@ def keep_checkpoint(training: Training, folder: Path) -> None:
     every = training.run.checkpoint_every
     if every and training.epoch % every == 0:
         path = checkpoint(folder, training.epoch)
-        models.save(training.classifier, path)
+        weights.save(training.classifier, path)
         training.checkpoints[training.epoch] = file_sha256(path)
 
 
-def publish(training: Training, folder: Path, output: Path, where: list[dict[str, Any]], saver: Saver) -> None:
-    """Write the results of the finished training. Its state stays, so that this can be done again."""
-    # Another Snakemake may have removed what is unfinished in its eyes.
+def publish(
+    training: Training, folder: Path, output: Path, ranks: list[dict[str, Any]], saver: Saver
+) -> None:
+    """Write the results of a finished training. Its state stays, so this can be repeated."""
+    # Another Snakemake may have removed this folder as incomplete.
     (output / "checkpoints").mkdir(exist_ok=True)
     write_history(output / "history.csv", training.history)
     for epoch in training.checkpoints:
         kept = checkpoint(folder, epoch)
         atomic.write_bytes(output / "checkpoints" / kept.name, kept.read_bytes())
-    models.save(training.classifier, output / "model.safetensors")
+    weights.save(training.classifier, output / "model.safetensors")
     about = {
         "config": asdict(training.run),
         "git": git_state(),
         "code_sha256": training.code_sha256,
-        "data_sha256": training.manifest["sha256"],
-        "data_source": training.manifest["source"],
+        "data_sha256": training.data.sha256,
+        "data_source": training.data.manifest["source"],
         "versions": versions(),
-        "ranks": where,
+        "ranks": ranks,
         "attempts": training.attempts,
         "started": training.attempts[0]["started"],
         "ended": now(),
@@ -192,18 +236,21 @@ def publish(training: Training, folder: Path, output: Path, where: list[dict[str
     atomic.write_text(output / "run.json", json.dumps(about, indent=2) + "\n")
 
 
-def line(row: dict[str, Any], epochs: int) -> str:
+def epoch_line(row: dict[str, Any], epochs: int) -> str:
     """One epoch as a line for a log or a terminal."""
-    held_out = "" if row["val_loss"] is None else f"  val loss {row['val_loss']:.3f} accuracy {row['val_accuracy']:.2%}"
-    return (
-        f"epoch {row['epoch']}/{epochs}  train loss {row['train_loss']:.3f} accuracy {row['train_accuracy']:.2%}{held_out}"
-        f"  {row['images_per_second']:,.0f} images/s  {row['seconds']:.1f} s"
-    )
+    parts = [
+        f"epoch {row['epoch']}/{epochs}",
+        f"train loss {row['train_loss']:.3f} accuracy {row['train_accuracy']:.2%}",
+    ]
+    if row["val_loss"] is not None:
+        parts.append(f"val loss {row['val_loss']:.3f} accuracy {row['val_accuracy']:.2%}")
+    parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['seconds']:.1f} s"]
+    return "  ".join(parts)
 
 
 def placement(process: Process, staged: Staged) -> dict[str, Any]:
-    """Where this rank runs, on what, and what it reads."""
-    return asdict(report(process)) | {"pid": os.getpid(), "data": asdict(staged)}
+    """Where this rank runs, on which device, and which data it reads."""
+    return asdict(describe(process)) | {"pid": os.getpid(), "data": asdict(staged)}
 
 
 def now() -> str:

@@ -1,1 +1,1 @@
-"""The library the programs share: pure and typed; it knows neither Snakemake nor a command line."""
+"""The library that the programs share: typed, and free of Snakemake and of command lines."""

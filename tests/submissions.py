@@ -1,0 +1,39 @@
+"""What the tests on Slurm share: a small experiment, its jobs and their processes."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from cluster.handle import Cluster
+
+# Small, and dealt unevenly: 1,297 images into batches of at most 72 are 19 batches, 5 of 69 and 14
+# of 68.
+TINY = [
+    "--config",
+    "dataset={name: digits}",
+    "widths=[8, 8, 8]",
+    "epochs=2",
+    "global_batch_size=72",
+    "learning_rate=0.5",
+    "flip=false",
+    "cpus_per_proc=1",
+    'scratch=["/scratch"]',
+]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def submitted(said: str) -> list[str]:
+    """Ids of the Slurm jobs that a Snakemake says it has submitted."""
+    return re.findall(r"has been submitted with SLURM jobid (\d+)", said)
+
+
+def on(cluster: Cluster, node: str, program: str) -> list[int]:
+    """Processes of a node that run a program, less those that only have it on their command line."""
+    return [
+        pid
+        for pid, line in cluster.processes(node).items()
+        if re.match(rf"\S*python\S* (-u |-m )?\S*{re.escape(program)}( |$)", line)
+    ]

@@ -1,0 +1,72 @@
+"""The library's packages import each other only as docs/architecture.md says."""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+
+from programs import ROOT, SCRIPTS
+
+LIBRARY = SCRIPTS / "ddp"
+
+
+def allowed() -> dict[str, set[str]]:
+    """The table of the packages in docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \|([^|]*)\|$", text, re.MULTILINE)
+    return {package: {"base", *re.findall(r"`(\w+)`", others)} for package, others in rows}
+
+
+def imported() -> dict[str, set[str]]:
+    """What each package imports from the others."""
+    found: dict[str, set[str]] = {path.parent.name: set() for path in LIBRARY.glob("*/__init__.py")}
+    for path in LIBRARY.rglob("*.py"):
+        package = path.relative_to(LIBRARY).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddp."):
+                other = str(node.module).split(".")[1]
+                if other != package:
+                    found[package].add(other)
+    return found
+
+
+def test_packages_import_only_what_the_architecture_page_allows() -> None:
+    assert imported().keys() == allowed().keys()
+    for package, others in imported().items():
+        assert others <= allowed()[package], package
+
+
+def test_the_page_allows_nothing_that_is_not_used() -> None:
+    for package, others in allowed().items():
+        assert others - {"base", package} <= imported()[package], package
+
+
+def test_there_is_no_circle() -> None:
+    TopologicalSorter(imported()).prepare()
+
+
+def test_the_library_does_not_know_programs_snakemake_or_a_command_line() -> None:
+    programs = {path.stem for path in SCRIPTS.glob("*.py")}
+    for path in LIBRARY.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            roots = {name.partition(".")[0] for name in names}
+            assert not roots & (programs | {"argparse"}), path
+            if "schedulers" not in path.parts:
+                assert not any(root.startswith("snakemake") for root in roots), path
+
+
+def test_every_package_says_what_it_is() -> None:
+    for path in LIBRARY.rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert docstring, path
+        if path.parent != LIBRARY:
+            assert "In: " in docstring, path
+            assert "Out: " in docstring, path
+
+
+def test_no_test_module_imports_another() -> None:
+    for path in (ROOT / "tests").glob("*/test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("test_"))

@@ -1,0 +1,124 @@
+"""Atomic files: written completely or not at all."""
+
+import errno
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Suffix of our temporary files; no other file has it.
+TEMPORARY = ".ddp-tmp"
+# A temporary file that nobody has written to for so many seconds has lost its writer, on whatever
+# machine.
+ABANDONED = 3600
+
+
+def fsync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; move it to `path` on success, remove it on failure.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full; `path` is unchanged.
+    """
+    with beside(path) as temporary:
+        yield temporary
+        fsync(temporary)
+        temporary.replace(path)
+        fsync(path.parent)
+
+
+def create(path: Path, text: str) -> bool:
+    """Write a text file unless it exists. If several processes try at once, one succeeds.
+
+    Returns:
+        Whether this process wrote it.
+
+    Raises:
+        OSError: as `replacing`.
+    """
+    with beside(path) as temporary:
+        temporary.write_text(text)
+        try:
+            # On network file systems too, a hard link is exclusive, and the file has its content at
+            # once.
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, removed at the end; an OSError names `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent)
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
+    try:
+        yield temporary
+    except OSError as error:
+        # A failed write does not name its path, which the user needs to know.
+        error.filename = str(path)
+        raise
+    finally:
+        # On a read-only file system, even removing a missing file fails and would hide the first
+        # error.
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files whose writers were killed."""
+    for leftover in folder.glob(f".*{TEMPORARY}"):
+        name, _, pid = leftover.stem.rpartition(".")
+        # A process number means nothing on another machine, where a writer may still be running.
+        gone = name.endswith(f".{socket.gethostname()}") and not Path("/proc", pid).exists()
+        # Another process may remove it at the same time; one that stays does no harm.
+        with suppress(OSError):
+            if gone or time.time() - leftover.stat().st_mtime > ABANDONED:
+                leftover.unlink()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically.
+
+    Raises:
+        OSError: as `replacing`; for a full disk it says how much is needed and how much is free.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # The rest of a quota cannot be asked for, unlike the free space of a disk.
+            free = (
+                f", {megabytes(shutil.disk_usage(path.parent).free)} free"
+                if error.errno == errno.ENOSPC
+                else ""
+            )
+            raise OSError(
+                error.errno,
+                f"{os.strerror(error.errno)}: {megabytes(len(content))} needed{free}",
+                str(path),
+            ) from None
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically; raises as `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.3f} MB"

@@ -1,0 +1,130 @@
+"""Errors that a user can fix, in one line."""
+
+import errno
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Exit status of a program that stopped in order and can be resumed; EX_TEMPFAIL of sysexits.h.
+STOPPED = 75
+# Characters of a line, with the program's name: what a terminal or a log shows in one piece, and
+# enough for two paths.
+LONGEST = 200
+LONGEST_NAME = 11  # characters of a program's name and the colon after it
+SHORTENED = 40  # characters that are left of a word
+LONGEST_REPORT = 1000  # characters of how something that was started has ended
+
+
+# User name and password of an address.
+PASSWORD = re.compile(r"(://)[^/\s]*@")
+
+
+def one_line(text: str, most: int = LONGEST) -> str:
+    """Any text as one safe line for a terminal, of at most `most` characters.
+
+    If it is too long, the longest words are shortened first, because they are paths, and then the
+    middle of the line: its beginning names the problem, its end the remedy.
+    """
+    line = PASSWORD.sub(r"\1…@", " ".join(text.split()))
+    # Control characters, which change the terminal; surrogates, which cannot be written; marks that
+    # change the direction of text.
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    for word in sorted(line.split(), key=len, reverse=True):
+        if len(line) <= most or len(word) <= SHORTENED:
+            break
+        line = line.replace(word, shortened(word, max(SHORTENED, len(word) - len(line) + most)))
+    return line if len(line) <= most else shortened(line, most)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text without its middle."""
+    end = most // 2
+    return f"{text[: most - end - 1]}…{text[-end:]}"
+
+
+def shown(value: object, most: int = 40) -> str:
+    """A value from outside, as short JSON."""
+    try:
+        return one_line(json.dumps(value, default=str), most)
+    except (ValueError, TypeError, RecursionError):
+        # Python cannot format whole numbers of more than 4300 digits.
+        return "a value too large to show"
+
+
+class Stopped(Exception):
+    """The program was asked to stop, and has saved its state. Its text becomes one line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, LONGEST_REPORT))
+
+
+class Refusal(Exception):
+    """Something the user can put right. Its text becomes one line: the problem and the remedy.
+
+    Attributes:
+        make_again: file of the workflow that must be made again; programs add the command.
+    """
+
+    def __init__(self, text: str, make_again: Path | None = None) -> None:
+        super().__init__(one_line(text, LONGEST - LONGEST_NAME))
+        self.make_again = make_again
+
+
+class Failed(Exception):
+    """A started program has failed. Its text becomes one line, with the words of that program."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, LONGEST_REPORT))
+
+
+def os_error_line(error: OSError) -> str:
+    """An OSError as one line with the path and, if known, the remedy."""
+    remedy = {
+        errno.ENOSPC: "free some space there and try again",
+        errno.EDQUOT: "your quota is used up; free some space there and try again",
+        errno.EROFS: "choose a folder that can be written to",
+        errno.EACCES: "make it readable and writable for you",
+    }.get(error.errno or 0)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
+
+
+def reason(error: Exception) -> str:
+    """The text of an error, without the path that an OSError adds."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+def error_line(error: Refusal | OSError, make: str = "") -> str:
+    """An error that a user can fix, as one line.
+
+    Args:
+        make: command that makes a file of the workflow.
+    """
+    if isinstance(error, OSError):
+        return one_line(os_error_line(error), LONGEST - LONGEST_NAME)
+    command = f": {make} {error.make_again}" if make and error.make_again else ""
+    return one_line(f"{error}{command}", LONGEST - LONGEST_NAME)
+
+
+@contextmanager
+def told_in_one_line(program: str, make: str = "") -> Iterator[None]:
+    """End the program with one line on stderr instead of a traceback, if a user can fix the error.
+
+    The status is STOPPED if the program can be resumed, otherwise 1. Any other exception is a
+    defect of this software and keeps its traceback.
+
+    Args:
+        make: command that makes a file of the workflow, for refusals with `make_again`.
+    """
+    try:
+        yield
+    except Stopped as stopped:
+        print(f"{program}: {stopped}", file=sys.stderr)
+        sys.exit(STOPPED)
+    except Failed as failed:
+        sys.exit(f"{program}: {failed}")
+    except (Refusal, OSError) as error:
+        sys.exit(f"{program}: {error_line(error, make)}")

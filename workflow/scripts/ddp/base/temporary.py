@@ -1,0 +1,53 @@
+"""Temporary folders; if their process was killed, the next one removes them."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Seconds in which a new folder gets its lock.
+YOUNG = 1
+# In memory: this works with a full /tmp.
+MEMORY = Path("/dev/shm")
+
+
+def parent_folder() -> Path:
+    """Where temporary folders are made: in memory if possible, otherwise in TMPDIR."""
+    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder that only this user can enter, removed at the end. A lock shows that its
+    process lives.
+    """
+    sweep(prefix)
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent_folder()))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield path
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(path, ignore_errors=True)
+        sweep(prefix)
+
+
+def sweep(prefix: str) -> None:
+    """Remove this user's folders with this prefix whose process has ended."""
+    for path in parent_folder().glob(f"{prefix}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            # A younger folder may not have its lock yet.
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG:
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

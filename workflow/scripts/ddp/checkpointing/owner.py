@@ -1,0 +1,317 @@
+"""The owner of a run: one job at a time trains it, on a file system shared by many machines.
+
+The owner touches its record regularly. If a record is not touched any more, its owner is dead,
+wherever it ran. File-system locks are no substitute: on many network file systems they hold on one
+machine only, or outlive their owner.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ddp.base import atomic
+from ddp.base.errors import Refusal
+from ddp.base.reading import NotAFile, open_file, parse_form
+
+BEAT = 2.0  # seconds between two touches of the record
+# An owner that has not touched its record for so many seconds is dead. Opening the file asks the
+# server, even if attributes are cached for a minute.
+LEASE = 30.0
+# Seconds between taking over a record and the first write: an owner that is still alive sees within
+# BEAT that it lost the run.
+SETTLE = 2 * BEAT
+WATCH = 2.5 * BEAT  # seconds in which an owner that is alive touches its record
+# How often one job may start from the same position: a scheduler may requeue a job whose node dies
+# every time.
+MOST_STARTS = 3
+MOST_BYTES = 10_000  # of a record
+
+
+@dataclass(frozen=True)
+class Record:
+    """The owner of a run.
+
+    Attributes:
+        token: unique to this owner.
+        name: `Slurm job 12`, `process 345 on host`. A requeued job keeps its name.
+        host: where rank 0 runs.
+        process: identifies its process on any machine, across restarts.
+        released: it ended in order.
+        position: epoch and step from which the job of that name last started.
+        starts: how often it has started from there.
+    """
+
+    token: str
+    name: str
+    host: str
+    process: str
+    released: bool = False
+    position: tuple[int, int] = (-1, -1)
+    starts: int = 0
+
+    @property
+    def who(self) -> str:
+        return (
+            self.name if self.name.endswith(f" on {self.host}") else f"{self.name} on {self.host}"
+        )
+
+
+class Owner:
+    """The hold on a run. Made by `acquire`."""
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
+        self.confirmed = time.monotonic()
+        self.taken: Record | None = None
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.keep_touching, daemon=True)
+        self.thread.start()
+
+    def keep_touching(self) -> None:
+        while not self.ended.wait(BEAT):
+            # If the storage is unavailable for a while, nobody else sees the record either.
+            with suppress(OSError):
+                self.confirm()
+
+    def confirm(self) -> None:
+        there = look(self.path)
+        if there and there[0].token == self.record.token:
+            os.utime(self.path)
+            self.confirmed = time.monotonic()
+        else:
+            self.taken = there[0] if there else Record("", "somebody", "unknown", "")
+
+    def check(self) -> None:
+        """Check that the run is still ours; call it before every write. It is free while the
+        record is touched.
+
+        Raises:
+            Refusal: another job has taken the run over, or the record was removed.
+        """
+        if time.monotonic() - self.confirmed > 2 * BEAT:
+            self.confirm()
+        if self.taken:
+            raise Refusal(
+                f"{self.path.parent} was taken over by {self.taken.who}; this training ends here"
+            )
+
+    def begin_at(self, epoch: int, step: int) -> None:
+        """Note the position from which the training starts.
+
+        Raises:
+            Refusal: the same job has started from there too often.
+        """
+        starts = self.record.starts + 1 if self.record.position == (epoch, step) else 1
+        if starts > MOST_STARTS:
+            raise Refusal(
+                f"{self.record.name} has started {MOST_STARTS} times after epoch {epoch}, step "
+                f"{step} and got no further; "
+                "read the logs of its attempts, and run the same command again"
+            )
+        self.write(replace(self.record, position=(epoch, step), starts=starts))
+
+    def write(self, record: Record) -> None:
+        self.record = record
+        atomic.write_text(self.path, text(record))
+
+    def release(self) -> None:
+        self.ended.set()
+        self.thread.join()
+        with suppress(OSError):
+            self.confirm()
+            if not self.taken:
+                self.write(replace(self.record, released=True))
+
+
+@contextmanager
+def acquire(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]:
+    """Own the run whose states are in the folder.
+
+    Args:
+        name: who asks.
+        tell: gets a line if it takes long.
+
+    Raises:
+        Refusal: a living owner has it.
+        OSError: the folder is not writable.
+    """
+    path = folder / "owner.json"
+    mine = Record(secrets.token_hex(8), name, socket.gethostname(), this_process())
+    folder.mkdir(parents=True, exist_ok=True)
+    before = look(path)
+    if before:
+        if before[0].name == name:
+            # The count of starts continues, even if this attempt ends before it starts.
+            mine = replace(mine, position=before[0].position, starts=before[0].starts)
+        take_over(path, mine, before, tell)
+    elif not atomic.create(path, text(mine)):
+        raise Refusal(
+            f"{folder.parent} was just started by another process; wait until it has ended, or end "
+            "it"
+        )
+    owner = Owner(path, mine)
+    try:
+        yield owner
+    finally:
+        owner.release()
+
+
+def look(path: Path) -> tuple[Record, int] | None:
+    """The record and the time of its last touch in ns; None if there is none.
+
+    A file that is not a record belongs to nobody.
+
+    Raises:
+        OSError: it cannot be read, so its owner is unknown.
+    """
+    nobody = Record("", "nobody", "unknown", "", released=True)
+    try:
+        with open_file(path, MOST_BYTES) as file:
+            # From the open file: attributes looked up by name may be a minute old.
+            touched, content = os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return None
+    except NotAFile:
+        return nobody, 0
+    try:
+        fields = parse_form(content, "owner")
+    except ValueError:
+        return nobody, touched
+    return Record(**fields | {"position": tuple(fields["position"])}), touched
+
+
+def text(record: Record) -> str:
+    return json.dumps(asdict(record), indent=2) + "\n"
+
+
+def take_over(
+    path: Path, mine: Record, before: tuple[Record, int], tell: Callable[[str], None]
+) -> None:
+    """Replace the record of a dead owner.
+
+    Raises:
+        Refusal: it is alive, or another process was faster.
+    """
+    await_end(path, mine.name, before, tell)
+    atomic.write_text(path, text(mine))
+    # Two processes that find the same dead owner both come here; the later one wins.
+    time.sleep(SETTLE)
+    now = look(path)
+    if now is None or now[0].token != mine.token:
+        raise Refusal(
+            still_there(path, now[0]) if now else f"{path} was removed; run the same command again"
+        )
+
+
+def await_end(
+    path: Path, name: str, before: tuple[Record, int], tell: Callable[[str], None]
+) -> None:
+    """Return when the owner of the record is known to be dead.
+
+    Args:
+        name: who waits.
+
+    Raises:
+        Refusal: it is alive.
+    """
+    record, touched = before
+    # For the same job, requeued, its scheduler guarantees that the previous process is over or cut
+    # off.
+    if record.released or is_gone(record) or record.name == name:
+        return
+    tell(
+        f"{record.who} trained this run last; waiting {LEASE:.0f} s to see whether it is still "
+        "alive"
+    )
+    deadline = time.monotonic() + LEASE
+    while time.monotonic() < deadline:
+        time.sleep(BEAT / 2)
+        now = look(path)
+        if now is None or now[0].released:
+            return
+        if (now[0].token, now[1]) != (record.token, touched):
+            raise Refusal(still_there(path, now[0]))
+
+
+def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
+    """Refuse a run that another job trains, before anything is changed.
+
+    The record of a dead owner is marked as released, so that nobody waits for it again.
+
+    Args:
+        folder: of the run's states.
+        name: who asks.
+
+    Raises:
+        Refusal: the owner is alive.
+    """
+    path = folder / "owner.json"
+    before = look(path)
+    if before and before[0].name != name and not before[0].released:
+        await_end(path, name, before, tell)
+        atomic.write_text(path, text(replace(before[0], released=True)))
+
+
+def living(folders: Sequence[Path]) -> dict[Path, Record]:
+    """The living owners, by the folder of states; this takes a few seconds if there may be one."""
+
+    def seen(folder: Path) -> tuple[Record, int] | None:
+        # The job will report a file that cannot be read.
+        with suppress(OSError):
+            return look(folder / "owner.json")
+        return None
+
+    before = {folder: found for folder in folders if (found := seen(folder))}
+    waiting = {
+        folder: found
+        for folder, found in before.items()
+        if not found[0].released and not is_gone(found[0])
+    }
+    if waiting:
+        time.sleep(WATCH)
+    after = {folder: seen(folder) for folder in waiting}
+    return {
+        folder: now[0]
+        for folder, now in after.items()
+        if now and not now[0].released and now != waiting[folder]
+    }
+
+
+def still_there(path: Path, record: Record) -> str:
+    return (
+        f"{path.parent.parent} is being trained by {record.who}; "
+        "wait until it has ended, or end it, and run the same command again"
+    )
+
+
+def this_process() -> str:
+    """Identifies this process: boot of the machine, process namespace, number, start time."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getpid()} {started(os.getpid())}"
+
+
+def started(pid: int) -> str:
+    """Start time of a process, in clock ticks since the boot of the machine; see proc(5)."""
+    # The name of the program, in parentheses, may contain anything. Not psutil: its create_time
+    # moves when the clock is set.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def is_gone(record: Record) -> bool:
+    """Whether its process is known to be gone; known only on this machine."""
+    if not record.process:
+        return True
+    *machine, pid, start = record.process.split()
+    if machine != this_process().split()[:2]:
+        return False
+    try:
+        return started(int(pid)) != start
+    except FileNotFoundError:
+        return True

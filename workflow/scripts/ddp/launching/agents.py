@@ -1,0 +1,241 @@
+"""Run commands in parallel, copy their output, and end all of them if one fails."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from ddp.base.processes import end_with_parent
+from ddp.launching.endings import marked
+from ddp.schedulers.base import Command
+
+# Enough for the last words of torchrun on each of many nodes.
+LAST_LINES = 10_000
+
+
+@dataclass(frozen=True)
+class Output:
+    """Destinations of the output of commands.
+
+    stdout goes line by line to our stdout and to a log; stderr to a log and, if requested, to our
+    stderr.
+
+    Attributes:
+        log: for stdout.
+        error_log: for stderr; may be the same.
+        records: lines of records in the output, see `endings.records`; they go nowhere else.
+        errors: the last lines of stderr of all commands.
+    """
+
+    log: IO[str]
+    error_log: IO[str]
+    show_errors: bool = False
+    records: list[str] = field(default_factory=list)
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A running command, with the threads that copy its output."""
+
+    process: subprocess.Popen[bytes]
+    threads: tuple[threading.Thread, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the commands ended.
+
+    Attributes:
+        stopped: this process was asked to stop.
+        failed: number of the command that failed first; None if none failed. Commands that failed
+            because they were told to end count only if this process was asked to stop.
+        status: exit status of that command, as in subprocess.
+    """
+
+    stopped: bool = False
+    failed: int | None = None
+    status: int = 0
+
+    @property
+    def good(self) -> bool:
+        return not self.stopped and self.failed is None
+
+
+def run_all(
+    commands: Sequence[Command], output: Output, grace: float, stop_with_parent: bool = False
+) -> Outcome:
+    """Run every command until all have ended, or until one fails, which ends the others.
+
+    Args:
+        grace: seconds from SIGTERM to SIGKILL.
+        stop_with_parent: also end them when our parent process ends. After a killed Snakemake, the
+            training would otherwise write to the same files as the next one.
+    """
+    with stop_signals() as stop:
+        parent = os.getppid()
+        agents = [start(command, output) for command in commands]
+        while (
+            not stop.is_set()
+            and any(agent.process.poll() is None for agent in agents)
+            and failed(agents) is None
+        ):
+            time.sleep(0.05)
+            if stop_with_parent and os.getppid() != parent:
+                stop.set()
+        first = failed(agents)
+        # First to all of them: one after the other could exceed the scheduler's grace period.
+        for agent in agents:
+            agent.process.terminate()
+        deadline = time.monotonic() + grace
+        for agent in agents:
+            end(agent, deadline)
+        if first is None and stop.is_set():
+            first = failed(agents)
+        if first is None:
+            return Outcome(stop.is_set())
+        return Outcome(stop.is_set(), first, agents[first].process.returncode)
+
+
+@contextmanager
+def log_file(path: Path, mode: str = "a") -> Iterator[IO[str]]:
+    """A log file. A full disk neither fails the program nor hides its messages."""
+    file = path.open(mode, encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and SIGHUP set, instead of their usual effect."""
+    stop = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(command: Command, output: Output) -> Agent:
+    if sys.stdout.isatty():
+        # On a terminal, the program gets a terminal of the same size and draws its progress bar.
+        our_end, its_end = pty.openpty()
+        termios.tcsetwinsize(its_end, termios.tcgetwinsize(sys.stdout))
+    else:
+        our_end, its_end = os.pipe()
+    process = subprocess.Popen(
+        command.arguments,
+        env={**os.environ, **command.environment},
+        stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+        stdout=its_end,
+        stderr=subprocess.PIPE,
+        # In its own process group: Ctrl-C reaches only us, and we end it in order.
+        start_new_session=True,
+        preexec_fn=partial(end_with_parent, command.end_signal),
+        pass_fds=command.pass_fds,
+    )
+    os.close(its_end)
+    assert process.stderr is not None
+    threads = [
+        threading.Thread(
+            target=copy_output,
+            args=(os.fdopen(our_end, "rb", 0), command, output, False),
+            daemon=True,
+        ),
+        threading.Thread(
+            target=copy_output, args=(process.stderr, command, output, True), daemon=True
+        ),
+    ]
+    if process.stdin:
+        threads.append(
+            threading.Thread(target=feed, args=(process.stdin, command.stdin), daemon=True)
+        )
+    for thread in threads:
+        thread.start()
+    return Agent(process, tuple(threads))
+
+
+def feed(stdin: IO[bytes], text: str) -> None:
+    with suppress(BrokenPipeError), stdin:
+        stdin.write(text.encode())
+
+
+def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: bool) -> None:
+    """Copy a stream to the log line by line, and show it if requested; on a terminal without
+    delay.
+    """
+    ours = sys.stderr.buffer if is_error else sys.stdout.buffer
+    show = output.show_errors or not is_error
+    raw = show and not is_error and sys.stdout.isatty()
+    pending = b""
+    # A pseudo-terminal ends with an error, a pipe with an empty read.
+    with suppress(OSError):
+        while chunk := os.read(stream.fileno(), 65536):
+            if raw:
+                ours.write(chunk)
+                ours.flush()
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                text = copy_line(line, command, output, is_error)
+                if text and show and not raw:
+                    ours.write(text.encode() + b"\n")
+                    ours.flush()
+    if pending:
+        copy_line(pending, command, output, is_error)
+
+
+def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:
+    """Log a line, or keep it if it is a record; returns the part to show."""
+    # A progress bar redraws itself after a carriage return; only its last form is logged.
+    text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
+    if marked(text):
+        output.records.append(text)
+        return ""
+    if is_error:
+        output.errors.append(text)
+    label, text = command.label(text)
+    if text.strip():
+        # If the disk is full, keep reading: otherwise the program would block on a full pipe.
+        with suppress(OSError):
+            log = output.error_log if is_error else output.log
+            log.write(f"{label}{text}\n")
+            log.flush()
+    return text
+
+
+def failed(agents: Sequence[Agent]) -> int | None:
+    return next((number for number, agent in enumerate(agents) if agent.process.poll()), None)
+
+
+def end(agent: Agent, deadline: float) -> None:
+    """Wait for an agent that was told to end, then kill the rest of its process group."""
+    with suppress(subprocess.TimeoutExpired):
+        agent.process.wait(max(0, deadline - time.monotonic()))
+    with suppress(ProcessLookupError):
+        os.killpg(agent.process.pid, signal.SIGKILL)
+    agent.process.wait()
+    for thread in agent.threads:
+        thread.join(timeout=5)

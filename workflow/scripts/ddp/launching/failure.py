@@ -1,0 +1,111 @@
+"""Which failure came first, from what the processes of a launch left. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddp.base.processes import how
+from ddp.launching.agents import Outcome
+from ddp.launching.endings import Ending, cause
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure.
+
+    Attributes:
+        line: who failed and why, in one line.
+        details: the last lines of that rank, if there are several.
+        preempted: nothing failed: the program was asked to stop, and can be resumed.
+        again: an immediate restart is useful. It is not if a signal of the scheduler's stopped
+            the program: the scheduler restarts it if it wants to. After a failure it is only if
+            the program had saved something new; so a program that fails again and again at the
+            same place is not restarted for ever.
+    """
+
+    line: str
+    details: tuple[str, ...] = ()
+    preempted: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the processes of a launch came from.
+
+    Attributes:
+        starter: name of the process that ended first, `srun` for one.
+        explanation: why it failed, if the scheduler said so.
+        inspect: command that shows why the job ended; empty outside a job.
+    """
+
+    starter: str
+    explanation: str | None = None
+    inspect: str = ""
+
+
+def first_failure(
+    outcome: Outcome, endings: Sequence[Ending], errors: Sequence[str], source: Source
+) -> Failure:
+    """Find the first failure.
+
+    Args:
+        endings: sent by the supervisors of the ranks.
+        errors: last lines of stderr of the started processes.
+    """
+    stopped = [ending for ending in endings if "stopped" in ending.report]
+    failed = [ending for ending in endings if "stopped" not in ending.report]
+    saved = any("saved" in ending.report for ending in endings)
+    if stopped and not failed:
+        # Rank 0 says where it has saved.
+        said = min(stopped, key=lambda ending: "saved" not in ending.report).lines[-1]
+        terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
+        if outcome.stopped or not terminated:
+            by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
+            return Failure(said + by, preempted=True, again=not outcome.stopped)
+        # Neither the scheduler nor this process sent the signal. Either a process between the
+        # scheduler and a rank was killed, which is a failure although the ranks have saved, or
+        # somebody stopped one rank.
+        if by_force := killed(outcome, errors, source):
+            return Failure(f"{by_force}; {said}", again=saved)
+        first = min(terminated, key=lambda ending: ending.time)
+        return Failure(f"{first.who} got SIGTERM; {said}", preempted=True, again=saved)
+    if outcome.stopped:
+        reason = f"; cancelled, preempted, or out of time: {source.inspect}"
+        return Failure("stopped" + (reason if source.inspect else ""))
+    if failed:
+        first = cause(failed)
+        # When a supervisor is killed, its rank and the peers fail too.
+        if (supervisor := killed_supervisor(errors)) and first.is_consequence:
+            return Failure(supervisor, again=saved)
+        several = len(first.lines) > 1
+        details = tuple(f"{first.who} | {text}" for text in first.lines) if several else ()
+        log = f"; its own log is {first.log}" if first.log else ""
+        return Failure(first.error + log, details, again=saved)
+    status = f"{source.starter} {how(outcome.status)}"
+    return Failure(killed(outcome, errors, source) or source.explanation or status)
+
+
+def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:
+    """The process between the scheduler and a rank that was killed; None if none was."""
+    if outcome.status < 0:
+        return f"{source.starter} {how(outcome.status)}"
+    if supervisor := killed_supervisor(errors):
+        return supervisor
+    said = source.explanation
+    return said if said and "Killed" in said else None
+
+
+def killed_supervisor(errors: Sequence[str]) -> str | None:
+    """A rank's supervise.py that a signal has ended, from torchrun's report.
+
+    The report has a line each for host, rank and exit code.
+    """
+    report = "\n".join(errors).partition("Root Cause (first observed failure):")[2]
+    found = {}
+    for key in ("host", "rank", "exitcode"):
+        if match := re.search(rf"^.*?\b{key}\s*: (-?\S+)", report, re.MULTILINE):
+            found[key] = match[1]
+    if len(found) < 3 or not found["exitcode"].startswith("-"):
+        return None
+    return f"supervise.py of rank {found['rank']} on {found['host']} {how(int(found['exitcode']))}"

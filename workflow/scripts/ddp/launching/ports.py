@@ -1,0 +1,40 @@
+"""Ports for the rendezvous of the ranks, and for testing the network before it."""
+
+import socket
+from contextlib import suppress
+
+from ddp.base.errors import Refusal
+
+
+def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]:
+    """Two sockets bound to free ports outside the ephemeral range.
+
+    Outgoing connections take ports of the ephemeral range, possibly between our test and our use.
+
+    Args:
+        number: of the job or process, which selects the ports to try first. Jobs that start
+            together
+            on a node have consecutive numbers, and took each other's ports without this (seen).
+    """
+    for attempt in range(5000):
+        first = 20_000 + 2 * ((number + 997 * attempt) % 5000)
+        pair = socket.socket(), socket.socket()
+        try:
+            for candidate, port in zip(pair, (first, first + 1), strict=True):
+                candidate.bind((address, port))
+            return pair
+        except OSError:
+            for candidate in pair:
+                candidate.close()
+    raise Refusal(
+        f"no two ports from 20000 to 29999 are free on {socket.gethostname()}; end what holds them"
+    )
+
+
+def accept_connections(listener: socket.socket) -> None:
+    """Accept every connection; the kernel refuses connections if the queue is full, with 128 on
+    some systems.
+    """
+    with suppress(OSError):  # closed at the end
+        while True:
+            listener.accept()[0].close()

@@ -1,0 +1,4 @@
+"""Networks and their weights files.
+
+In: uint8 images. Out: logits; safetensors files that describe their own network.
+"""

@@ -1,0 +1,48 @@
+"""Requests to stop this process: by a signal or by the clock."""
+
+import signal
+import time
+from types import FrameType
+
+from ddp.base.environment import Environment
+
+# Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+DEADLINE = "its time is nearly up"
+
+
+class Stopping:
+    """Requests to stop.
+
+    Attributes:
+        signal: name of the first signal; None so far.
+        deadline: when to stop without a signal, in seconds since the epoch; None for never.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self.signal: str | None = None
+        self.deadline = deadline
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number).name
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop, in words; None if there is no reason."""
+        if self.signal is None and self.deadline is not None and time.time() >= self.deadline:
+            return DEADLINE
+        return self.signal
+
+
+def listen() -> Stopping:
+    """Note the signals from now on, instead of their usual effect, and the deadline from `launch`.
+
+    This lasts to the end of the process, because launchers signal again while ranks are saving.
+
+    Raises:
+        Refusal: the deadline is not a number.
+    """
+    stop = Stopping(Environment.read().stop_at)
+    for number in SIGNALS:
+        signal.signal(number, stop.handle)
+    return stop

@@ -1,0 +1,69 @@
+"""Joint decisions after every step: stop, save or fail, with one all-reduce of four numbers.
+
+All ranks must stop after the same step; otherwise the rest hang in the next collective.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp.ranks.process_group import Process
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a vote, equal on every rank.
+
+    Attributes:
+        stop: a rank was asked to stop.
+        save: a rank wants to save.
+        bad_loss, bad_gradient: the first rank with a loss, or an own gradient, that is not
+            finite; None
+            if there is none.
+    """
+
+    stop: bool
+    save: bool
+    bad_loss: int | None
+    bad_gradient: int | None
+
+
+class Vote:
+    """A vote in progress. On a GPU, its result arrives during the next step, so nobody waits for
+    it.
+
+    Args:
+        loss, gradient: of this rank and step, scalars on its device.
+    """
+
+    def __init__(
+        self, process: Process, stop: bool, save: bool, loss: Tensor, gradient: Tensor
+    ) -> None:
+        self.nobody = process.world_size
+        # The smallest rank that votes yes; for stop and save any would do. Filled on the device,
+        # because a copy would wait for it.
+        asked = [
+            torch.full((1,), process.rank if wish else self.nobody, device=process.device)
+            for wish in (stop, save)
+        ]
+        finite = torch.stack((loss.double(), gradient.double())).isfinite()
+        votes = torch.cat((*asked, torch.where(finite, self.nobody, process.rank)))
+        if dist.is_initialized():
+            dist.all_reduce(votes, dist.ReduceOp.MIN)
+        self.result = votes
+        self.arrived: torch.cuda.Event | None = None
+        if votes.is_cuda:
+            self.result = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True)
+            self.result.copy_(votes, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def verdict(self) -> Verdict:
+        if self.arrived:
+            self.arrived.synchronize()
+        stop, save, loss, gradient = (
+            None if rank == self.nobody else rank for rank in self.result.tolist()
+        )
+        return Verdict(stop is not None, save is not None, loss, gradient)

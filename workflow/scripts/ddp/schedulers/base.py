@@ -1,0 +1,246 @@
+"""The seam between `launch` and whatever provides the nodes.
+
+A scheduler is a module or a package in this folder with an object `SCHEDULER` of a class derived
+from `Scheduler`; `registry` finds it. docs/architecture.md has the steps to add one, and
+tests/schedulers.py the checks that every scheduler must pass.
+"""
+
+import shlex
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a job asks for.
+
+    Attributes:
+        nodes: number of nodes.
+        cpus: CPUs of each node.
+        gpus: GPUs of each node.
+        memory: MB of each node.
+        launches: the job's rules call `launch`, which reaches all of its nodes.
+    """
+
+    nodes: int
+    cpus: int
+    gpus: int
+    memory: int
+    launches: bool
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes that a launch may use.
+
+    Attributes:
+        owner: who trains there; a requeued job has the name it had before.
+        hosts: names of the nodes in the order of their ranks.
+        addresses: where the other nodes reach each of them: a name or an IP address.
+        number: of the job or process; launches that run at once prefer different ports.
+        end: when its time is up, in seconds since the epoch; None if never.
+        job: the job's id; empty outside a job.
+        inspect: command that shows why the job ended; empty if there is none.
+    """
+
+    owner: str
+    hosts: tuple[str, ...]
+    addresses: tuple[str, ...]
+    number: int
+    end: float | None = None
+    job: str = ""
+    inspect: str = ""
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all nodes are the same machine, so that ranks need no network."""
+        return len(set(self.hosts)) == 1
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """A program to start on one node.
+
+    Attributes:
+        node_rank: 0 .. nodes - 1.
+        host: name of the node, as the scheduler has it.
+        environment: additional variables; a value that begins with `$` is looked up on the node.
+        command: argument list.
+    """
+
+    node_rank: int
+    host: str
+    environment: dict[str, str]
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        variables = [
+            f"{name}={value if value.startswith('$') else shlex.quote(value)}"
+            for name, value in sorted(self.environment.items())
+        ]
+        return (
+            f"[node {self.node_rank}, {self.host}] {' '.join(variables)} {shlex.join(self.command)}"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Programs to start on all nodes of an allocation at once.
+
+    Attributes:
+        nodes: one command for each node.
+        private: variables that no other user may read: they must not stand on a command line.
+        tasks: tasks of each node.
+        ranks: each task is a rank, which the scheduler itself starts; otherwise it is a node.
+        cpus: CPUs of each task.
+        gpus: GPUs of each node.
+        dispatch: command that runs a node's command on the node, see dispatch.py.
+        reach: `address:port` on the first node that every node must be able to reach.
+    """
+
+    nodes: Sequence[NodeCommand]
+    private: Mapping[str, str]
+    tasks: int
+    ranks: bool
+    cpus: int
+    gpus: int
+    dispatch: Sequence[str]
+    reach: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start on this machine.
+
+    Attributes:
+        arguments: argument list.
+        environment: variables added to ours.
+        stdin: text that it reads.
+        label: splits a line of its output into a label for the log and the text.
+        end_signal: signal that it gets when this process dies.
+        pass_fds: file descriptors that it inherits.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    label: Callable[[str], tuple[str, str]] = lambda line: ("", line)
+    # Not SIGTERM: torchrun blocks when nobody reads its output. Its ranks get SIGTERM from it.
+    end_signal: signal.Signals = signal.SIGKILL
+    pass_fds: tuple[int, ...] = ()
+
+
+class Watch:
+    """A scheduler's part in one Snakemake command. This one does nothing.
+
+    Attributes:
+        failures: for each failed Snakemake job, why it failed, in the scheduler's words.
+        logs: for each failed Snakemake job, the file with the scheduler's own log.
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[Any, str] = {}
+        self.logs: dict[Any, str] = {}
+
+    def start(self, workflow: Any) -> None:
+        """Check the jobs before the first one is submitted, and follow them from then on.
+
+        Args:
+            workflow: Snakemake's.
+
+        Raises:
+            Refusal: the scheduler does not answer, or would never run a job.
+        """
+
+
+class Scheduler(ABC):
+    """Provides nodes and starts programs on them.
+
+    Attributes:
+        transport: its name for `launch --transport`.
+        description: of its nodes, for the help of that option.
+        executor: the Snakemake executor whose jobs it runs.
+        task_launcher: name of the launcher that has the scheduler start one task per rank;
+            empty if it cannot.
+        task_variables: for that launcher, RANK, LOCAL_RANK and WORLD_SIZE as the scheduler names
+            them on the node.
+        job_scratch: name of a variable with a scratch folder that it removes after the job.
+        shared_cpus: whether the nodes of an allocation share the CPUs of one machine.
+    """
+
+    transport: str
+    description: str
+    executor: str
+    task_launcher: str = ""
+    task_variables: Mapping[str, str] = {}
+    job_scratch: str | None = None
+    shared_cpus: bool = False
+
+    @abstractmethod
+    def active(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment is part of one of the scheduler's jobs."""
+
+    @abstractmethod
+    def allocation(self, nodes: int) -> Allocation:
+        """The nodes of the job that this process is part of; this process is on the first one.
+
+        Raises:
+            Refusal: there is no job, it has another number of nodes, or the scheduler does not
+                answer.
+        """
+
+    def example(self, nodes: int) -> Allocation:
+        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes."""
+        names = tuple(f"NODE-{rank}" for rank in range(nodes))
+        return Allocation("nobody", names, names, 0)
+
+    @abstractmethod
+    def commands(self, step: Step) -> list[Command]:
+        """The processes that start the step; they end when every node has ended.
+
+        If one is ended by SIGTERM, everything that it started must end too.
+        """
+
+    def preview(self, step: Step) -> list[str]:
+        """The step as `launch --dry-run` prints it."""
+        return [str(node) for node in step.nodes]
+
+    @abstractmethod
+    def starter(self, number: int) -> str:
+        """A name for one of the processes of `commands`, for an error message."""
+
+    def explain(self, errors: Sequence[str]) -> str | None:
+        """Why a step failed, if the scheduler said so; used if no rank could say it.
+
+        Args:
+            errors: last lines of stderr of the processes of `commands`.
+        """
+        return None
+
+    def requeue(self, allocation: Allocation) -> str | None:
+        """End this job and put it back into the queue under the same id.
+
+        Returns:
+            Why this is not possible; None if it is done.
+        """
+        return "this scheduler cannot requeue a job"
+
+    def resources(self, size: Size) -> dict[str, int | str]:
+        """Snakemake resources that make the scheduler's executor ask for this size."""
+        return {}
+
+    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
+        """A warning if Snakemake runs inside a job of several nodes and would use only one."""
+        return None
+
+    def watch(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> Watch:
+        """Its part in a Snakemake command.
+
+        Args:
+            describe: names a Snakemake job in a few words.
+            tell: prints one line.
+        """
+        return Watch()

@@ -1,0 +1,59 @@
+"""No scheduler: all nodes are this machine."""
+
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from ddp.schedulers.base import Allocation, Command, Scheduler, Step
+
+
+class Local(Scheduler):
+    transport = "local"
+    description = "all nodes are this machine"
+    executor = "local"
+    shared_cpus = True
+
+    def active(self, environment: Mapping[str, str]) -> bool:
+        return False
+
+    def allocation(self, nodes: int) -> Allocation:
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        return Allocation(owner, ("this machine",) * nodes, ("127.0.0.1",) * nodes, os.getpid())
+
+    def example(self, nodes: int) -> Allocation:
+        return self.allocation(nodes)
+
+    def commands(self, step: Step) -> list[Command]:
+        label = "[node {}] " if len(step.nodes) > 1 else ""
+        return [
+            Command(
+                node.command,
+                {**node.environment, **step.private},
+                label=partial(labelled, label.format(node.node_rank)),
+            )
+            for node in step.nodes
+        ]
+
+    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
+        try:
+            hosts = set(Path(environment["PBS_NODEFILE"]).read_text().split())
+        except (KeyError, OSError):
+            return None
+        if len(hosts) < 2:
+            return None
+        return (
+            f"this PBS job has {len(hosts)} nodes, and profiles/local uses only this one; "
+            "there is no profile for PBS yet"
+        )
+
+    def starter(self, number: int) -> str:
+        return f"the command of node {number}"
+
+
+def labelled(label: str, line: str) -> tuple[str, str]:
+    return label, line
+
+
+SCHEDULER = Local()

@@ -1,0 +1,273 @@
+"""One rank's training loop: model, data, progress, checkpoint and restore."""
+
+import math
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ddp.base.errors import Refusal
+from ddp.checkpointing.saver import Saver
+from ddp.checkpointing.state import START_OVER, State, progress
+from ddp.data import batches
+from ddp.data.folder import DataFolder
+from ddp.data.staging import Staged, discard
+from ddp.experiment.config import Run
+from ddp.models.classifier import build
+from ddp.ranks.process_group import Process, all_reduce, everyone_is_here
+from ddp.ranks.stopping import Stopping
+from ddp.ranks.vote import Vote
+from ddp.reporting.history import HISTORY
+from ddp.training.gradients import distributed
+from ddp.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
+from ddp.training.steps import Stepper, average_batchnorm, random_state, set_random_state, validate
+
+
+class Training:
+    """One rank's part in the training of a run.
+
+    Attributes:
+        epoch, step, seconds, history, attempts, checkpoints: as in `State`.
+        totals: sums over this rank's images of the epoch, see `steps.step`.
+        sizes: of an epoch's global batches.
+    """
+
+    def __init__(
+        self, run: Run, process: Process, data: DataFolder, staged: Staged, code_sha256: str
+    ) -> None:
+        self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
+        # All data are in memory, on their device, before the first step.
+        images, labels = (
+            torch.tensor(array, device=process.device)
+            for array in data.at(Path(staged.path)).load("train")
+        )
+        everyone_is_here()
+        if process.local_rank == 0:
+            discard(staged)
+        held_in, held_out = (
+            torch.from_numpy(indices).to(process.device)
+            for indices in batches.validation_split(
+                len(labels), run.validation_images, run.validation_seed
+            )
+        )
+        self.validation = images[held_out], labels[held_out].long()
+        images, self.labels = images[held_in], labels[held_in].long()
+        self.padded = batches.pad(images, run.shift)
+        self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
+
+        torch.manual_seed(run.seed)
+        self.classifier = build(run.model, run.widths, data.classes)
+        self.classifier.fit_to(images.cpu())
+        self.classifier.average_recent_steps(run.epochs * len(self.sizes))
+        self.classifier.move_to(process.device)
+        self.mean_colour = self.classifier.mean.round().to(torch.uint8)
+        # The same number on every rank: otherwise some ranks would wait for others in a collective.
+        sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size]
+        shares = [
+            len(batches.share(torch.arange(size), process.rank, run.world_size)) for size in sizes
+        ]
+        first = [(images[:share], self.labels[:share]) for share in shares]
+        self.network, gradients = distributed(run, self.classifier, first)
+        self.optimizer = make_optimizer(run, self.classifier)
+        self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
+
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
+        self.history: list[dict[str, Any]] = []
+        self.attempts: list[dict[str, Any]] = []
+        self.checkpoints: dict[int, str] = {}
+        self.began = time.monotonic()
+
+    @property
+    def steps_done(self) -> int:
+        return self.epoch * len(self.sizes) + self.step
+
+    @property
+    def remedy(self) -> str:
+        """For numbers that are not finite."""
+        lower = f"use a lower learning_rate than {self.run.learning_rate} or a longer warmup"
+        return f"{lower}; the last good state is kept"
+
+    def restore(self, state: State) -> None:
+        """Continue from a state.
+
+        Raises:
+            Refusal: its tensors do not fit this network.
+        """
+        try:
+            self.load(state)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(
+                f"the state after {progress(state.epoch, state.step)} does not fit the network "
+                f"({error}); {START_OVER}"
+            ) from None
+
+    def load(self, state: State) -> None:
+        # A stop after the last step of an epoch leaves a state with all steps, before the end of
+        # the epoch.
+        if state.step > len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
+            raise ValueError("its steps or its history do not fit")
+        self.classifier.load_state_dict(state.model)
+        load_optimizer_state(self.optimizer, state.optimizer)
+        self.stepper.scaler.load_state_dict(state.scaler)
+        self.epoch, self.step, self.seconds = state.epoch, state.step, state.seconds
+        self.history, self.attempts, self.checkpoints = (
+            state.history,
+            state.attempts,
+            state.checkpoints,
+        )
+        # With another number of processes there is no state of this rank; between two epochs it
+        # would only add the random generators.
+        if len(state.ranks) == self.run.world_size:
+            own = state.ranks[self.process.rank]
+            for buffer_name, buffer in self.classifier.named_buffers():
+                buffer.copy_(own["buffers"][buffer_name])
+            self.totals.copy_(own["totals"])
+            set_random_state(own["rng"], self.process.device)
+
+    def rank_state(self) -> dict[str, Any]:
+        """This rank's part of a state, see `State.ranks`, on the CPU."""
+        buffers = {name: buffer.cpu() for name, buffer in self.classifier.named_buffers()}
+        return {
+            "buffers": buffers,
+            "totals": self.totals.cpu(),
+            "rng": random_state(self.process.device),
+        }
+
+    def state(self, ranks: list[dict[str, Any]]) -> State:
+        """The state of the whole training, from the parts of all ranks.
+
+        Raises:
+            Refusal: a number in it is not finite.
+        """
+        # A step with finite loss and gradient can still leave a weight, or a BatchNorm variance,
+        # that is not finite.
+        for tensors in (
+            dict(self.classifier.named_parameters()),
+            *(rank["buffers"] for rank in ranks),
+        ):
+            for name, tensor in tensors.items():
+                if not tensor.isfinite().all():
+                    raise Refusal(
+                        f"after {progress(self.epoch, self.step)}: {name} is not finite; "
+                        f"{self.remedy}"
+                    )
+        self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
+        return State(
+            run=asdict(self.run),
+            data_sha256=self.data.sha256,
+            code_sha256=self.code_sha256,
+            epoch=self.epoch,
+            step=self.step,
+            model=self.classifier.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            scaler=self.stepper.scaler.state_dict(),
+            ranks=ranks,
+            history=self.history,
+            seconds=self.seconds,
+            attempts=self.attempts,
+            checkpoints=self.checkpoints,
+        )
+
+    def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> bool:
+        """Train to the end of the epoch.
+
+        Returns:
+            Whether all ranks agreed to stop before it.
+
+        Raises:
+            Refusal: on all ranks, if a loss or a gradient is not finite.
+        """
+        run, rank = self.run, self.process.rank
+        begun = time.perf_counter() - self.seconds
+        plan = batches.epoch_plan(
+            len(self.labels),
+            run.seed,
+            self.epoch + 1,
+            run.flip,
+            run.shift,
+            run.cutout,
+            self.process.device,
+        )
+        self.network.train()
+        votes: deque[tuple[int, Vote]] = deque()
+        for batch in plan.order.split(self.sizes)[self.step :]:
+            mine = batches.share(batch, rank, run.world_size)
+            pixels = batches.crop(self.padded, mine, plan)
+            if run.cutout:
+                pixels = batches.cut_out(pixels, mine, plan, run.cutout, self.mean_colour)
+            lr = learning_rate(run, len(self.sizes), self.steps_done)
+            sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
+            self.totals += sums
+            self.step += 1
+            show.update()
+            votes.append(
+                (
+                    self.step,
+                    Vote(self.process, stop.reason is not None, saver.due, sums[0], gradient),
+                )
+            )
+            # On a GPU the votes are counted one step late.
+            stop_now, save_now = self.count(
+                votes, 1 if pixels.is_cuda and self.step < len(self.sizes) else 0
+            )
+            if stop_now or save_now:
+                # Count the last votes, so that only good numbers are saved.
+                self.count(votes, 0)
+                self.seconds = time.perf_counter() - begun
+                if stop_now:
+                    return True
+                saver.save(self.rank_state(), self.state)
+        self.seconds = time.perf_counter() - begun
+        return False
+
+    def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[bool, bool]:
+        """Count all votes but the last `left`; returns whether to stop and whether to save."""
+        stop, save = False, False
+        while len(votes) > left:
+            number, vote = votes.popleft()
+            verdict = vote.verdict()
+            stop, save = stop or verdict.stop, save or verdict.save
+            for what, bad in (("loss", verdict.bad_loss), ("gradient", verdict.bad_gradient)):
+                if bad is not None:
+                    raise Refusal(
+                        f"epoch {self.epoch + 1}, step {number}: the {what} of rank {bad} is not "
+                        f"finite; {self.remedy}"
+                    )
+        return stop, save
+
+    def end_epoch(self) -> None:
+        """Combine the results of the ranks, and validate."""
+        n = len(self.labels)
+        start = time.perf_counter()
+        loss, accuracy = (all_reduce(self.totals) / n).tolist()
+        average_batchnorm(self.classifier, self.run.world_size)
+        val_loss, val_accuracy = validate(self.classifier, *self.validation, self.process)
+        # This is possible with finite weights: BatchNorm uses other statistics in validation.
+        if val_loss is not None and not math.isfinite(val_loss):
+            raise Refusal(
+                f"epoch {self.epoch + 1}: the validation loss is not finite; {self.remedy}"
+            )
+        self.epoch, self.step = self.epoch + 1, 0
+        seconds = self.seconds + time.perf_counter() - start
+        rate = learning_rate(self.run, len(self.sizes), self.steps_done - 1)
+        row = (
+            self.epoch,
+            self.steps_done,
+            rate,
+            loss,
+            accuracy,
+            val_loss,
+            val_accuracy,
+            n / self.seconds,
+            seconds,
+        )
+        self.history.append(dict(zip(HISTORY, row, strict=True)))
+        self.totals.zero_()
+        self.seconds = 0.0

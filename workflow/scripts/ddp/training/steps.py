@@ -1,0 +1,112 @@
+"""The computation of a step and of the end of an epoch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddp.experiment.config import Run
+from ddp.ranks.process_group import Process, all_reduce
+from ddp.training.gradients import Gradients, autocast
+
+VALIDATION_BATCH = 500
+
+
+class Stepper:
+    """Takes a run's optimizer steps on this rank.
+
+    Attributes:
+        scaler: prevents fp16's gradients from vanishing; without effect in other precisions.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        network: nn.Module,
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
+        self.run, self.network, self.gradients, self.optimizer = run, network, gradients, optimizer
+        self.scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
+
+    def step(self, lr: float, images: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """One optimizer step, without any wait of the CPU for a GPU.
+
+        Args:
+            images, labels: this rank's share of a global batch of size `batch`.
+
+        Returns:
+            This rank's sums of loss and of correct predictions, float64 (2,), and the total
+            of its own
+            gradient, see `Gradients.take_total`; both still on the device.
+        """
+        run = self.run
+        with autocast(run, images):
+            logits = self.network(images)
+            loss = F.cross_entropy(
+                logits, labels, label_smoothing=run.label_smoothing, reduction="sum"
+            )
+        # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares
+        # differ in size.
+        self.scaler.scale(loss / batch).backward()
+        total = self.gradients.take_total()
+        if self.scaler.is_enabled():
+            # It searches for the largest scale without infinities, and skips steps that have some.
+            total = torch.zeros_like(total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["rate"]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double())), total
+
+
+@torch.no_grad()
+def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
+    """Average the running statistics of all ranks, so that the saved ones cover all images."""
+    statistics = [
+        buffer
+        for name, buffer in classifier.named_buffers()
+        if name.endswith(("running_mean", "running_var"))
+    ]
+    if world_size > 1 and statistics:
+        flat = all_reduce(torch.cat(statistics)) / world_size
+        for buffer, mean in zip(statistics, flat.split([len(s) for s in statistics]), strict=True):
+            buffer.copy_(mean)
+
+
+@torch.no_grad()
+def validate(
+    classifier: nn.Module, images: Tensor, labels: Tensor, process: Process
+) -> tuple[float | None, float | None]:
+    """Loss and accuracy over the held-out set: sums over ranks, divided once. None, None if it is
+    empty.
+    """
+    if not len(labels):
+        return None, None
+    classifier.eval()
+    totals = torch.zeros(2, dtype=torch.float64, device=process.device)
+    for chunk in torch.arange(len(labels), device=process.device).split(VALIDATION_BATCH)[
+        process.rank :: process.world_size
+    ]:
+        logits = classifier(images[chunk])
+        loss = F.cross_entropy(logits, labels[chunk], reduction="none").double().sum()
+        totals += torch.stack((loss, (logits.argmax(1) == labels[chunk]).sum().double()))
+    loss_sum, correct = all_reduce(totals).tolist()
+    return loss_sum / len(labels), correct / len(labels)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of this process's random generators, by device type; dropout uses them."""
+    return {"cpu": torch.get_rng_state()} | (
+        {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    )
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
