@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run bench fuzz test test-fast test-slow test-slurm test-faults lint format lock docs \
-  figures cluster-up cluster-down
+.PHONY: help run bench fuzz test test-fast test-slow test-slurm \
+  test-local test-faults lint format lock docs figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -41,12 +41,16 @@ bench: .venv/run.done
 	$(SNAKEMAKE) results/data/cifar10/manifest.json
 	python benchmarks/bench.py results/data/cifar10 results/bench
 
-# On three workers: one for Slurm, where the tests mostly wait, and two for the others.
-# -rs: tests that cannot run here say so.
-PARALLEL := python -m pytest -n 3 --dist loadgroup -rs -m "not faults"
-
+# The tests on Slurm mostly wait; those on this machine run beside them on two workers.
 test: lint
-	$(PARALLEL) tests
+	$(MAKE) --no-print-directory -j2 --output-sync test-slurm test-local
+
+# A file of tests stays on one worker: its tests share what is slow to make.
+# -rs: tests that cannot run here say so.
+PARALLEL := python -m pytest -n 2 --dist loadfile -rs -m "not faults"
+
+test-local: .venv/test.done
+	$(PARALLEL) tests/unit tests/workflow
 
 test-fast: .venv/test.done
 	$(PARALLEL) tests/unit
