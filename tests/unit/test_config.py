@@ -168,8 +168,8 @@ REFUSED = [
     ),
     (
         {"optimizer": "muon", "precision": "fp16"},
-        "precision: fp16 scales its gradients, which muon cannot skip steps for; use bf16, or sgd "
-        "or adamw",
+        "precision: muon cannot skip the steps that the gradient scaler of fp16 rejects; use bf16, or "
+        "sgd or adamw",
     ),
     ({"test_views": "all"}, 'test_views: "all" is not one of plain, flip, flip_shift'),
 ]

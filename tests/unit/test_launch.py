@@ -84,6 +84,19 @@ def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
     assert done.stderr == f"launch: some_program failed: {line}; see {tmp_path}/log\n"
 
 
+def test_a_program_that_stops_with_status_75_was_preempted(tmp_path) -> None:
+    """Any program, with or without words and a report of its own."""
+    for body, told in (
+        ("sys.exit(75)", f"node 0 on {HOST} stopped"),
+        ("print('some_program: saved', file=sys.stderr); sys.exit(75)", "saved"),
+    ):
+        done = program("launch", "--launcher", "none", "--", script(tmp_path, body))
+        assert done.returncode == 75
+        assert done.stderr == (
+            f"launch: some_program was preempted: {told}; run the same command again to resume\n"
+        )
+
+
 def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
     run = '{"dataset": "digits", "nodes": 1, "global_batch_size": 64}'
     done = program(

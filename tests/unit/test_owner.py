@@ -236,6 +236,21 @@ def test_one_of_two_that_find_the_same_dead_owner_gets_the_run(meanwhile) -> Non
     assert "is being trained by process " in other
 
 
+def test_an_owner_that_lost_the_run_while_it_loaded_its_data_leaves_the_record_alone(
+    tmp_path, monkeypatch
+) -> None:
+    """As after a pause longer than the lease, between taking the run and the first step."""
+    monkeypatch.setattr(owner, "BEAT", 0.1)
+    with acquire(tmp_path / "run" / "state", "process 1 on here", print) as held:
+        path = tmp_path / "run" / "state" / "owner.json"
+        other = owner.text(replace(ELSEWHERE, name="Slurm job 8"))
+        path.write_text(other)
+        time.sleep(0.5)
+        with pytest.raises(Refusal, match="run was taken over by Slurm job 8 on another-node"):
+            held.begin_at(0, 0)
+    assert path.read_text() == other
+
+
 def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
     *began, refused = meanwhile[begin_four_times].result()
     assert began == ["begun", "begun", "begun", "owns", "begun"]

@@ -59,9 +59,9 @@ ORIGIN = shlex.join(
 
 
 def transport(wildcards):
-    """How `launch` reaches the nodes; not a profile's key, which a second profile would override."""
-    # Inside a job, Snakemake's executor may be any, and a dry run does not know which scheduler
-    # will run the job: there `auto` lets the command find out where it runs.
+    """How `launch` reaches the nodes. In a profile, a second profile would override it."""
+    # A dry run does not know which scheduler will run the job; with `auto` the command finds out.
+    # The Snakemake inside a job may have any executor, so there the environment decides.
     executor = workflow.executor_plugin.name
     if executor == "dryrun":
         return "auto"

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from ddp.reporting import results
 from ddp.schedulers import registry
 from ddp.schedulers.base import Watch
 
-# Resources that follow from a run's geometry, with their key in the configuration.
-GEOMETRY = {"nodes": "nodes", "tasks": "nodes"}
+# Resources that --set-resources must not change, with the key to change instead.
+FIXED = {"nodes": "nodes", "tasks": "nodes"}
 # Processes per CPU of this machine. With more, each gets a few percent of a CPU.
 MOST_PER_CPU = 8
 # Runs that are listed one by one at the end.
@@ -39,9 +40,12 @@ class Session:
         self.workflow, self.experiment, self.scripts = workflow, experiment, Path(scripts)
         self.results = Path("results") / experiment.name
         self.watch = Watch()
+        self.began = time.time()
 
     def check_command_line(self) -> None:
-        """Print the experiment and what it would replace, but not again inside each job.
+        """Refuse incompatible options, and print the experiment and what it would replace.
+
+        Only once: the Snakemake inside a job does nothing here.
 
         Raises:
             Refusal: an option is incompatible with this workflow.
@@ -59,7 +63,7 @@ class Session:
     def refuse_other_geometry(self) -> None:
         for rule in ("stage", "train"):
             given = self.workflow.resource_settings.overwrite_resources.get(rule, {})
-            for resource, key in GEOMETRY.items():
+            for resource, key in FIXED.items():
                 value = getattr(given.get(resource), "raw", given.get(resource))
                 wrong = [
                     run
@@ -179,7 +183,8 @@ class Session:
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
         found = results.why_missing(name, self.results / name)
-        if found.log:
+        # The log of an earlier command says nothing about a job that was refused or never started.
+        if found.log and Path(found.log).stat().st_mtime >= self.began:
             return found
         for job, reason in self.watch.failures.items():
             if any(part.wildcards.get("run") == name for part in parts(job)):

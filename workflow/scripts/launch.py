@@ -38,8 +38,8 @@ from ddp.schedulers.base import Allocation, Command, Scheduler, Step
 GRACE = 35
 # Seconds before the end of the job at which its ranks stop: time to finish a step and to save.
 BEFORE_THE_END = 60
-# Seconds in which a scheduler that ends our processes ends this one too.
-ENDED_TOO = 5
+# Seconds to wait before a requeue: a scheduler that is cancelling the job ends this process too.
+CANCELLED_WITHIN = 5
 # Seconds in which a scheduler ends a job that it was asked to requeue.
 ENDED_BY_SCHEDULER = 120
 HERE = Path(__file__).resolve().parent
@@ -55,7 +55,7 @@ def main() -> None:
     )
     add = parser.add_argument
     transports = [f"{name}: {s.description}" for name, s in registry.SCHEDULERS.items()]
-    transports.append("auto: of the job that this process is part of, else local")
+    transports.append("auto: the nodes of the job that this process is part of, otherwise local")
     add("--transport", choices=("auto", *registry.SCHEDULERS), default="auto",
         help="; ".join(transports))  # fmt: skip
     add("--launcher", choices=launcher_names(), default="torchrun",
@@ -71,7 +71,7 @@ def main() -> None:
     add("--rank-logs", type=Path, metavar="FOLDER",
         help="folder for one log per rank and one of the launcher")  # fmt: skip
     add("--state", type=Path, metavar="FOLDER",
-        help="of the run's states: touch nothing if another job owns the run")  # fmt: skip
+        help="folder of the run's states; refuse if another job owns the run")  # fmt: skip
     add("--collect", type=Path, metavar="FILE", help="JSON file for the reports of all nodes")
     add("--end-with-parent", action="store_true", help="stop when the parent process ends")
     add("--requeue", action="store_true",
@@ -115,7 +115,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             f"transport {scheduler.transport} needs --rank-logs, a folder that every node sees, "
             "for the launchers' files"
         )
-    # One port that every node must be able to reach now, and one that stays free for the ranks.
+    # A free port for the ranks, and a port on which this process answers the nodes.
     free, listener = bound_pair(job.number, "127.0.0.1" if job.one_machine else "")
     with free, listener, folder_for_launcher(args, job) as folder:
         listener.listen(geometry.world_size)
@@ -251,8 +251,8 @@ def explain_and_end(
     line = failure.line
     requeued = False
     if failure.again and args.requeue and job.job:
-        # A job that is being cancelled must not be requeued; if so, this process ends here too.
-        time.sleep(ENDED_TOO)
+        # A job that is being cancelled must not be requeued.
+        time.sleep(CANCELLED_WITHIN)
         refused = scheduler.requeue(job)
         requeued = refused is None
         line += f"; job {job.job} is " + (

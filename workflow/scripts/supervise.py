@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddp.base.environment import Environment
-from ddp.base.errors import os_error_line
+from ddp.base.errors import STOPPED, os_error_line
 from ddp.base.processes import end_with_parent, how, last_words
 from ddp.launching.agents import Output, log_file, run_all
 from ddp.launching.endings import Ending, send
@@ -66,6 +66,8 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
             )
             outcome = run_all([command], output, GRACE)
         report = read_report(result)
+        if outcome.status == STOPPED:
+            report.setdefault("stopped", f"exit status {STOPPED}")
         # A program that ends because we are told to end only tells what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)

@@ -1,13 +1,13 @@
 """Train one run with DistributedDataParallel, on as many processes as the launcher started.
 
-Knows RANK, LOCAL_RANK and WORLD_SIZE and the contract in ddp/base/environment.py, and nothing
-about schedulers. Writes to --output:
+It knows RANK, LOCAL_RANK, WORLD_SIZE and the contract in ddp/base/environment.py, but no scheduler.
+It writes to --output:
 
     model.safetensors                  the weights
     history.csv                        one row per epoch
     checkpoints/epoch=NNN.safetensors  the weights of the epochs to keep
     run.json                           provenance
-    state/                             what it needs to resume, with bit-identical weights
+    state/                             its states, from which it resumes
 """
 
 # ruff: noqa: E402
@@ -66,9 +66,11 @@ def main() -> None:
     add("--save-every-epochs", type=int, default=1, metavar="N",
         help="save the state after every N epochs")  # fmt: skip
     add("--save-every-seconds", type=int, default=300, metavar="N",
-        help="and N seconds after the last time")  # fmt: skip
+        help="and within an epoch, N seconds after the last save")  # fmt: skip
     resume = parser.add_mutually_exclusive_group()
-    resume.add_argument("--fresh", action="store_true", help="start over; ignore saved states")
+    resume.add_argument(
+        "--fresh", action="store_true", help="start over, without the states of other jobs"
+    )
     resume.add_argument("--other-world-size", action="store_true",
                         help="resume the last whole epoch on another world size")  # fmt: skip
     args = parser.parse_args()
@@ -120,7 +122,8 @@ def train(run: Run, process: Process, contract: Environment, args: argparse.Name
                 where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
                 raise Stopped(f"stopped ({reason}) after {where}; saved in {folder}")
             training.end_epoch()
-            if process.first:
+            if owner:
+                owner.check()
                 run_name = f"{args.output.parent.name}/{args.output.name}"
                 line = epoch_line(training.history[-1], run.epochs)
                 bar.write(f"{run_name}: {line}", file=sys.stdout)
@@ -165,9 +168,8 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
     this = {
         "by": name,
         "hosts": list(dict.fromkeys(rank["host"] for rank in ranks)),
-        "device": ranks[0]["device_name"] or ranks[0]["device"],
-        "threads": ranks[0]["threads"],
-        **processor(),
+        "device": common([rank["device_name"] or rank["device"] for rank in ranks]),
+        **{key: common([rank[key] for rank in ranks]) for key in ("threads", *processor())},
         "torch": str(torch.__version__),
         "commit": git_state()["commit"],
         "started": now(),
@@ -189,10 +191,17 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
     return this
 
 
+def common(values: list[Any]) -> Any:
+    """The value of all ranks; if they differ, a text with each value once."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else ", ".join(map(str, different))
+
+
 def clear(output: Path, training: Training) -> None:
-    """Leave only the history so far in the output, as Snakemake does before it starts a job."""
+    """Remove earlier results from the output, and write the history so far."""
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    (output / "checkpoints").mkdir()
+    # A network file system may keep the folder as long as files in it are open.
+    (output / "checkpoints").mkdir(exist_ok=True)
     for name in ("model.safetensors", "run.json", "history.csv"):
         (output / name).unlink(missing_ok=True)
     if training.history:

@@ -86,7 +86,7 @@ class Owner:
             os.utime(self.path)
             self.confirmed = time.monotonic()
         else:
-            self.taken = there[0] if there else Record("", "somebody", "unknown", "")
+            self.taken = there[0] if there else Record("", "", "", "")
 
     def check(self) -> None:
         """Check that the run is still ours; call it before every write. It is free while the
@@ -94,20 +94,24 @@ class Owner:
 
         Raises:
             Refusal: another job has taken the run over, or the record was removed.
+            OSError: the record cannot be read.
         """
         if time.monotonic() - self.confirmed > 2 * BEAT:
             self.confirm()
         if self.taken:
-            raise Refusal(
-                f"{self.path.parent} was taken over by {self.taken.who}; this training ends here"
-            )
+            run = self.path.parent.parent
+            who = f"taken over by {self.taken.who}" if self.taken.name else "released by somebody"
+            raise Refusal(f"{run} was {who}; this training ends here")
 
     def begin_at(self, epoch: int, step: int) -> None:
         """Note the position from which the training starts.
 
         Raises:
-            Refusal: the same job has started from there too often.
+            Refusal: the same job has started from there too often, or another job has taken the
+                run over.
         """
+        # Loading data and compiling may have taken longer than the lease.
+        self.check()
         starts = self.record.starts + 1 if self.record.position == (epoch, step) else 1
         if starts > MOST_STARTS:
             raise Refusal(
@@ -256,7 +260,10 @@ def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
     before = look(path)
     if before and before[0].name != name and not before[0].released:
         await_end(path, name, before, tell)
-        atomic.write_text(path, text(replace(before[0], released=True)))
+        # Another process may have taken the run over meanwhile.
+        now = look(path)
+        if now and now[0].token == before[0].token:
+            atomic.write_text(path, text(replace(now[0], released=True)))
 
 
 def living(folders: Sequence[Path]) -> dict[Path, Record]:

@@ -244,7 +244,7 @@ class Request:
     other_world_size: bool
 
     def skip_reason(self, state: State) -> str | None:
-        """Why a usable state is skipped; None if it is not."""
+        """Why to skip a state that could be resumed; None to resume it."""
         # With `fresh`, a job still resumes its own states; otherwise it would start over after each
         # requeue.
         if self.fresh and all(attempt["by"] != self.by for attempt in state.attempts):
@@ -278,7 +278,7 @@ class Request:
 
 
 def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes | None:
-    """Find the state to resume, and remove newer ones, which the training will write again.
+    """Find the state to resume, and remove those that were skipped.
 
     Args:
         tell: gets a line for each skipped file, and one for the resumed state.
@@ -301,7 +301,7 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes
         try:
             state, content = read(path)
             reason, different = request.skip_reason(state), ", ".join(request.differs(state))
-            # If a finished run is trained again, its older states are also outdated.
+            # The results of a finished run are complete, so its states may be skipped.
             ended |= state.finished
         except ValueError as problem:
             reason = str(problem)

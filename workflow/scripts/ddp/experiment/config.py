@@ -160,7 +160,7 @@ class Experiment:
         axes = {key: values[key] for key in fields if is_axis(key, values[key])}
         refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"])
         refuse_too_many(axes)
-        refuse_unknown_homes(resolved)
+        refuse_bad_paths(resolved)
         runs = {}
         for point in itertools.product(*axes.values()):
             varied = dict(zip(axes, point, strict=True))
@@ -369,8 +369,8 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         )
     if run.optimizer == "muon" and run.precision == "fp16":
         raise Refusal(
-            "config: precision: fp16 scales its gradients, which muon cannot skip steps for; use "
-            "bf16, or sgd or adamw"
+            "config: precision: muon cannot skip the steps that the gradient scaler of fp16 "
+            "rejects; use bf16, or sgd or adamw"
         )
 
 
@@ -391,8 +391,8 @@ def refuse_too_many(axes: Mapping[str, list[Any]]) -> None:
         )
 
 
-def refuse_unknown_homes(config: Mapping[str, Any]) -> None:
-    """Refuse `~name` if there is no such user.
+def refuse_bad_paths(config: Mapping[str, Any]) -> None:
+    """Refuse scratch folders and archives that are not paths, or name an unknown user.
 
     Raises:
         Refusal: naming the key.

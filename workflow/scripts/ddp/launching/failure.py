@@ -58,7 +58,8 @@ def first_failure(
     saved = any("saved" in ending.report for ending in endings)
     if stopped and not failed:
         # Rank 0 says where it has saved.
-        said = min(stopped, key=lambda ending: "saved" not in ending.report).lines[-1]
+        teller = min(stopped, key=lambda ending: "saved" not in ending.report)
+        said = teller.lines[-1] if teller.lines else f"{teller.who} stopped"
         terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
         if outcome.stopped or not terminated:
             by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""

@@ -22,7 +22,7 @@ class Size:
         cpus: CPUs of each node.
         gpus: GPUs of each node.
         memory: MB of each node.
-        launches: the job's rules call `launch`, which reaches all of its nodes.
+        launches: whether the job's rules call `launch`, which reaches all of its nodes.
     """
 
     nodes: int
@@ -94,7 +94,7 @@ class Step:
         nodes: one command for each node.
         private: variables that no other user may read: they must not stand on a command line.
         tasks: tasks of each node.
-        ranks: each task is a rank, which the scheduler itself starts; otherwise it is a node.
+        ranks: whether each task is a rank; otherwise each task is a node.
         cpus: CPUs of each task.
         gpus: GPUs of each node.
         dispatch: command that runs a node's command on the node, see dispatch.py.

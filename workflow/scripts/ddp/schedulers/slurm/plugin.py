@@ -191,10 +191,10 @@ class Follower:
             if lasts(self.unlisted, job, job not in listed)
         ]
 
-    def show(self, states: Mapping[str, str], details: Mapping[str, tuple[str, str, str]]) -> None:
+    def show(self, states: Mapping[str, str], known: Mapping[str, tuple[str, str, str]]) -> None:
         """Print a line for each job whose state, pending reason or nodes have changed."""
         for number, info in list(self.jobs.items()):
-            state, reason, nodes = details.get(number, (states.get(number, ""), "", ""))
+            state, reason, nodes = known.get(number, (states.get(number, ""), "", ""))
             if state in ("", "COMPLETED", "COMPLETING"):
                 continue
             line = (
@@ -203,7 +203,7 @@ class Follower:
                 + (f" on {nodes}" if nodes else "")
             )
             # Without squeue's answer the nodes are unknown, which is not a change.
-            if number not in details and self.shown.get(number, "").startswith(state):
+            if number not in known and self.shown.get(number, "").startswith(state):
                 continue
             if self.shown.get(number) != line:
                 self.shown[number] = line
