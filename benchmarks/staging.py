@@ -28,7 +28,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
         scratch.mkdir()
         copy.mkdir()
         for status, seconds in (("fresh", fresh), ("reused", reused)):
-            staged = stage(data, [str(scratch)])
+            staged = stage(DataFolder.read(data), [str(scratch)])
             if staged.status != status:
                 raise AssertionError(f"{staged} is not {status}")
             seconds.append(staged.seconds)
