@@ -1,10 +1,10 @@
-"""How long the default recipe takes to 87.5 % of the test images of CIFAR-10, and a longer one to
-90 %, with six views of each image.
+"""Time of the default recipe to 87.5 % of the CIFAR-10 test images, and of a longer one to 90 %.
 
-The peer is `plain_airbench.py`, a single-process script with airbench's legacy recipe, in turns
-with ours, two rounds: its training against ours (that of run.json: from reading the data to the
-end, with validation and saving), and its whole process against the whole graph, from `snakemake` to
-the report, with the data fetched before.
+Accuracies are with six views of each image. The peer is `plain_airbench.py`, a single-process
+script
+with airbench's legacy recipe; the two take turns, in two rounds. Its training is compared with ours
+(from run.json: from reading the data to the end, with validation and saving), and its whole process
+with the whole graph, from `snakemake` to the report, with the data already fetched.
 """
 
 import json
@@ -70,7 +70,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
 def accuracies(
     what: str, against: str, least: float, found: list[dict[str, Any]]
 ) -> Iterator[Measured]:
-    """The accuracy that is to be reached, with six views, and the plain one beside it."""
+    """The accuracy to reach, with six views, and the one with one view beside it."""
     for views, key in (("six views", "accuracy"), ("one view", "plain_accuracy")):
         values = [entry[key] for entry in found]
         details = {
@@ -101,7 +101,7 @@ def trained(run: Any, data: Path, output: Path, views: str) -> dict[str, Any]:
 
 
 def plain_script(data: Path, seed: int) -> dict[str, float]:
-    """The peer in a process of its own, on all CPUs."""
+    """The peer in its own process, on all CPUs."""
     start = time.perf_counter()
     command = [
         sys.executable,
@@ -120,8 +120,8 @@ def plain_script(data: Path, seed: int) -> dict[str, float]:
 
 
 def whole_graph(data: Path, folder: Path) -> dict[str, float]:
-    """One run of the default experiment, on two processes, in a new working directory with the data
-    in it.
+    """One run of the default experiment, on two processes, in a new working directory with the
+    data.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("Snakefile", "config", "profiles", "workflow"):

@@ -1,8 +1,8 @@
-"""Measure everything in one run, against peers and limits: python benchmarks/bench.py DATA-FOLDER
-OUTPUT-FOLDER [BENCHMARK …]
+"""Measure everything in one run: python benchmarks/bench.py DATA-FOLDER OUTPUT-FOLDER [BENCHMARK …]
 
-Prints a table, and writes it with the numbers behind it as bench.json into the output folder. Runs
-for some half an hour on two cores; name benchmarks to run only them.
+Prints a table, and writes it with the numbers behind it to bench.json in the output folder. It
+takes
+half an hour on two cores; name benchmarks to run only those.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from measured import Measured  # noqa: E402
 from ddp.base.errors import told_in_one_line  # noqa: E402
 from ddp.base.provenance import git_state, versions  # noqa: E402
 
-# Each a module here, with `measure(data, work)`: the folder of CIFAR-10, and one for its own files.
+# Each is a module here with `measure(data, work)`: the folder of CIFAR-10, and one for its own
+# files.
 BENCHMARKS = (
     "throughput",
     "busy",
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def timed(name: str, data: Path, work: Path) -> Iterator[Measured]:
-    """The rows of a benchmark as they come, each shown at once."""
+    """The rows of a benchmark as they come; each is printed at once."""
     start = time.perf_counter()
     for row in importlib.import_module(name).measure(data, work):
         print(f"{name}: {row.what}: {row.value:.3g}", flush=True)

@@ -1,10 +1,9 @@
-"""How long threads should spin while they wait for each other (GOMP_SPINCOUNT): steps of the
-default network on two threads, with the machine otherwise idle and with every CPU busy with
-something else.
+"""How long waiting threads should spin (GOMP_SPINCOUNT), on an idle and on a busy machine.
 
-By default, libgomp's threads spin for milliseconds. On a busy CPU they spin for as long as the
-scheduler lets them, while the thread that they wait for is not running. Each setting has processes
-of its own, which take turns; a ratio is the median over the rounds.
+The measure is steps of the default network on two threads. By default, libgomp's threads spin for
+milliseconds; on a busy CPU they take the time of the thread that they wait for. Each setting has
+its
+own processes, which take turns; a ratio is the median over the rounds.
 """
 
 import os
@@ -19,7 +18,7 @@ from statistics import median
 from measured import Measured
 
 CPUS = len(os.sched_getaffinity(0))
-# libgomp's own, and the one that `launch` sets.
+# libgomp's default, and the value that `launch` sets.
 SETTINGS: dict[str, dict[str, str]] = {"default": {}, "short": {"GOMP_SPINCOUNT": "10000"}}
 ROUNDS, SECONDS, BATCH = 5, 4, 250
 

@@ -1,7 +1,6 @@
-"""A dry run, `snakemake -n --quiet`, of experiments of 10 to 5,000 runs: its duration, and whether
-a run costs the same among many.
+"""Duration of `snakemake -n --quiet` for 10 to 5,000 runs, and the growth per run.
 
-In a working directory of its own, in which nothing is done yet, on this checkout's rules.
+In its own working directory without results, with the rules of this checkout.
 """
 
 import json
@@ -21,7 +20,7 @@ TIMES = 3
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the data are not read
-    # All sizes in turn, so that what else the machine does meets all of them alike.
+    # All sizes in turns, so that other load on the machine affects them equally.
     taken: dict[int, list[float]] = {runs: [] for runs in SIZES}
     for _ in range(TIMES):
         for runs in SIZES:
@@ -51,7 +50,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
 
 
 def seconds_of(runs: int, work: Path) -> float:
-    """Of the dry run of an experiment with so many seeds."""
+    """Seconds of the dry run of an experiment with so many seeds."""
     config = work / f"{runs}.json"
     config.write_text(json.dumps({"experiment": "many", "seed": list(range(runs))}))
     where = ["--snakefile", SNAKEFILE, "--directory", work, "--configfile", config]

@@ -1,10 +1,9 @@
-"""Evaluating a run on the 10,000 test images of CIFAR-10, against the bare forward pass of its
-network over them.
+"""Evaluation on the 10,000 test images of CIFAR-10, against the bare forward pass of its network.
 
 Ours is `evaluate.evaluate` for one weights file, from the folder of the data to evaluation.json:
-hashes checked, weights read, metrics computed. The bare pass has network and images in memory, and
-keeps the logits; batch size and threads are the same. Both in this process, without the start of
-Python and the import of torch, and in turn; a ratio is the median of the rounds' ratios.
+checking hashes, reading weights, computing metrics. The bare pass has network and images in memory,
+and keeps the logits; batch size and threads are equal. Both run in this process, without the start
+of Python and the import of torch, and take turns; a ratio is the median of the rounds' ratios.
 """
 
 import argparse

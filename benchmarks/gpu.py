@@ -2,9 +2,10 @@
 OUTPUT-FOLDER
 
 Trains a configuration with many seeds, evaluates each, and prints and writes gpu.json: mean time
-and accuracy, throughput, and what share of the device's measured rate of matrix products that is.
-The first training is the warm-up and is not counted. A configuration whose device is `cpu` is
-measured on that.
+and
+accuracy, throughput, and its share of the device's measured rate of matrix products. The first
+training is the warm-up and does not count. If the device of the configuration is `cpu`, the CPU is
+measured.
 """
 
 import argparse
@@ -80,9 +81,7 @@ def throughput(folder: Path) -> dict[str, float]:
 
 
 def summary(run: Run, found: list[dict[str, Any]], classes: int) -> dict[str, Any]:
-    """Means over the runs, and the share of the device's rate that the arithmetic of the network
-    takes.
-    """
+    """Means over the runs, and the network's share of the device's rate."""
     device = torch.device("cuda" if run.device != "cpu" and torch.cuda.is_available() else "cpu")
     rate, flops = matrix_rate(device, DTYPES[run.precision]), flops_per_image(run, classes)
     speed = median(one["images_per_second"] for one in found)
@@ -118,9 +117,7 @@ def flops_per_image(run: Run, classes: int) -> float:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of square matrix products on the device: the best of
-    ten.
-    """
+    """Floating-point operations per second of square matrix products on the device: best of ten."""
     size = 8192 if device.type == "cuda" else 1024
     matrix = torch.randn(size, size, device=device).to(dtype)
     seconds = []
@@ -134,7 +131,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for a GPU to have done what it was given."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 

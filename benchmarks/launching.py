@@ -1,9 +1,8 @@
-"""From the start of `launch` to the first training step of two processes, against importing torch
-in two processes at once.
+"""From the start of `launch` to the first step of two processes, against importing torch in two
+processes.
 
-The first step is not announced. Rank 0 tells of an epoch as soon as it is over, and its history how
-long the epoch took, so the first step began that long before the line of the first epoch. The two
-are measured in turn; medians.
+The first step is not printed. Rank 0 prints an epoch when it is over, and the history has the
+duration of the epoch: the first step began that long before the line. The two take turns; medians.
 """
 
 import csv
@@ -19,8 +18,7 @@ from pathlib import Path
 from measured import Measured
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
-# An epoch of a single step; and a small network, as nothing before the step depends on its size but
-# the time until it is told of does.
+# An epoch of a single step, and a small network: the size affects only the time until its line.
 RUN = {
     "dataset": "cifar10",
     "widths": [8, 8, 8],
@@ -37,7 +35,7 @@ TIMES = 5
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     scratch = work / "scratch"
     scratch.mkdir(exist_ok=True)
-    # What the rule `stage` has done by then: the data are on the node.
+    # The rule `stage` has done this before: the data are on the node.
     first_step(data, scratch, work / "run")
     launched, imported = list[float](), list[float]()
     for _ in range(TIMES):
@@ -82,7 +80,7 @@ def first_step(data: Path, scratch: Path, output: Path) -> float:
 
 
 def import_torch() -> float:
-    """Seconds in which two processes, started at once, have imported torch."""
+    """Seconds in which two processes, started at once, import torch."""
     start = time.perf_counter()
     processes = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(2)]
     statuses = [process.wait() for process in processes]

@@ -1,6 +1,4 @@
-"""One measurement: a ratio or a duration from this run, what it is measured against, and what it
-has to reach.
-"""
+"""One measurement: a ratio or a duration, its peer, and its target."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +9,12 @@ class Measured:
     """A row of the table.
 
     Attributes:
-        what: is measured.
-        against: the peer, or the limit.
-        value: of `what`, as a ratio to the peer where there is one, else in seconds or another unit
-            that `against` names.
-        least, most: what it has to reach, at least or at most; None where the row is only told.
-        details: the numbers it comes from, JSON types, units in their names.
+        what: the measured quantity.
+        against: the peer, or the unit.
+        value: a ratio to the peer if there is one; otherwise seconds or another unit named by
+            `against`.
+        least, most: the target; None if there is none.
+        details: the numbers behind it, as JSON types, with units in their names.
     """
 
     what: str

@@ -1,9 +1,9 @@
-"""How much of the gradients' all-reduce goes on while the backward pass still computes: a profile
-of two gloo processes.
+"""Overlap of the gradients' all-reduce with the backward pass: a profile of two gloo processes.
 
-`loss.backward()` returns when all gradients are added up, so its own time span contains every
-all-reduce. What counts as computing is the span from its start to the end of the last gradient that
-autograd itself computes; what of the all-reduces lies after that is waited for.
+`loss.backward()` returns when all gradients are summed, so its time span contains every all-reduce.
+Computing is the span from its start to the end of the last gradient that autograd computes; the
+part
+of the all-reduces after that is waiting time.
 """
 
 import json
@@ -32,8 +32,7 @@ PROCESSES = 2
 STEPS = 5
 BATCH = 32  # of each process
 ONE_BUCKET_MB = 1000.0
-# Ours; the same buckets without our hook, as DDP does it by itself; and all gradients in one
-# bucket, with nothing to overlap.
+# Ours; the same buckets without our hook; and all gradients in one bucket, without any overlap.
 WAYS = ("ours", "without our hook", "one bucket")
 
 
@@ -83,7 +82,7 @@ def process(rank: int, work: str) -> None:
 def networks(
     way: str, run: Run, classifier: Classifier, images: torch.Tensor, labels: torch.Tensor
 ) -> tuple[nn.Module, float]:
-    """The classifier as it is trained in this way, and the size of its buckets in MB."""
+    """The classifier as trained in each way, and the size of its buckets in MB."""
     if way == "ours":
         return distributed(run, classifier, [(images, labels)])[0], Gradients(
             run, classifier
@@ -97,9 +96,7 @@ def networks(
 
 
 def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """One forward and backward pass; its duration in seconds. Both start together, so that neither
-    waits for the other's rest.
-    """
+    """Seconds of one forward and backward pass. Both processes start together."""
     dist.barrier()
     start = time.perf_counter()
     loss = F.cross_entropy(network(images), labels)
@@ -110,11 +107,10 @@ def step(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> floa
 
 
 def share_hidden(events: Sequence[Any]) -> dict[str, float]:
-    """Of a profile's steps, medians: the share of the all-reduces' time while autograd computes,
-    and milliseconds of what there was.
+    """Medians over the steps of a profile: the overlapped share of the all-reduces, and
+    milliseconds.
 
-    An all-reduce lasts from when it is asked for to its end; where several are under way at once,
-    that time counts once.
+    An all-reduce lasts from its request to its end; time with several all-reduces counts once.
     """
     steps = []
     for backward in (event for event in events if event.name == "backward"):

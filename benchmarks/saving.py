@@ -1,10 +1,11 @@
-"""The share of a training's time that saving its state takes at the default interval: an epoch or
-300 s, whichever is shorter.
+"""Share of a training's time for saving at the default interval: an epoch or 300 s, whichever is
+shorter.
 
-Trains on few images and two processes, and saves every second; the time that the training stood
-still for a state is put into proportion to a whole epoch at the measured speed. Writing goes on in
-the background, beside the training; the last state alone is waited for, and counts with the others.
-What it takes is the size of a state and the speed of the storage that `work` is on.
+Trains on few images and two processes and saves every second. The time that training waited for a
+state is compared with a whole epoch at the measured speed. Writing continues in the background;
+only
+the last state is waited for, and it counts too. The cost depends on the size of a state and on the
+storage of `work`.
 """
 
 import csv
@@ -21,7 +22,7 @@ from measured import Measured
 from ddp.experiment.config import Experiment
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
-# With so many images held out that it is trained for some ten seconds.
+# So many images are held out that training takes some ten seconds.
 MODELS = {
     "airbench": {"learning_rate": 0.75, "validation_fraction": 0.3},
     "resnet18_imagenet": {"learning_rate": 0.05, "validation_fraction": 0.8},

@@ -1,11 +1,10 @@
-"""What more processes gain: measured on this machine, put into a model of the step's time, and what
-that says of many GPUs.
+"""Gain of more processes: measured on this machine, modelled, and predicted for many GPUs.
 
-Two processes of a thread are measured against one of two, in turns, as `launch.py` and `train.py`
-train them. Then steps on 1, 2 and 3 processes of a thread, and all-reduces of several sizes, are
-what the model of `step_model` is fitted to. Three processes on two CPUs share them: the model lets
-no more compute at once than there are CPUs, so the third is a test of it, not a gain. The figures
-for GPUs come from published speeds, not from a GPU here.
+Two processes of one thread are compared with one of two, in turns, as `launch.py` and `train.py`
+train them. The model of `step_model` is fitted to steps on 1, 2 and 3 processes of one thread, and
+to
+all-reduces of several sizes. Three processes share two CPUs, which tests the model. The figures for
+GPUs use published speeds, not a GPU here.
 """
 
 import csv
@@ -40,14 +39,13 @@ from plot import PALETTE, STYLE
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3
 # Half of the images: an epoch of the default network takes some 10 s on two CPUs. The first epoch
-# warms up, and is not counted.
+# is a warm-up.
 VALIDATION_FRACTION = 0.5
 EPOCHS = 3
 
 PROCESSES = (1, 2, 3)
 BATCHES = (126, 252, 504)  # global; they divide among 1, 2 and 3 processes
-# For a point: an epoch of 10,000 images, after one that warms up. All others are validated on,
-# which takes longer.
+# Per point an epoch of 10,000 images, after a warm-up. The others are held out, which takes longer.
 POINT_FRACTION = 0.8
 POINT_EPOCHS = 2
 REDUCED_BYTES = (2**10, 2**14, 2**18, 2**20, 2**22, 2**24, 2**25)
@@ -55,8 +53,8 @@ REDUCES = 15  # of a size
 
 GPUS = (8, 64, 512)
 GIGABITS = (100, 400)
-# Seconds of a message between two nodes that NCCL's own model assumes for its protocol LL128
-# (hwLat, NET, in its tuning.cc).
+# Seconds per message between two nodes in NCCL's own model for its protocol LL128 (hwLat, NET, in
+# its tuning.cc).
 NCCL_RING_HOP, NCCL_TREE_HOP = 4.0e-6, 8.5e-6
 
 
@@ -153,7 +151,7 @@ def two_processes(data: Path, work: Path) -> Measured:
         "global_batch_size": batch,
     }
     return Measured(
-        "training throughput, two processes of a thread",
+        "training throughput, two processes of one thread",
         "one process of two threads",
         ratio,
         1.15,
@@ -207,7 +205,7 @@ def fitted(
     compute: Compute,
     size: int,
 ) -> Measured:
-    """How far the model is off the steps that it was fitted to."""
+    """The error of the model on the steps that it was fitted to."""
     steps = [
         {
             "processes": processes,
@@ -233,7 +231,7 @@ def fitted(
     }
     return Measured(
         "model of a step: compute / P + latency + bytes / bandwidth",
-        "median share it is off, 1 to 3 processes",
+        "median relative error, 1 to 3 processes",
         off,
         None,
         None,
@@ -242,7 +240,7 @@ def fitted(
 
 
 def parameters(classifier: Classifier) -> int:
-    """Number of those that are trained, which is what is reduced."""
+    """Number of trained parameters, which are reduced."""
     return sum(
         parameter.numel() for parameter in classifier.parameters() if parameter.requires_grad
     )
@@ -265,8 +263,8 @@ def on_gpus(published: Published, gigabits: float) -> tuple[Compute, Network, in
 
 
 def predicted(published: Published, gigabits: int) -> Measured:
-    """From how many GPUs on twice as many gain less than 10 %, on the usual global batch; and what
-    some numbers of GPUs come to.
+    """The number of GPUs beyond which doubling gains less than 10 % at the usual global batch, and
+    speed-ups.
     """
     compute, network, count = on_gpus(published, gigabits)
     details: dict[str, Any] = {
@@ -288,14 +286,14 @@ def predicted(published: Published, gigabits: int) -> Measured:
             "speedup_at_fixed_global_batch": {
                 gpus: round(seconds(1) / seconds(gpus), 2) for gpus in GPUS
             },
-            # The global batch grows with the GPUs: each has as many images as the one had.
+            # The global batch grows with the GPUs: each keeps as many images as the single one had.
             "efficiency_at_fixed_share": {
                 gpus: round(seconds(1) / seconds(gpus, published.batch * gpus), 3) for gpus in GPUS
             },
         }
     what = f"predicted, {published.name} at {gigabits} Gb/s a GPU"
     return Measured(
-        what, "GPUs from which on twice as many gain under 10 %", pays["fp32"], None, None, details
+        what, "GPUs beyond which doubling gains less than 10 %", pays["fp32"], None, None, details
     )
 
 
@@ -376,8 +374,8 @@ def overlapped(work: Path) -> Measured:
         "batch_of_each": overlap.BATCH,
     } | found
     return Measured(
-        "share of the all-reduce within the backward pass' computing",
-        "its whole time",
+        "share of the all-reduce that overlaps with the backward pass",
+        "its total time",
         found["ours"]["hidden"],
         None,
         None,

@@ -1,8 +1,7 @@
-"""Staging a node: making a checked copy against `cp` and `sha256sum` of the same files on the same
-file system, and taking up one there.
+"""Staging a node: a verified copy against `cp` and `sha256sum`, and reuse of a copy.
 
-In turn, so that what else the machine does meets all of them alike; medians. `sha256sum` reads the
-copy, as staging does.
+In turns, so that other load affects them equally; medians. `sha256sum` reads the copy, as staging
+does.
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""How long a step of data-parallel training takes: compute / P + latency + bytes / bandwidth, and
-how far that says a training scales.
-"""
+"""A model of a data-parallel step: compute / P + latency + bytes / bandwidth."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +11,12 @@ MOST = 2**14  # processes that `last_that_pays` looks at
 
 @dataclass(frozen=True)
 class Network:
-    """What joins the processes.
+    """The network between the processes.
 
     Attributes:
-        hop: seconds for one message, however small, to the next process of a ring.
-        bandwidth: of each process, in bytes a second and direction.
-        tree_hop: the same seconds in a tree, which has fewer one after the other; None where there
-            is no tree.
+        hop: seconds per message to the next process of a ring.
+        bandwidth: of each process, in bytes per second and direction.
+        tree_hop: seconds per level of a tree; None if there is no tree.
     """
 
     hop: float
@@ -27,8 +24,8 @@ class Network:
     tree_hop: float | None = None
 
     def latency_seconds(self, processes: int) -> float:
-        """Of an all-reduce of nothing: around the ring and back, or up the tree and down, whichever
-        is quicker.
+        """Latency of an all-reduce: around the ring and back, or up and down the tree,
+        whichever is faster.
         """
         ring = 2 * (processes - 1) * self.hop
         return (
@@ -36,7 +33,9 @@ class Network:
         )
 
     def all_reduce_seconds(self, processes: int, size: float) -> float:
-        """Of `size` bytes, of which a ring sends 2 (P - 1) / P from each process."""
+        """Seconds of an all-reduce of `size` bytes; a ring sends 2 (P - 1) / P of them from
+        each process.
+        """
         return (
             self.latency_seconds(processes)
             + 2 * (processes - 1) / processes * size / self.bandwidth
@@ -45,11 +44,11 @@ class Network:
 
 @dataclass(frozen=True)
 class Compute:
-    """Of one process.
+    """The computation of one process.
 
     Attributes:
-        image: seconds an image.
-        step: seconds a step, however few its images.
+        image: seconds per image.
+        step: seconds per step, for any number of images.
     """
 
     image: float
@@ -64,12 +63,12 @@ def step_seconds(
     size: float,
     at_once: int | None = None,
 ) -> float:
-    """Of a step on a global batch, with nothing of the all-reduce hidden behind the backward pass.
+    """Seconds of a step on a global batch, without overlap of the all-reduce and the backward
+    pass.
 
     Args:
-        size: of all gradients, in bytes as they are sent.
-        at_once: the most processes that can compute at the same time, where they have to share
-            CPUs.
+        size: of all gradients, in bytes as sent.
+        at_once: the most processes that can compute at the same time, if they share CPUs.
     """
     sharing = processes / min(processes, at_once or processes)
     return sharing * (
@@ -78,9 +77,7 @@ def step_seconds(
 
 
 def last_that_pays(seconds: Callable[[int], float], least: float = 0.1) -> int:
-    """The first number of processes, of powers of 2, that twice as many would not make faster by
-    the share `least`.
-    """
+    """The first power of 2 of processes at which doubling gains less than the share `least`."""
     processes = 1
     while processes < MOST and seconds(processes) >= (1 + least) * seconds(2 * processes):
         processes *= 2
@@ -88,9 +85,7 @@ def last_that_pays(seconds: Callable[[int], float], least: float = 0.1) -> int:
 
 
 def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
-    """From all-reduces as (processes, bytes, seconds): least squares of the relative errors, so
-    that small ones count as much.
-    """
+    """Fit to all-reduces as (processes, bytes, seconds): least squares of relative errors."""
     rows = np.array(
         [
             (2 * (processes - 1), 2 * (processes - 1) / processes * size)
@@ -104,7 +99,7 @@ def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
 def fit_compute(
     measured: Sequence[tuple[int, int, float]], network: Network, size: float, at_once: int
 ) -> Compute:
-    """From steps as (processes, global batch, seconds), less what the network takes of them."""
+    """Fit to steps as (processes, global batch, seconds), minus their time on the network."""
     sharing = [processes / min(processes, at_once) for processes, _, _ in measured]
     rows = np.array(
         [

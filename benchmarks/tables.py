@@ -1,8 +1,6 @@
-"""The tables and figures of 1,000 runs of 100 epochs, every epoch kept and evaluated: what
-aggregate.py and plot.py take for them.
+"""aggregate.py and plot.py on 1,000 runs of 100 epochs, with every epoch evaluated.
 
-The result folders are made up, in the form that docs/results.md tells; nothing else of the workflow
-takes part.
+The result folders are synthetic, in the form of docs/results.md; nothing else of the workflow runs.
 """
 
 import csv
@@ -23,8 +21,8 @@ from ddp.reporting.history import HISTORY
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUNS, EPOCHS, CLASSES = 1000, 100, 10
-# Runs a command and prints the largest memory it had, in KB. In between, because what a process has
-# had is counted for what it starts.
+# Runs a command and prints its peak memory in KB. A separate process, because the counter includes
+# all children.
 PEAK = (
     "import resource as r, subprocess as s, sys; s.run(sys.argv[1:], check=True); "
     "print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss)"
@@ -75,7 +73,7 @@ def run(program: str, *options: object) -> tuple[float, float]:
 
 
 def write_run(folder: Path, seed: int, draw: random.Random) -> None:
-    """What a run leaves behind, with curves such as trainings have."""
+    """The files of a run, with realistic curves."""
     folder.mkdir(parents=True)
     accuracies = [
         0.94 - 0.6 * math.exp(-epoch / 10) + draw.gauss(0, 0.004) for epoch in range(EPOCHS)

@@ -1,11 +1,11 @@
-"""How fast we train: against the same network on one batch that lies ready in memory, and against
-the usual tutorial loop.
+"""Training throughput against the bare network on one batch, and against the tutorial loop.
 
-Ours is `Training.train_epoch`, in this process and alone, with all CPUs as threads, in images per
-second as history.csv has them: with its plan of the epoch, crops, normalisation, sums and votes.
-The bare loop has none of these, only the network's forward and backward pass and the optimizer's
-step, on normalised float images. A short epoch of ours and as many bare steps take turns, so that
-both meet the same machine; a ratio is the median of the rounds' ratios.
+Ours is `Training.train_epoch`, alone in this process, with all CPUs as threads, in images per
+second
+as in history.csv: with its plan of the epoch, crops, normalisation, sums and votes. The bare loop
+has
+only the network's forward and backward pass and the optimizer's step, on normalised float images. A
+short epoch of ours and as many bare steps take turns; a ratio is the median of the rounds' ratios.
 """
 
 import copy
@@ -38,13 +38,13 @@ CPUS = len(os.sched_getaffinity(0))
 SECONDS = 30  # for the rounds of one model
 FEWEST_ROUNDS = 5
 IMAGES = 50_000
-# For timing alone: low enough that no network diverges on the few images it sees again and again.
+# For timing only: low enough that no network diverges on the few images that it sees repeatedly.
 LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, and how much of it is trained in a round: `steps` of `batch` images."""
+    """A network, and its work in a round: `steps` of `batch` images."""
 
     name: str
     batch: int
@@ -52,7 +52,7 @@ class Case:
     keys: dict[str, Any] = field(default_factory=dict)
 
     def run(self, **keys: Any) -> Run:
-        """A run whose epoch is so many steps: all other images are held out."""
+        """A run whose epoch has so many steps: all other images are held out."""
         given = {
             "dataset": "cifar10",
             "epochs": 100_000,
@@ -64,7 +64,7 @@ class Case:
         return Run.from_json(json.dumps(given | self.keys | keys))
 
 
-# A round of a network takes about a second or two on two cores.
+# A round of a network takes one or two seconds on two cores.
 CASES = (
     Case("airbench", 250, 20, {"model": "airbench", "widths": [32, 64, 64]}),
     Case("airbench94", 250, 4, {"model": "airbench", "widths": [64, 256, 256]}),
@@ -73,7 +73,7 @@ CASES = (
     Case("resnet18", 32, 2, {"model": "resnet18"}),
     Case("resnet18_imagenet", 128, 5, {"model": "resnet18_imagenet"}),
 )
-# The peer's own recipe, but for augmentation, which it has none of.
+# The peer's own recipe, except for augmentation, which the peer lacks.
 AS_THE_TUTORIAL = Case(
     "resnet18_imagenet",
     128,
@@ -91,7 +91,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
 
 
 class Ours:
-    """A training of ours, an epoch at a time."""
+    """Our training, one epoch at a time."""
 
     def __init__(self, case: Case, process: Process, data: Path, work: Path) -> None:
         folder = DataFolder.read(data)
@@ -101,9 +101,7 @@ class Ours:
         self.images_per_second()  # the first steps of a network are slower
 
     def images_per_second(self) -> float:
-        """Of one more epoch, as `Training.end_epoch` counts it; without that, as it would validate
-        all the other images.
-        """
+        """Of one more epoch, as in `Training.end_epoch`, but without validation."""
         training = self.training
         training.step, training.seconds = 0, 0.0
         training.train_epoch(self.stop, self.saver, self.show)
@@ -112,7 +110,7 @@ class Ours:
 
 
 class Bare:
-    """The network of a training and its optimizer, on its first batch, which lies ready."""
+    """The network of a training and its optimizer, on its first batch in memory."""
 
     def __init__(self, case: Case, training: Training) -> None:
         self.run, self.steps = training.run, case.steps
@@ -151,7 +149,7 @@ def against_bare(case: Case, ours: Ours) -> Measured:
     rates: list[tuple[float, float]] = []
     end = time.perf_counter() + SECONDS
     while len(rates) < FEWEST_ROUNDS or time.perf_counter() < end:
-        # Whoever is first may find the other's data in the caches.
+        # The first one may find the other's data in the caches.
         if len(rates) % 2:
             rates.append((ours.images_per_second(), bare.images_per_second()))
         else:
@@ -177,9 +175,7 @@ def against_bare(case: Case, ours: Ours) -> Measured:
 
 
 def against_tutorial(ours: Ours, data: Path) -> Measured:
-    """Against the better of its data read by this process itself and by as many workers as there
-    are CPUs, which is its own choice.
-    """
+    """Against the faster of its two ways to read data: this process, or one worker per CPU."""
     case = AS_THE_TUTORIAL
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Trainings and evaluations as users have them: by the programs, in processes of their own."""
+"""Trainings and evaluations by the programs, in their own processes, as users run them."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def train(run: Run, data: Path, output: Path, cpus: int) -> dict[str, Any]:
-    """Train through `launch`; returns run.json. The program says on stderr what goes wrong."""
+    """Train through `launch`; returns run.json. Errors go to stderr."""
     geometry = [
         "--nodes",
         run.nodes,
