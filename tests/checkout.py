@@ -1,4 +1,4 @@
-"""A checkout of the tests' own, and Snakemake run in it as a user would."""
+"""A checkout for the tests, and Snakemake run in it as a user would."""
 
 import os
 import re
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Checkout:
-    """A copy of the project's files in a folder with a space in its name, with results and scratch
-    of its own.
+    """A copy of the project in a folder with a space in its name, with its own results and
+    scratch.
 
     Args:
-        folder: empty, or new.
-        profile: that Snakemake runs with.
+        folder: empty or new.
+        profile: Snakemake's.
         inside: command that runs a command elsewhere, such as on a cluster.
     """
 
@@ -56,7 +56,7 @@ class Checkout:
         }
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`snakemake` with the profile and the arguments; output as text, both streams in one."""
+        """Run `snakemake` with the profile and the arguments; both output streams as one text."""
         return subprocess.run(
             [*self.command, *arguments],
             cwd=self.path,
@@ -80,7 +80,7 @@ class Checkout:
         return done.stdout
 
     def jobs(self, *arguments: str) -> dict[str, int]:
-        """What a dry run would run: jobs by rule."""
+        """The jobs of a dry run, by rule."""
         said = self.run("--dry-run", *arguments)
         if "Nothing to be done" in said:
             return {}
@@ -97,7 +97,7 @@ class SlurmCheckout(Checkout):
     def __init__(self, cluster: Cluster) -> None:
         self.inside = [*PROGRAM, "run", "--"]
         super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
-        # Tests are in a hurry; a site's accounting is not to be asked so often.
+        # Faster than a site's accounting would like.
         often = [
             "--slurm-init-seconds-before-status-checks",
             "2",
@@ -107,7 +107,7 @@ class SlurmCheckout(Checkout):
         self.command += [*often, "--latency-wait", "10"]
 
     def on_the_login_node(self, *arguments: str) -> None:
-        """The same checkout with the profile for one machine."""
+        """Run the same checkout with the profile for one machine."""
         command = [
             *self.inside,
             sys.executable,

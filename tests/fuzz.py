@@ -1,8 +1,10 @@
-"""Hostile files for every reader: seeded, so that a case can be made again by its number.
+"""Hostile files for every reader, seeded, so that a case can be repeated by its number.
 
-A case is good if the reader takes the file, or refuses it in one line: at most 200 characters,
-    nothing that a terminal obeys, no traceback,
-within seconds. Every payload tries to make a file, the canary; afterwards there must be none.
+A case passes if the reader accepts the file, or refuses it within seconds in one line of at most
+200
+characters without control characters or a traceback. Every payload tries to make a file, the
+canary,
+which must not exist afterwards.
 
     python tests/fuzz.py --seed 1 --cases 4000 --programs 300
 """
@@ -68,7 +70,7 @@ Draw = random.Random
 
 
 class Canary:
-    """Unpickled, or run as a command, it makes a file."""
+    """Makes a file if it is unpickled, or run as a command."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,10 +81,10 @@ class Canary:
 
 @dataclass(frozen=True)
 class Material:
-    """What the cases are made from.
+    """The material of the cases.
 
     Attributes:
-        results: of a small experiment on digits, finished, with a state.
+        results: of a small finished experiment on digits, with a state.
         canary: path of the file that no case may make.
     """
 
@@ -136,7 +138,7 @@ def hostile_texts(canary: Path) -> list[str]:
 
 
 def hostile_value(draw: Draw, canary: Path) -> Any:
-    """Any JSON value that a user would not give."""
+    """A JSON value that no user would give."""
     kind = draw.randrange(8)
     if kind == 0:
         return draw.choice(hostile_texts(canary))
@@ -164,7 +166,7 @@ def hostile_value(draw: Draw, canary: Path) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value inside a JSON value."""
+    """The path to every value inside a JSON value."""
     inside = (
         value.items()
         if isinstance(value, dict)
@@ -176,14 +178,14 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutated(value: Any, draw: Draw, canary: Path) -> Any:
-    """The JSON value with one to three of its values replaced, removed, renamed or added to."""
+    """The JSON value with one to three values replaced, removed, renamed or added."""
     value = json.loads(json.dumps(value))
     there = places(value)
     if draw.random() < 0.05:
         return hostile_value(draw, canary)
     for _ in range(draw.randint(1, 3)):
         *way, key = draw.choice(there[1:])
-        # What was there may have been removed.
+        # It may have been removed already.
         with suppress(KeyError, IndexError, TypeError, AttributeError):
             parent = value
             for step in way:
@@ -207,9 +209,7 @@ def mutate(parent: Any, key: Any, draw: Draw, canary: Path) -> None:
 
 
 def mutated_bytes(content: bytes, draw: Draw, canary: Path) -> bytes:
-    """The bytes with some of them changed, cut out, doubled or put in; or something else
-    altogether.
-    """
+    """The bytes with some changed, cut out, doubled or inserted; or entirely different bytes."""
     deed = draw.randrange(8)
     at, other = sorted((draw.randrange(len(content) + 1), draw.randrange(len(content) + 1)))
     if deed == 0:
@@ -247,7 +247,7 @@ def mutated_bytes(content: bytes, draw: Draw, canary: Path) -> bytes:
 
 
 def put(path: Path, content: bytes, draw: Draw) -> None:
-    """Write the file, or now and then something that is none."""
+    """Write the file, or sometimes a folder, a link or a pipe."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     kind = draw.randrange(40)
@@ -269,7 +269,7 @@ def put(path: Path, content: bytes, draw: Draw) -> None:
 def tampered_json(path: Path, draw: Draw, canary: Path) -> None:
     value = json.loads(path.read_text())
     if draw.random() < 0.7:
-        # Surrogates cannot be encoded as they are, but as JSON has them.
+        # Surrogates cannot be encoded, except as JSON escapes.
         put(path, json.dumps(mutated(value, draw, canary)).encode(), draw)
     else:
         put(path, mutated_bytes(path.read_bytes(), draw, canary), draw)
@@ -280,7 +280,7 @@ def tampered_bytes(path: Path, draw: Draw, canary: Path) -> None:
 
 
 def tampered_tree(path: Path, draw: Draw, canary: Path) -> None:
-    """A state with another JSON in its header, and its SHA-256 right; or other bytes."""
+    """A state with another JSON in its header and the right SHA-256; or other bytes."""
     if draw.random() < 0.6:
         content = path.read_bytes()
         length = int.from_bytes(content[:8], "little")
@@ -363,7 +363,7 @@ EXPERIMENT = Experiment.from_config(CONFIG)
 
 
 def read_state(results: Path) -> None:
-    """As `newest` does, and then as a training takes it up."""
+    """As `newest` reads it, and then as a training loads it."""
     run = Run.from_json(
         json.dumps(
             {
@@ -401,7 +401,7 @@ def read_npm(results: Path) -> None:
 
 
 def read_official(results: Path) -> None:
-    """As if the archive's size and MD5 were those of the official one."""
+    """With the size and MD5 of this archive as the official ones."""
     work, archive = results / "work", results / "x.tgz"
     work.mkdir(exist_ok=True)
     right: dict[str, Any] = {}
@@ -419,7 +419,7 @@ def configured(results: Path) -> None:
     Experiment.from_config(with_types(read_config(results / "config.yaml")))
 
 
-# By kind of file: how it is made hostile, where it lies among the results, and who reads it.
+# By kind of file: how to make it hostile, its path in the results, and its reader.
 RUN = "fuzz/seed~0"
 READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path], Any]]] = {
     "configuration": (hostile_config, "config.yaml", configured),
@@ -486,7 +486,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
 
 
 def commands(results: Path, kind: str) -> list[str]:
-    """A program that reads that kind of file, as the rules start it."""
+    """A program that reads this kind of file, as the rules start it."""
     run, data = results / RUN, results / "data/digits"
     config = json.dumps(CONFIG)
     one = json.dumps(
@@ -555,7 +555,7 @@ def commands(results: Path, kind: str) -> list[str]:
 
 
 def make_material(folder: Path) -> Material:
-    """A finished experiment with a state beside it, made by the programs themselves."""
+    """A finished experiment with a state, made by the programs themselves."""
 
     def program(name: str, *arguments: object) -> None:
         subprocess.run(
@@ -611,11 +611,11 @@ def bad_line(text: str, most: int) -> str | None:
 
 
 class TooLong(BaseException):
-    """Not an OSError, as TimeoutError is, which readers take for a file that cannot be read."""
+    """Not an OSError like TimeoutError, which readers take for an unreadable file."""
 
 
 def in_process(kind: str, results: Path) -> str | None:
-    """Read the file; what is wrong with how that ended, or None."""
+    """Read the file; the problem with the outcome, or None."""
 
     def too_long(_number: int, _frame: object) -> None:
         raise TooLong
@@ -697,7 +697,7 @@ def main() -> None:
 
 
 def fuzz(material: Material, args: Any, work: Path) -> int:
-    """Try all cases and print what was wrong; returns how many were."""
+    """Try all cases and print the problems; returns their number."""
     kinds = [args.only] if args.only else list(READERS)
     with_programs = [kind for kind in kinds if commands(material.results, kind)]
     start, bad, count = time.monotonic(), 0, Counter[str]()

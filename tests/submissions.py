@@ -1,4 +1,4 @@
-"""What the tests on Slurm share: a small experiment, its jobs and their processes."""
+"""Shared by the tests on Slurm: a small experiment, its jobs and their processes."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.handle import Cluster
 
-# Small, and dealt unevenly: 1,297 images into batches of at most 72 are 19 batches, 5 of 69 and 14
+# Small, with uneven batches: 1,297 images in batches of at most 72 are 19 batches, 5 of 69 and 14
 # of 68.
 TINY = [
     "--config",
@@ -26,12 +26,12 @@ def sha256(path: Path) -> str:
 
 
 def submitted(said: str) -> list[str]:
-    """Ids of the Slurm jobs that a Snakemake says it has submitted."""
+    """Ids of the submitted Slurm jobs in Snakemake's output."""
     return re.findall(r"has been submitted with SLURM jobid (\d+)", said)
 
 
 def on(cluster: Cluster, node: str, program: str) -> list[int]:
-    """Processes of a node that run a program, less those that only have it on their command line."""
+    """Processes of a node that run a program, without those that only have it as an argument."""
     return [
         pid
         for pid, line in cluster.processes(node).items()

@@ -1,4 +1,4 @@
-"""Small trainings on the digits, started as a user would, and what they come to."""
+"""Small trainings on the digits, started as a user would, and their results."""
 
 import csv
 import hashlib
@@ -16,7 +16,7 @@ from ddp.checkpointing import state
 from programs import SCRIPTS
 from waiting import until
 
-# About 0.4 s an epoch. 72 images divide among 1, 2 and 3 processes.
+# About 0.4 s per epoch. 72 images can be divided among 1, 2 and 3 processes.
 RUN = {
     "dataset": "digits",
     "widths": [8, 8, 8],
@@ -26,17 +26,17 @@ RUN = {
     "flip": False,
     "checkpoint_every": 4,
 }
-# As each rank has when a launch starts it; direct and launched trainings must not differ in that.
+# Like a rank that a launch starts: direct and launched trainings must be equal.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 PATIENCE = 180  # seconds; the machine may have other things to do
 
 
 class Training:
-    """A training in the making, on one process by itself or on several through `launch`.
+    """A running training, on one process by itself or on several through `launch`.
 
     Args:
         options: of train.py.
-        logs: folder for what `launch` keeps of what is said.
+        logs: folder for the logs of `launch`.
         changes: to RUN.
     """
 
@@ -79,14 +79,14 @@ class Training:
 
     @property
     def said(self) -> str:
-        """All that it has written so far."""
+        """Its output so far."""
         assert self.process.stdout is not None
         self.bytes += self.process.stdout.read() or b""
         return self.bytes.decode()
 
     @property
     def epochs(self) -> list[int]:
-        """The epochs that it has told of, in its order."""
+        """The epochs that it has printed, in order."""
         return [
             int(number) for number in re.findall(r"^\S+: epoch (\d+)/", self.said, re.MULTILINE)
         ]
@@ -96,19 +96,19 @@ class Training:
         assert self.process.poll() is None, self.said
 
     def await_start(self, what: str) -> list[int]:
-        """Wait until there is one of its processes or more whose command is so."""
+        """Wait for a process with this command; returns their numbers."""
         until(lambda: self.find(what), PATIENCE)
         return self.find(what)
 
     def end(self) -> int:
-        """Wait until nothing of it is left; its status."""
+        """Wait until no process is left; returns its exit status."""
         until(lambda: self.said is not None and self.process.poll() is not None, PATIENCE)
         until(lambda: not self.find(""), PATIENCE)
         return self.process.returncode
 
     def find(self, what: str) -> list[int]:
-        """Its processes that run this, a program of ours or a module of torch's."""
-        # Everything that a launch starts has the arguments of train.py among its own.
+        """Numbers of its processes with this command: a program of ours, or a module of torch's."""
+        # All processes of a launch have the arguments of train.py among their own.
         return [
             process.pid
             for process in psutil.process_iter(["cmdline"])
@@ -125,7 +125,7 @@ def complete(output: Path, data: Path, *options: object, **how: Any) -> Training
 
 
 def result(output: Path) -> dict[str, Any]:
-    """All of a finished training that must not depend on how it came about."""
+    """Everything of a finished training that must not depend on interruptions."""
     files = [output / "model.safetensors", *sorted((output / "checkpoints").iterdir())]
     return {"history": history(output)} | {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files
@@ -145,6 +145,6 @@ def attempts(output: Path) -> list[dict[str, Any]]:
 
 
 def newest_place(output: Path) -> tuple[int, int]:
-    """Epoch and step of the newest state that is whole."""
+    """Epoch and step of the newest valid state."""
     whole = [state.read(path)[0] for path, _ in state.states(output / "state")]
     return (whole[0].epoch, whole[0].step) if whole else (0, 0)

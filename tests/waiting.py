@@ -1,11 +1,11 @@
-"""Waiting for what comes to pass by itself."""
+"""Waiting for a condition."""
 
 import time
 from collections.abc import Callable
 
 
 def until(what: Callable[[], object], seconds: float) -> float:
-    """Wait for it; returns how long that took, in seconds."""
+    """Wait until it is true; returns the seconds."""
     since = time.monotonic()
     while not what():
         assert time.monotonic() - since < seconds, f"not within {seconds} s"

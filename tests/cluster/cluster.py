@@ -1,8 +1,7 @@
-"""A Slurm cluster on this machine, for tests: real daemons, and nodes with a network, a host name
-and folders of their own.
+"""A Slurm cluster on this machine, for tests: real daemons, and nodes with their own network, name and
+folders.
 
-All of it lives in namespaces under one process: of the host it changes nothing but its own folder.
-    Needs root.
+Everything is in namespaces under one process; only its own folder is on the host. Needs root.
 """
 
 import argparse
@@ -63,7 +62,7 @@ def up(nodes: int, end_with_parent: bool) -> None:
             str(nodes),
             *map(str, ends),
         ]
-        # The lock goes along: it is held for as long as the machine lives, however that ends.
+        # The machine inherits the lock, which is held as long as it lives.
         process = subprocess.Popen(
             command,
             cwd="/",
@@ -92,7 +91,7 @@ def up(nodes: int, end_with_parent: bool) -> None:
 
 
 def down() -> None:
-    """End it and remove all that it wrote."""
+    """Stop it and remove all of its files."""
     deadline = time.monotonic() + 30
     while STATE.exists() and locked() is None:
         if pid := init(LOGIN):
@@ -104,9 +103,7 @@ def down() -> None:
 
 
 def run(name: str, command: list[str]) -> None:
-    """Become the command, as far as a process can: its signals are passed on, its end is this
-    one's.
-    """
+    """Run a command inside: signals are passed on, and its end is this one's."""
     status = enter(member(name), command)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -118,32 +115,31 @@ def run(name: str, command: list[str]) -> None:
 
 
 def kill(name: str) -> None:
-    """Power cut."""
-    # The cable first: the others get no farewell.
+    """A power cut."""
+    # The cable first, so that the others receive no message.
     cut(name)
     os.kill(member(name), signal.SIGKILL)
 
 
 def cut(name: str) -> None:
-    """Off the network."""
+    """Cut it off the network."""
     inside("ip", "link", "set", name, "down")
-    # Or slurmctld, by what it has heard of the node before, tries for 12 s to connect; now it hears
-    # after 3 that there is no such host.
+    # Otherwise slurmctld tries to connect for 12 s; now it sees after 3 s that the host is gone.
     inside("ip", "neigh", "flush", "to", machine.address(name), "dev", "bridge")
 
 
 def join(name: str) -> None:
-    """On the network again."""
+    """Reconnect it to the network."""
     inside("ip", "link", "set", name, "up")
 
 
 def drain(name: str) -> None:
-    """No new jobs."""
+    """Give it no new jobs."""
     inside("scontrol", "update", f"nodename={name}", "state=drain", "reason=drained by cluster.py")
 
 
 def start(name: str) -> None:
-    """Back in service, whatever was done to it."""
+    """Put it back in service after any of these."""
     join(name)
     if not init(name):
         before = shown(name)["SlurmdStartTime"]
@@ -151,14 +147,13 @@ def start(name: str) -> None:
         inside(sys.executable, node.__file__, "on", name)
         wait(lambda: shown(name)["SlurmdStartTime"] != before, f"{name} did not come up", name)
     if not usable(name):
-        # It asks the node at once; by itself it asks one that is down at every 20th round of pings
-        # only, after up to 140 s.
+        # It asks the node at once; by itself it would ask a down node only after up to 140 s.
         inside("scontrol", "update", f"nodename={name}", "state=undrain")
     wait(lambda: usable(name), f"{name} is not in service", name)
 
 
 def status() -> None:
-    """What Slurm says, and what runs where."""
+    """Slurm's view, and the processes."""
     member(LOGIN)
     print(inside("sinfo"))
     for name in (LOGIN, *all_nodes()):
@@ -193,8 +188,8 @@ def install() -> None:
 
 
 def apt_get(*arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """As soon as nobody else installs: apt-get itself waits for dpkg's locks, but not for those of
-    its lists and archives.
+    """When nobody else installs: apt-get waits for the locks of dpkg, but not for those of its
+    lists and archives.
     """
     command = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={seconds:.0f}", *arguments]
     variables = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
@@ -218,8 +213,8 @@ def apt_get(*arguments: str, seconds: float = 300) -> subprocess.CompletedProces
 
 
 def locked() -> int | None:
-    """The lock on the state folder, which whatever belongs to a living cluster holds; None if that
-    is another.
+    """The lock on the state folder, held by everything of a living cluster; None if another
+    cluster has it.
     """
     STATE.mkdir(parents=True, exist_ok=True)
     lock = os.open(STATE, os.O_RDONLY)
@@ -232,7 +227,7 @@ def locked() -> int | None:
 
 
 def clear() -> None:
-    """What a cluster that was killed has left."""
+    """Remove the leftovers of a killed cluster."""
     for entry in STATE.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -305,7 +300,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.verb == "run" and given.command in ([], ["--"]):
         parser.error("run needs a command")
-    # So that an interrupted `up` takes back what it has started.
+    # An interrupted `up` stops what it has started.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         if given.verb != "up" and os.geteuid() != 0:

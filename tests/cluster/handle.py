@@ -1,4 +1,4 @@
-"""The cluster as the tests hold it: what `cluster.py` does, by name, and what it does not show."""
+"""The cluster for the tests: the commands of `cluster.py`, and some more."""
 
 import os
 import subprocess
@@ -13,9 +13,7 @@ PROGRAM = [sys.executable, str(Path(__file__).with_name("cluster.py"))]
 
 
 class Cluster:
-    """One that is up. What all nodes see alike is in `shared`; a node's own folders are `/scratch`
-    and `/tmp`.
-    """
+    """A running cluster. All nodes see `shared`; `/scratch` and `/tmp` are a node's own."""
 
     shared = STATE / "shared"
 
@@ -36,8 +34,8 @@ class Cluster:
         timeout: float = 60,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the login node or another, to its end; its output is text. `env` is
-        added to the environment here.
+        """Run a command on the login node or another node; its output is text. `env` is added
+        to the environment.
         """
         return subprocess.run(
             _inside(node, command),
@@ -67,40 +65,40 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         **options,
     ) -> subprocess.Popen[str]:
-        """Start one. A signal to it reaches the command; the end of it is the command's."""
+        """Start a command. Signals to it reach the command; it ends with the command."""
         return subprocess.Popen(
             _inside(node, command), env=os.environ | (env or {}), text=True, **options
         )
 
     def kill(self, node: str) -> None:
-        """Power cut."""
+        """A power cut."""
         _do("kill", node)
 
     def cut(self, node: str) -> None:
-        """Off the network."""
+        """Cut it off the network."""
         _do("cut", node)
 
     def join(self, node: str) -> None:
-        """On the network again."""
+        """Reconnect it to the network."""
         _do("join", node)
 
     def drain(self, node: str) -> None:
-        """No new jobs."""
+        """Give it no new jobs."""
         _do("drain", node)
 
     def start(self, node: str) -> None:
-        """Back in service, whatever was done to it."""
+        """Put it back in service after any of these."""
         _do("start", node)
 
     def state(self, node: str) -> str:
-        """As `sinfo` says it: idle, mixed, down* …"""
+        """Its state in `sinfo`: idle, mixed, down* …"""
         return self.run(
             "sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"
         ).stdout.strip()
 
     def processes(self, node: str | None = None) -> dict[int, str]:
-        """What runs on a node or the login node: command lines by process number, as numbered out
-        here.
+        """Command lines of the processes on a node or the login node, by process number on the
+        host.
         """
         return processes(node or LOGIN)
 

@@ -1,7 +1,6 @@
-"""The machine that the test cluster lives in: `machine.py NODES` runs in its namespaces, right
-under their process 1.
+"""The machine of the test cluster: `machine.py NODES` runs in its namespaces, right under process 1.
 
-When it ends, process 1 ends, and the kernel ends all the rest: daemons, nodes, mounts and networks.
+When it ends, process 1 ends, and the kernel ends everything else: daemons, nodes, mounts, networks.
 """
 
 import os
@@ -28,7 +27,7 @@ def main() -> None:
     nodes = [f"n{number}" for number in range(1, count + 1)]
     started = time.monotonic()
     try:
-        # `up` itself is the last of those whose end is the machine's end, until it is done.
+        # Until `up` is done, its end also ends the machine.
         boot = Boot(ends)
         socket.sethostname(LOGIN)
         own_root()
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 class Boot:
-    """Starts the daemons one after the other, and says so."""
+    """Starts the daemons one after the other, and prints it."""
 
     def __init__(self, ends: list[int]) -> None:
         self.ends = ends
@@ -82,8 +81,7 @@ class Boot:
             "--socket=/run/mysqld/mysqld.sock",
             "--pid-file=/run/mysqld/pid",
         ]
-        # What these would lose in a power cut is thrown away anyway; the second is what slurmdbd
-        # asks for.
+        # Data that a power cut would lose are not needed; slurmdbd asks for the second option.
         speed = ["--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900"]
         self.daemon("mariadbd", *data, *here, *speed, ready=Path("/run/mysqld/mysqld.sock").exists)
         self.daemon("slurmdbd", "-D", ready=lambda: listening(6819))
@@ -133,13 +131,13 @@ class Boot:
 
 
 def own_root() -> None:
-    """A root folder of its own, with all of the host's folders in it but /run and /scratch: to add
-    one needs nothing of the host's.
+    """A root folder of its own with all folders of the host except /run and /scratch, so that
+    folders can be added.
     """
     new = STATE / "root"
     new.mkdir()
     sh("mount", "-t", "tmpfs", "-o", "mode=755", "root", new)
-    # Or the folder of the host that it is in would bring it in once more.
+    # Otherwise the bind mount would include it again.
     sh("mount", "--make-unbindable", new)
     own = {"run", "scratch", "host"}
     for name in own:
@@ -161,8 +159,8 @@ def own_root() -> None:
 
 
 def configure(nodes: list[str]) -> None:
-    """The configuration, where Slurm looks for it unless told otherwise: Snakemake removes
-    SLURM_CONF from the jobs' environment.
+    """The configuration in its default place: Snakemake removes SLURM_CONF from the environment of
+    jobs.
     """
     for folder in (
         "etc",
@@ -195,9 +193,7 @@ def configure(nodes: list[str]) -> None:
 
 
 def network(nodes: list[str]) -> None:
-    """One bridge, and on it the cable to each node. The cable is there whether the node is on or
-    off.
-    """
+    """A bridge with a cable to each node, whether the node is on or off."""
     sh("ip", "link", "set", "lo", "up")
     sh("ip", "link", "add", "bridge", "type", "bridge")
     sh("ip", "address", "add", f"{address(LOGIN)}/24", "dev", "bridge")

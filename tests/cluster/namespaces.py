@@ -1,6 +1,4 @@
-"""The members of the test cluster, seen from outside: where they are, what runs on them, how to get
-in.
-"""
+"""The members of the test cluster from outside: their namespaces and processes, and how to enter them."""
 
 import ctypes
 import os
@@ -43,7 +41,7 @@ class Failure(Exception):
 
 
 def environment(member: str) -> dict[str, str]:
-    """What a member starts with: nothing of the caller's, and the name that it is found by."""
+    """A member's initial environment: nothing of the caller's, and the name by which it is found."""
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {
         "PATH": path,
@@ -54,8 +52,8 @@ def environment(member: str) -> dict[str, str]:
 
 
 def init(member: str) -> int | None:
-    """Process 1 of a member, as numbered here. Found among the living each time: there is no record
-    that could be out of date.
+    """Process 1 of a member, by its number here. It is searched each time, so that no record can
+    be stale.
     """
     mark = f"CLUSTER_MEMBER={STATE}/{member}".encode()
     for pid in _pids():
@@ -70,7 +68,7 @@ def init(member: str) -> int | None:
 
 
 def processes(member: str) -> dict[int, str]:
-    """Command lines by process number, as numbered here. Empty when the member is off."""
+    """Command lines by process number here; empty if the member is off."""
     first = init(member)
     if first is None:
         return {}
@@ -91,11 +89,9 @@ def processes(member: str) -> dict[int, str]:
 
 
 def enter(pid: int, command: list[str]) -> int:
-    """Run a command beside process `pid`, in this folder and environment; returns as `waitpid`
-    does.
+    """Run a command beside process `pid`, in this folder and environment; returns like `waitpid`.
 
-    Not nsenter: that forks for the pid namespace too, and a signal then ends nsenter and leaves the
-        command running.
+    Not nsenter: it forks for the pid namespace, and a signal then ends nsenter but not the command.
     """
     folder = Path.cwd()
     spaces = [
@@ -135,7 +131,7 @@ def enter(pid: int, command: list[str]) -> int:
 
 
 def sh(*command: object) -> str:
-    """Run a command that is expected to succeed; returns what it says."""
+    """Run a command that must succeed; returns its output."""
     done = subprocess.run(
         list(map(str, command)),
         stdout=subprocess.PIPE,

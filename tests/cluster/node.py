@@ -1,6 +1,4 @@
-"""A node: `node.py on NAME`, in the machine, starts it; `node.py become NAME` runs right under its
-process 1 and becomes its slurmd.
-"""
+"""A node: `node.py on NAME` starts it in the machine; `node.py become NAME` becomes its slurmd."""
 
 import os
 import socket
@@ -12,7 +10,7 @@ from namespaces import ROOT, STATE, UNSHARE, environment, sh
 
 
 def power_on(name: str) -> None:
-    # Not `ip netns exec`: that mounts /sys anew, without the control groups that slurmd looks for.
+    # Not `ip netns exec`: it mounts /sys again, without the control groups that slurmd needs.
     network = ["nsenter", f"--net=/run/netns/{name}"]
     command = [*network, *UNSHARE, "tini", "--", sys.executable, __file__, "become", name]
     with (STATE / "log" / f"{name}.log").open("ab") as output:
@@ -24,15 +22,13 @@ def become(name: str) -> None:
     socket.sethostname(name)
     for folder in ("scratch", "tmp"):
         hide(f"/{folder}", by=STATE / "nodes" / name / folder)
-    # Nodes number their processes alike, and names in here are often made from such numbers.
+    # Nodes have equal process numbers, and file names are often made from them.
     sh("mount", "-t", "tmpfs", "shm", "/dev/shm")
     os.execvp("slurmd", ["slurmd", "-D"])
 
 
 def hide(folder: str, by: Path) -> None:
-    """Put another folder in the place of one; if the checkout or the cluster's own files are in
-    there, they stay where they are.
-    """
+    """Mount another folder over this one; the checkout and the files of the cluster stay visible."""
     for kept in (ROOT, STATE):
         if kept.is_relative_to(folder):
             inside = by / kept.relative_to(folder)

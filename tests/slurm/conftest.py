@@ -1,4 +1,4 @@
-"""What the tests on a Slurm cluster share: the cluster, and a checkout that all its nodes see."""
+"""Shared by the tests on a Slurm cluster: the cluster, and a checkout that all nodes see."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from waiting import until
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster that `make cluster-up` has brought up, or else one that ends with the tests."""
+    """The cluster from `make cluster-up`, or one that ends with the tests."""
     found = Cluster.running()
     if not found:
         done = subprocess.run(
@@ -37,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
 def checkout(cluster: Cluster) -> Iterator[SlurmCheckout]:
     checkout = SlurmCheckout(cluster)
     yield checkout
-    # What a test that failed has left running would go on writing there.
+    # Processes of a failed test would continue to write there.
     cluster.run("scancel", "--user=root")
     until(lambda: not cluster.run("squeue", "--noheader").stdout, 60)
     shutil.rmtree(checkout.path.parent)

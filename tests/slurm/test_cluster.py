@@ -1,6 +1,4 @@
-"""The cluster that the tests use is a cluster: nodes of their own, real daemons, real failures; and
-the host does not notice.
-"""
+"""The test cluster is a cluster: its own nodes, real daemons, real failures, no trace on the host."""
 
 import os
 import signal
@@ -162,11 +160,11 @@ def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
         cluster.kill("n2")
         cluster.cut("n3")
         assert until(lambda: not cluster.processes("n2"), 5) < 1
-        # 1: no answer; 2 or 127 would be another trouble.
+        # 1 means no answer; 2 or 127 would be another problem.
         assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 1
         assert "slurmd -D" in cluster.processes("n3").values()
-        # 22 to 29 s, and 60 s once: slurmctld pings a node again only when its last round of pings
-        # is over.
+        # 22 to 29 s, and 60 s once: slurmctld pings a node again only after its last round of
+        # pings.
         until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"}, 150)
         assert cluster.state("n1") == "idle"
         cluster.join("n3")
@@ -178,7 +176,7 @@ def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
         job.wait(timeout=30)
         for node in ("n2", "n3"):
             cluster.start(node)
-        # Slurm may leave what ran on the node that was cut off.
+        # Slurm may leave processes on the node that was cut off.
         for pid, line in cluster.processes("n3").items():
             if line == "/usr/bin/sleep 123":
                 os.kill(pid, signal.SIGKILL)

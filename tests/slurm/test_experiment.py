@@ -20,7 +20,7 @@ TEST_IMAGES = 355
 
 
 def accounted(cluster: Cluster, job: str, *fields: str) -> list[str]:
-    """What accounting has of a job; once its record is complete."""
+    """Fields of a job in the accounting, once its record is complete."""
 
     def row() -> list[str]:
         done = cluster.run(

@@ -1,4 +1,4 @@
-"""Failures on a real Slurm: what ends, how soon, what the user sees, and that nothing is left."""
+"""Failures on a real Slurm: what ends and how soon, what the user sees, and that nothing is left."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from programs import program
 from submissions import on
 from waiting import until
 
-# Seconds in which a job must be over on all nodes after a rank of it has failed.
+# Seconds from the failure of a rank to the end of the job on all nodes.
 LIMIT = 60
 ENDLESS = [
     "--config",
@@ -47,7 +47,7 @@ RUN = {
 
 
 def left(cluster: Cluster) -> list[str]:
-    """What runs of any job on any node: all but the daemon and what holds the node."""
+    """Processes of jobs on all nodes, without the daemon and the holder of the node."""
     by_node = [list(cluster.processes(node).values()) for node in cluster.nodes]
     assert all(any("slurmd -D" in line for line in lines) for lines in by_node), "a node is off"
     lines = [line for lines in by_node for line in lines]
@@ -55,9 +55,9 @@ def left(cluster: Cluster) -> list[str]:
 
 
 class Submitted:
-    """An endless training on three nodes through Snakemake, under way.
+    """An endless training on three nodes through Snakemake.
 
-    It saves nothing: what fails before it has saved anything is not worth being started again.
+    It saves nothing, so that it is not requeued after a failure.
     """
 
     def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
@@ -146,7 +146,7 @@ def raise_(cluster: Cluster) -> None:
 
 
 def exhaust(cluster: Cluster) -> None:
-    """From now on the rank gets no more memory."""
+    """From now on the rank cannot allocate memory."""
     (rank,) = on(cluster, "n2", "workflow/scripts/train.py")
     subprocess.run(["prlimit", f"--pid={rank}", "--as=1000000"], check=True)
 
@@ -167,7 +167,7 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
         Launched,
         r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state",
     ),
-    # The name of the run has the word too.
+    # The name of the run contains the word too.
     "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
     "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
 }

@@ -1,6 +1,4 @@
-"""How Snakemake follows its jobs, says how they are, and cancels them, while parts of a real Slurm
-are away.
-"""
+"""How Snakemake follows, shows and cancels its jobs while parts of a real Slurm are unavailable."""
 
 import os
 import re
@@ -25,7 +23,7 @@ def running(cluster: Cluster, daemon: str) -> int:
 
 @contextmanager
 def without(cluster: Cluster, daemon: str) -> Iterator[None]:
-    """The daemon is killed, and started again at the end."""
+    """The daemon is killed, and restarted at the end."""
     os.kill(running(cluster, daemon), signal.SIGKILL)
     try:
         yield
@@ -35,9 +33,7 @@ def without(cluster: Cluster, daemon: str) -> Iterator[None]:
 
 @contextmanager
 def unreachable(cluster: Cluster, daemon: str) -> Iterator[None]:
-    """The daemon is there and does not answer: killed in this moment, the controller would forget
-    that it has started the job.
-    """
+    """The daemon does not answer; a killed controller would forget that it has started the job."""
     pid = running(cluster, daemon)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -47,7 +43,7 @@ def unreachable(cluster: Cluster, daemon: str) -> Iterator[None]:
 
 
 class Following:
-    """A Snakemake in the background, with all that it has said."""
+    """A Snakemake in the background, with its output."""
 
     def __init__(self, checkout: SlurmCheckout, *arguments: str) -> None:
         self.log = checkout.scratch / f"{arguments[-1]}.log"

@@ -1,7 +1,8 @@
-"""What clusters do to jobs, done to trainings on a real Slurm: each goes on, ends with the weights
-of one that was left alone, and loses at most what it did since it last saved.
+"""Trainings on a real Slurm that are interrupted like on any cluster.
 
-With `-s` it prints the table of docs/failures.md.
+Each resumes, ends with the weights of an uninterrupted one, and loses at most the work since its
+last
+save. With `-s` it prints the table of docs/failures.md.
 """
 
 import csv
@@ -50,7 +51,7 @@ RANK, AGENT, LAUNCH = (
 
 
 class Training:
-    """What a training has come to, in its folder, and the Slurm job that is at it."""
+    """The progress of a training in its folder, and its current Slurm job."""
 
     def __init__(self, cluster: Cluster, results: Path, job: str = "") -> None:
         self.cluster, self.results, self.id = cluster, results, job
@@ -75,7 +76,7 @@ class Training:
 
     @property
     def epochs(self) -> list[dict[str, str]]:
-        """The rows of history.csv less the times."""
+        """The rows of history.csv without the times."""
         try:
             with (self.results / "history.csv").open() as file:
                 rows = list(csv.DictReader(file))
@@ -95,7 +96,7 @@ class Training:
         return json.loads((self.results / "run.json").read_text())["attempts"]
 
     def go_on(self, epochs: int, seconds: float = 120) -> int:
-        """Wait for so many more epochs; returns how many there are then."""
+        """Wait for so many more epochs; returns the number of epochs."""
         before = len(self.epochs)
         until(lambda: len(self.epochs) >= before + epochs, seconds)
         return len(self.epochs)
@@ -105,7 +106,7 @@ class Training:
 
 
 class Job(Training):
-    """A training in a job of its own, submitted with sbatch."""
+    """A training in its own job, submitted with sbatch."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ def ask(*command: str) -> Fault:
 
 
 def restart_controller(job: Training) -> None:
-    """No interruption: the job goes on without it, and it finds its way back to the job."""
+    """Not an interruption: the job continues without the controller, which finds it again."""
     (controller,) = (
         pid for pid, line in job.cluster.processes().items() if line.startswith("slurmctld")
     )
@@ -214,7 +215,7 @@ def restart_controller(job: Training) -> None:
 
 
 def preempt(job: Training, _rng: random.Random) -> None:
-    """A job with more right to them takes all nodes for three seconds."""
+    """A higher-priority job takes all nodes for three seconds."""
     done = job.cluster.run(
         "sbatch",
         "--partition=urgent",
@@ -226,8 +227,8 @@ def preempt(job: Training, _rng: random.Random) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# In two trainings, each in an order of its own: what Slurm or launch sees to, and what needs the
-# same command once more.
+# In two trainings, each in random order: faults after which Slurm or launch restarts it, and faults
+# that need the same command.
 GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
     "queued again": (False, {
         "a rank killed": send(signal.SIGKILL, RANK),
@@ -248,7 +249,7 @@ GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, checkout: SlurmCheckout) -> Job:
-    """A training that is left alone."""
+    """An uninterrupted training."""
     job = Job(cluster, checkout, "whole")
     job.await_end()
     return job
@@ -264,7 +265,7 @@ def assert_same(job: Training, whole: Training) -> None:
 
 
 def tell(fault: str, seconds: float, before: int, resumed: dict[str, int]) -> None:
-    """A row of the table; and that no more was lost than one interval, which is an epoch."""
+    """Print a row of the table; at most one interval, an epoch, was lost."""
     at = f"resumed after epoch {resumed['epoch']}, step {resumed['step']}; before, epoch {before} was finished"
     print(f"| {fault} | training again after {seconds:.0f} s | {at} |")
     assert before - resumed["epoch"] <= 1
@@ -298,13 +299,13 @@ def test_whatever_ends_a_job_its_training_goes_on(
         tell(name, seconds, before, attempt["from"])
 
 
-# Longer than it takes Slurm to give up a node, and than one job of two minutes.
+# Longer than Slurm needs to give up a node, and than a job of two minutes.
 LONG = {"epochs": 280, "checkpoint_every": 0}
 
 
 @pytest.fixture(scope="module")
 def long(cluster: Cluster, checkout: SlurmCheckout) -> Job:
-    """A long training on one node, left alone and still under way."""
+    """A long training on one node, uninterrupted and still running."""
     return Job(cluster, checkout, "long", 1, LONG)
 
 

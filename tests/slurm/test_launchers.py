@@ -21,9 +21,7 @@ RUN = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_siz
 
 @pytest.fixture(scope="module")
 def folder(cluster: Cluster) -> Path:
-    """A folder that all nodes see, with the digits in it; new, so that no test finds what an
-    earlier session has made.
-    """
+    """A new folder that all nodes see, with the digits in it."""
     folder = cluster.shared / "launch"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -40,8 +38,8 @@ def job(
     options: tuple[str, ...] = (),
     before: str = "",
 ) -> str:
-    """Run launches one after the other in one job; what the job wrote, each launch followed by its
-    status.
+    """Run launches one after the other in one job; returns the job's output, with the status after
+    each launch.
     """
     lines = [
         f"{shlex.join([sys.executable, str(SCRIPTS / 'launch.py'), *map(str, launch)])}; echo "

@@ -1,4 +1,4 @@
-"""What the unit tests share: the digits, fetched once, and trainings on them."""
+"""Shared by the unit tests: the digits, and trainings on them."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The output of a training on so many processes that nothing has interrupted. Tests that change
-    it copy it first.
+    """The output of an uninterrupted training on so many processes. Tests that change it copy it
+    first.
     """
     folder = tmp_path_factory.mktemp("finished")
 
@@ -39,17 +39,15 @@ def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def reference(finished: Callable[[int], Path]) -> Callable[[int], dict[str, Any]]:
-    """What that training came to."""
+    """The result of that training."""
     return lambda processes: result(finished(processes))
 
 
 @pytest.fixture(scope="session")
 def interrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a training on one process that was stopped in the midst of epoch 14 or 15, of
-    16.
+    """The output of a training on one process that was stopped within epoch 14 or 15, of 16.
 
-    Tests copy it. It lacks the owner's record: to go on without one, nobody waits to see whether
-    the owner is still there.
+    Tests copy it. Without the record of its owner, nobody waits for the owner.
     """
     output = tmp_path_factory.mktemp("interrupted") / "out"
     training = Training(output, digits)

@@ -1,8 +1,8 @@
-"""Run a program of ours and end it right before it changes a folder for the nth time: python
-killed_at.py N FOLDER PROGRAM ARGUMENTS…
+"""Run a program and kill it right before its nth change of a folder.
 
-With N = 0 nothing is ended, and the last line on stderr is the number of changes. Between two
-changes one moment is as good as another, but for those in the midst of writing a file's content.
+Usage: python killed_at.py N FOLDER PROGRAM ARGUMENTS…
+
+With N = 0 nothing is killed, and the last line on stderr is the number of changes.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Not a test: what test_train.py launches, with what the gradients are sent as.
+"""Launched by test_train.py with a gradient compression.
 
 A few steps of `steps.Stepper` on a linear model, whose weights rank 0 saves.
 """

@@ -1,6 +1,4 @@
-"""The configuration: what it multiplies out to, what it refuses and in which words, and that its
-README tells the truth.
-"""
+"""The configuration: its runs, its refusals word by word, and its README."""
 
 import dataclasses
 import json
@@ -207,7 +205,7 @@ def test_an_experiment_has_a_name() -> None:
 
 
 def test_the_cause_is_told_before_what_follows_from_it() -> None:
-    """The quickstart's optimizer does not go with another model, but a mistyped one is the mistake."""
+    """Another model also contradicts the optimizer of the quickstart, but the typo is the cause."""
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     with pytest.raises(
         Refusal, match="^config: model: resnet19 is neither .*; did you mean resnet9"

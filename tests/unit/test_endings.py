@@ -1,6 +1,4 @@
-"""Which of several failures was the cause, and which of a process's last lines say why. The lines
-are ones that were seen.
-"""
+"""Which failure came first, and which last lines of a process say why. The lines were seen."""
 
 import os
 import subprocess
@@ -30,9 +28,7 @@ def test_a_lost_peer_is_a_consequence_however_early() -> None:
 
 
 def test_endings_survive_the_way_through_srun() -> None:
-    """Which puts a label before each line, mixes the lines of its tasks, and breaks those that are
-    long.
-    """
+    """srun labels each line, mixes the lines of its tasks, and breaks long ones."""
     sent = [
         Ending(
             "rank 1 on n2",
@@ -53,7 +49,7 @@ def test_endings_survive_the_way_through_srun() -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_endings_sent_at_the_same_time_stay_apart(unbuffered) -> None:
-    """As those of all the ranks of a node do that stop together, whose stderr is one pipe."""
+    """Like those of all ranks of a node that stop together and share a pipe."""
     each, senders = 3000, 3
     program = f"from ddp.launching.endings import send\nfor number in range({each}): send({{'number': number, 'rest': 600 * 'x'}})"
     read, write = os.pipe()

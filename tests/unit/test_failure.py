@@ -1,4 +1,4 @@
-"""What a launch says of its failure. The lines are ones that Slurm wrote."""
+"""The failure that a launch reports. The lines are Slurm's own."""
 
 import pytest
 

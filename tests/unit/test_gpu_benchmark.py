@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py where there is no GPU: a small case, measured all the same."""
+"""benchmarks/gpu.py without a GPU: a small case."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""Servers and archives that mean harm: an end to what has none, nothing unpacked where it should
-not be, and no other program started.
-"""
+"""Hostile servers and archives: everything ends, nothing is unpacked elsewhere, no program starts."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What a run's jobs ask for, compared with what the Slurm plugin itself makes of it."""
+"""The resources of a run's jobs, and the sbatch command that the Slurm plugin makes of them."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ BEFORE = "sbatch --parsable --job-name id --output log --export=ALL --comment c 
 
 
 def submitted(size, **run) -> str:
-    """The sbatch command line for a run; what is the same for all jobs is cut off in front."""
+    """The sbatch command line for a run, without its constant beginning."""
     (one,) = Experiment.from_config({"experiment": "test"} | run).runs.values()
     job = SimpleNamespace(resources=Resources(resources(size(one)) | SITE), threads=1)
     command = get_submit_command(job, PARAMS) + set_gres_string(job)
@@ -84,8 +84,8 @@ def test_evaluation_is_one_process_whatever_the_run(run, wanted) -> None:
 
 
 def test_on_several_nodes_the_rule_is_the_batch_step() -> None:
-    """The key must be there for any run, or the plugin puts the rule inside a step of one node;
-    with a name, the plugin wants tasks.
+    """Without the key, the plugin puts the rule inside a step of one node; with a name, it needs
+    tasks.
     """
     sizes = [
         resources(training_size(run))

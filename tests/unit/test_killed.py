@@ -1,7 +1,6 @@
-"""fetch, stage, evaluate, aggregate and plot, ended at any moment and run again, give what they
-give when left alone.
+"""fetch, stage, evaluate, aggregate and plot, killed at any moment and run again, give the same files.
 
-And those of them that have only results to write say in one line where they cannot.
+Those that only write results say in one line if they cannot.
 """
 
 import json
@@ -26,8 +25,7 @@ from programs import KILLED_AT, SCRIPTS, program
 from waiting import until
 
 SEED = 8
-# How often each program is ended right before a change of its folder, at any time, and in the midst
-# of writing.
+# How often each program is killed before a change of its folder, at any time, and during a write.
 CHANGES, ANY_TIME, WRITING = 4, 2, 2
 CONFIG = {
     "experiment": "killed",
@@ -43,7 +41,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "
 
 @dataclass(frozen=True)
 class Job:
-    """A program, with its arguments but for the folder that it writes into."""
+    """A program with its arguments, except for its output folder."""
 
     name: str
     arguments: Callable[[Path], list[object]]
@@ -103,7 +101,7 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
 
 
 def entries(folder: Path) -> dict[str, bytes]:
-    """All that lies in a folder, but the files that are locked, which stay."""
+    """All entries of a folder, except lock files."""
     paths = [path for path in folder.rglob("*") if path.suffix != ".lock" and path.name != ".lock"]
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"a folder"
@@ -112,7 +110,7 @@ def entries(folder: Path) -> dict[str, bytes]:
 
 
 def writing(folder: Path) -> bool:
-    """Whether a file is there under a name that is not its last."""
+    """Whether a file exists under a temporary name."""
     try:
         return any(
             "/." in str(path) and path.suffix != ".lock" and path.name != ".lock" and path.is_file()
@@ -123,7 +121,7 @@ def writing(folder: Path) -> bool:
 
 
 def halve_one(folder: Path, chance: random.Random) -> None:
-    """Damage a file of an earlier run, but no manifest: nobody reads that of a copy."""
+    """Damage a file of an earlier run, but not a manifest, which nobody reads in a copy."""
     names = [
         name
         for name in entries(folder)
@@ -137,7 +135,7 @@ def halve_one(folder: Path, chance: random.Random) -> None:
 @pytest.mark.parametrize("name", ["fetch", "stage", "evaluate", "aggregate", "plot"])
 def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
     job = jobs[name]
-    # The pages and figures bear the folder's name.
+    # The pages and figures contain the folder's name.
     alone = tmp_path / "alone" / "results"
     alone.mkdir(parents=True)
     since = time.monotonic()
@@ -153,7 +151,7 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
     moments += [("seconds into the writing", chance.uniform(0, 0.02)) for _ in range(WRITING)]
 
     def end(number: int) -> bool:
-        """End it once and run it again; whether it was ended before its own end."""
+        """Kill it once and run it again; returns whether it was killed before its own end."""
         what, moment = moments[number]
         draw = random.Random(f"{SEED} {name} {number}")
         how = signal.SIGKILL if what == "change" else draw.choice([signal.SIGKILL, signal.SIGTERM])
@@ -197,7 +195,7 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
 
 
 def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
-    """One on this machine that is there, and one elsewhere that wrote a moment ago: another job's."""
+    """One on this machine, and a recent one from another machine."""
     atomic.write_text(tmp_path / "first", "")
     with atomic.replacing(tmp_path / "mine") as mine:
         mine.touch()
@@ -221,9 +219,7 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
     ("mount -o remount,ro .", "Read-only file system; choose a folder that can be written to"),
 ], ids=["full", "read-only"])  # fmt: skip
 def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, reason) -> None:
-    """On a real file system of 1 MB in a mount namespace of its own: nothing new is left there, and
-    what was there is as it was.
-    """
+    """On a real file system of 1 MB: nothing new stays, and existing files are unchanged."""
     folder = tmp_path / "results"
     folder.mkdir()
     line = shlex.join([sys.executable, *jobs[name].command(folder)])
@@ -239,11 +235,11 @@ def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, 
 
 
 def test_npm_ends_with_a_fetch_that_is_killed(tmp_path) -> None:
-    """It would go on downloading, beside the next fetch."""
+    """Otherwise it would continue to download beside the next fetch."""
     out = tmp_path / "out"
 
     def npm() -> list[str]:
-        """The processes that work in the folder, or in one that was in it, and are npm by now."""
+        """The npm processes that work in this folder, or in a removed one that was in it."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:

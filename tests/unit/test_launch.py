@@ -1,6 +1,4 @@
-"""Launching: the truth about how it ended, and nobody left behind. Every process here is a real
-one.
-"""
+"""Launching: the reported failure is the true one, and no process stays. Every process is real."""
 
 import hashlib
 import os
@@ -85,7 +83,7 @@ def test_one_node_s_failure_ends_all_and_is_named(tmp_path, body, line) -> None:
 
 
 def test_a_program_that_stops_with_status_75_was_preempted(tmp_path) -> None:
-    """Any program, with or without words and a report of its own."""
+    """Any program, with or without a last line, and without a report."""
     for body, told in (
         ("sys.exit(75)", f"node 0 on {HOST} stopped"),
         ("print('some_program: saved', file=sys.stderr); sys.exit(75)", "saved"),
@@ -151,8 +149,8 @@ def test_a_defect_shows_its_last_lines_and_keeps_its_log(tmp_path) -> None:
 
 
 def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
-    """Peers see the lost connection before anybody has waited for the dead; torchrun itself says no
-    more than status 1.
+    """Peers notice the lost connection before anybody waits for the dead rank; torchrun only
+    reports status 1.
     """
     process, ours = training(digits, tmp_path)
     victim = next(
@@ -169,7 +167,7 @@ def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) 
 
 
 def is_rank(path: Path) -> bool:
-    """Whether the process is a rank itself, rather than what watches over it."""
+    """Whether the process is a rank itself, not its supervisor."""
     return b"supervise.py" not in cmdline(path)
 
 
@@ -213,8 +211,8 @@ time.sleep(300)"""
 
 
 def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
-    """A long training on two agents, once its first epoch is done; the launch and /proc/<pid> of
-    all its processes.
+    """A long training on two agents, after its first epoch; the launch, and /proc/<pid> of all its
+    processes.
     """
     run = (
         '{"dataset": "digits", "epochs": 1000, "global_batch_size": 64, "flip": false, "nodes": 2}'
@@ -246,7 +244,7 @@ def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
 
 
 def runs(path: Path, program: str) -> bool:
-    """Whether a process runs this program, rather than having it among its arguments."""
+    """Whether a process runs this program, rather than having it as an argument."""
     return any(word.endswith(program.encode()) for word in cmdline(path).split(b"\0")[1:3])
 
 
@@ -402,7 +400,7 @@ def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> N
 
 
 def leftovers() -> set[str]:
-    """The temporary folders that there are."""
+    """The temporary folders."""
     return {path.name for path in parent_folder().glob("launch-*")}
 
 
@@ -425,7 +423,7 @@ def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
 
 
 def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
-    """A torch package in which torch.distributed.launch is not, as it will be one day."""
+    """A torch package without torch.distributed.launch, as in a future version."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -466,7 +464,7 @@ def test_a_dry_run_of_srun_needs_no_slurm(tmp_path) -> None:
 
 
 def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
-    """`srun` needs a Slurm and is compared there."""
+    """`srun` needs Slurm and is compared there."""
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2, "nproc_per_node": 2}'
     found = {}
     for launcher in ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"):

@@ -1,6 +1,4 @@
-"""A lock that another holds is told of, and not waited for without end. The holders are real
-processes.
-"""
+"""A lock held by another process is reported, and given up in time. The holders are real processes."""
 
 import os
 import re

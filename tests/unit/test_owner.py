@@ -1,6 +1,6 @@
-"""One training of a run at a time: who gets it when its owner lives, is dead, or cannot be asked.
+"""One training of a run at a time, if the owner is alive, dead or unreachable.
 
-What waits for a while waits meanwhile: all of it is begun at once.
+The slow cases start at once and wait in parallel.
 """
 
 import json
@@ -30,8 +30,8 @@ ELSEWHERE = Record(
     "another-node",
     "00000000-0000-0000-0000-000000000000 pid:[1] 7 7",
 )
-# A process that owns a folder under a name, begins at a place in it if one is given, says so, and
-# does not end by itself.
+# A process that owns a folder under a name, starts from a position if one is given, prints that,
+# and does not end by itself.
 OWNER = """
 import sys, time
 from pathlib import Path
@@ -68,7 +68,7 @@ class OwnerProcess:
 
 
 def leave(folder: Path, record: Record) -> Path:
-    """The record that an owner has left."""
+    """The record of an earlier owner."""
     folder.mkdir(parents=True)
     path = folder / "owner.json"
     path.write_text(json.dumps(asdict(record)))
@@ -76,9 +76,7 @@ def leave(folder: Path, record: Record) -> Path:
 
 
 def begin_four_times(folder: Path) -> list[str]:
-    """What a job says that begins at a place, gets on, and begins at the next again and again; it
-    is killed each time, once before that.
-    """
+    """A job that starts four times from a position and is killed each time, once before that."""
     said = []
     for place in ((2, 5), (3, 0), (3, 0), (), (3, 0), (3, 0)):
         process = OwnerProcess(folder / "state", "Slurm job 7", place)
@@ -88,9 +86,7 @@ def begin_four_times(folder: Path) -> list[str]:
 
 
 def take_over_from_nowhere(folder: Path) -> tuple[float, list[str]]:
-    """How long it takes, and what is said, where the record is of a machine that is not to be heard
-    of.
-    """
+    """Time and messages of a take-over from a machine that does not answer."""
     leave(folder / "state", ELSEWHERE)
     lines: list[str] = []
     since = time.monotonic()
@@ -99,12 +95,12 @@ def take_over_from_nowhere(folder: Path) -> tuple[float, list[str]]:
 
 
 def two_at_once(folder: Path) -> list[str]:
-    """What two say that find the same dead owner."""
+    """Messages of two processes that find the same dead owner."""
     dead = OwnerProcess(folder / "state", "process 1 on here")
     assert dead.says() == "begun"
     dead.kill()
     both = [OwnerProcess(folder / "state", f"process {number} on here") for number in (2, 3)]
-    # The one that comes a moment later watches the other first, and says so.
+    # The later one first watches the other one, and prints that.
     said = [
         next(line for line in iter(process.says, "") if "trained this run last" not in line)
         for process in both
@@ -129,7 +125,7 @@ def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
     output = tmp_path / "out"
     first = Training(output, digits)
     first.reach(1)
-    # Held up, so that it is not over before the other is there: it is alive all the same.
+    # Paused, so that it is still alive when the other one comes.
     os.kill(first.process.pid, signal.SIGSTOP)
     second = Training(output, digits)
     until(lambda: "trained this run last" in second.said, PATIENCE)
@@ -205,7 +201,7 @@ def test_an_owner_whose_record_is_gone_writes_nothing_more(tmp_path, how) -> Non
             else "somebody",
         ):
             held.check()
-    # Nor does it say that it has ended: the record is another's.
+    # It does not mark the record as released either: the record belongs to another owner.
     assert (
         not path.exists()
         if how == "removed"
@@ -220,7 +216,7 @@ def test_a_record_that_nobody_can_read_is_nobody_s(tmp_path) -> None:
 
 
 def test_only_the_process_itself_is_known_to_be_there() -> None:
-    """Neither one that bears its number later, nor one of that number elsewhere."""
+    """Neither a later process with its number, nor one on another machine."""
     mine = Record("0", "me", "here", owner.this_process())
     *machine, pid, start = mine.process.split()
     assert not owner.is_gone(mine)
@@ -239,7 +235,7 @@ def test_one_of_two_that_find_the_same_dead_owner_gets_the_run(meanwhile) -> Non
 def test_an_owner_that_lost_the_run_while_it_loaded_its_data_leaves_the_record_alone(
     tmp_path, monkeypatch
 ) -> None:
-    """As after a pause longer than the lease, between taking the run and the first step."""
+    """Like after a pause longer than the lease, between acquiring the run and the first step."""
     monkeypatch.setattr(owner, "BEAT", 0.1)
     with acquire(tmp_path / "run" / "state", "process 1 on here", print) as held:
         path = tmp_path / "run" / "state" / "owner.json"

@@ -1,4 +1,4 @@
-"""The launch plan, compared with what it should print, letter by letter."""
+"""The launch plan, compared with golden files letter by letter."""
 
 import shlex
 import sys

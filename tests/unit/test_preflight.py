@@ -1,4 +1,4 @@
-"""The preflight: real stores, real processes, and faults that are really there."""
+"""The preflight, with real stores, real processes and real faults."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wrong_sum_names_the_node(tmp_path) -> None:
-    """Two real processes, one of which adds what it should not."""
+    """Two real processes, one with a wrong summand."""
     body = f"""
 import os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})

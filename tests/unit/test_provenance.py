@@ -1,4 +1,4 @@
-"""The hash of the code: deaf to comments, alert to everything that computes."""
+"""The code hash ignores comments and notices every computation."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def code_sha256(program: str) -> str:
-    """Without what has been read before the last edit."""
+    """The hash without cached files."""
     provenance.file_hash.cache_clear()
     return provenance.code_sha256(program)
 
@@ -98,7 +98,7 @@ def test_code_in_a_package_below_a_package_counts(scripts) -> None:
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
 def test_every_module_that_a_program_imports_is_followed(scripts, program) -> None:
-    """By Python itself: whatever of the library it loads, and is not left out, changes the hash."""
+    """Every module that Python loads for it, except those left out, changes the hash."""
     code = f"import sys, runpy; sys.argv = ['-']; sys.path.insert(0, {str(scripts)!r}); runpy.run_path({str(scripts / program)!r})"
     listed = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*(m for m in sys.modules if m.startswith('ddp.')))"],

@@ -1,6 +1,4 @@
-"""The tables, figures and page of an experiment: views, seeds and single epochs are told as what
-they are.
-"""
+"""Tables, figures and page of an experiment name views, seeds and single epochs correctly."""
 
 import csv
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Results that somebody has changed are refused by name, in one line, by whoever reads them; and
-tables hold no formulas.
-"""
+"""Changed results are refused by name, in one line, by every reader; tables contain no formulas."""
 
 import csv
 import json

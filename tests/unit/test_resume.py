@@ -1,7 +1,7 @@
-"""Trainings that are interrupted in whatever way go on where they were, and come to what one comes
-to that was left alone.
+"""Interrupted trainings resume, and end with the weights, history and checkpoints of an uninterrupted
+one.
 
-To the same weights, history and kept checkpoints, bit for bit. Every process here is a real one.
+Bit for bit. Every process here is real.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from programs import KILLED_AT, SCRIPTS
 from trainings import ENVIRONMENT, RUN, Training, attempts, complete, history, newest_place, result
 
 SEED = 20261121
-# What is done to which of a training's processes. All of it once on 2 processes or on 3, where the
-# order of float sums shows.
+# Faults by number of processes: each once, on 2 or on 3 processes, where the order of float sums
+# shows.
 FAULTS = {
     2: (
         "SIGKILL train.py",
@@ -45,7 +45,7 @@ FAULTS = {
         "SIGUSR1 train.py",
     ),
 }
-# Asked to stop, whichever process is asked, a training saves and says so in its status.
+# If any of its processes is asked to stop, a training saves and ends with status 75.
 STOPPED_IN_ORDER = tuple(
     fault for faults in FAULTS.values() for fault in faults if not fault.startswith("SIGKILL")
 )
@@ -60,7 +60,7 @@ def test_interrupted_again_and_again_at_random_moments(
     output = tmp_path / "out"
     told, saved = [f"seed {SEED}, {processes} processes"], {}
     faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
-    # One comes while the training starts; a stop in order can be had only once it is at work.
+    # One fault comes during the start; an orderly stop needs a running training.
     early = rng.choice([fault for fault in faults if fault not in STOPPED_IN_ORDER])
     for fault in faults:
         before = newest_place(output)
@@ -106,8 +106,7 @@ def test_interrupted_again_and_again_at_random_moments(
     saved[f"process {last.process.pid}"] = after
     assert result(output) == reference(processes), problem
     assert [int(row["epoch"]) for row in history(output)] == list(range(1, 17))
-    # Each began with the newest state that there was; what ended before it had saved anything is no
-    # part of the result.
+    # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
         attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"])
         for attempt in attempts(output)
@@ -116,7 +115,7 @@ def test_interrupted_again_and_again_at_random_moments(
 
 
 def test_stopped_after_the_last_step_of_an_epoch(digits, tmp_path) -> None:
-    """Each epoch is one step here, so that a stop always comes between its last step and its end."""
+    """With one step per epoch, every stop comes between the last step of an epoch and its end."""
     whole_set = {"global_batch_size": 1298, "epochs": 12}
     training = Training(tmp_path / "out", digits, **whole_set)
     training.reach(2)
@@ -132,7 +131,7 @@ def test_stopped_after_the_last_step_of_an_epoch(digits, tmp_path) -> None:
 
 @pytest.fixture
 def left(interrupted: Path, tmp_path: Path) -> Path:
-    """An interrupted training of this test's own, to be damaged."""
+    """An interrupted training that this test may damage."""
     return Path(shutil.copytree(interrupted, tmp_path / "left"))
 
 
@@ -216,8 +215,8 @@ def damage_all(output: Path) -> Path:
 
 
 DAMAGED = "does not match the SHA-256 beside it: it is truncated or damaged"
-# By what is done: what is said of the file, and whether the newest state, the one before, or none
-# is gone on from.
+# By damage: the message, and the index of the state that is resumed; None if it starts from
+# scratch.
 DAMAGES: dict[Callable[[Path], Path], tuple[str, int | None]] = {
     truncate: (DAMAGED, 1),
     flip_a_bit: (DAMAGED, 1),
@@ -232,7 +231,7 @@ DAMAGES: dict[Callable[[Path], Path], tuple[str, int | None]] = {
 }
 
 
-# The others of them need no training of their own on every change.
+# The others only need a training in make test-faults.
 TRAINED = (truncate, put_a_program, add_a_file, damage_all)
 
 
@@ -265,7 +264,7 @@ def test_a_state_that_cannot_be_used_is_named_and_skipped(digits, reference, lef
 
 
 def other_code(folder: Path) -> Path:
-    """The programs, of which one computes something otherwise."""
+    """The programs with a change in one computation."""
     shutil.copytree(
         SCRIPTS.parent, folder / "workflow", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -308,8 +307,8 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(
         assert result(left) == result(tmp_path / "alone")
 
 
-# Each has something of its own to be saved or made again: momenta of the filters, holes to be
-# drawn, the gradient scaler, code that is compiled for batches of two sizes.
+# Each has its own state: momenta of filters, holes, the gradient scaler, compiled code for two
+# batch sizes.
 OTHER_RECIPES = (
     {"optimizer": "muon", "cutout": 4},
     {"precision": "fp16", "optimizer": "adamw"},
@@ -343,14 +342,16 @@ def attempts_of_newest(output: Path) -> list[dict]:
 def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     digits, reference, tmp_path
 ) -> None:
-    """The loss is near that of the other number, not the same: every process has statistics of its
-    own in BatchNorm.
+    """The loss is near that of the other number, but not equal: every process has its own
+    BatchNorm statistics.
 
-    Here they are of 36 images on each of two processes or of 72 on one, and a training multiplies
-    the difference while its loss falls steeply. Uninterrupted trainings on 1, 2 and 3 processes
-    were measured to differ by up to 0.17 in an epoch's training loss, and by up to 0.07 in each of
-    the last six; one that changes the number by no more, up to 0.16 and 0.04, wherever it does. One
-    with fresh weights would be off by 0.8 at first.
+    They cover 36 images on each of two processes, or 72 on one, and training amplifies the
+    difference
+    while the loss falls steeply. Uninterrupted trainings on 1, 2 and 3 processes differed by up
+    to 0.17
+    in an epoch's training loss, and by up to 0.07 in each of the last six (measured); trainings
+    that
+    changed the number by up to 0.16 and 0.04. One with fresh weights would be off by 0.8 at first.
     """
     output = tmp_path / "out"
     training = Training(output, digits, "--save-every-seconds", 1, processes=2)
@@ -382,7 +383,7 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
 
 
 def test_a_changed_processor_is_warned_of(digits, left) -> None:
-    """The same machine, with oneDNN and torch's own kernels held to older instructions."""
+    """The same machine, with oneDNN and torch's own kernels limited to older instructions."""
     older = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
     training = complete(left, digits, environment=older)
     (warning,) = (
@@ -412,13 +413,12 @@ def test_a_finished_training_gives_its_files_again_without_training(
 def test_killed_right_before_it_changes_its_output(
     digits, finished, interrupted, reference, tmp_path, name
 ) -> None:
-    """At any of its changes, and at the last ones, where the last state is written and the outputs
-    are not, or not all of them.
+    """Before any of its changes, and before the last ones, when the last state is written and the
+    outputs are not complete.
     """
     source = interrupted if name == "interrupted" else finished(1)
     rng = random.Random(f"{SEED} {name}")
-    # States are written every epoch, and not beside them by the clock, so that each time the same
-    # is written.
+    # Saved every epoch and not by the clock, so that each run makes the same changes.
     options = ["--save-every-seconds", 1000]
 
     def left() -> Path:

@@ -1,4 +1,4 @@
-"""The seam: what holds for every scheduler, and the local one in full."""
+"""The seam: the checks of every scheduler, and the local one completely."""
 
 import ast
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What others on the machine can do to a training, and what a forged message does. The others are a
-real second user.
-"""
+"""Attacks on a training by other users of the machine, and forged messages. The other user is real."""
 
 import hashlib
 import os
@@ -40,7 +38,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def everybodys() -> Iterator[Path]:
-    """A folder that the second user can reach: pytest's own are closed to others."""
+    """A folder that the second user can reach; pytest's own are closed to others."""
     folder = Path(f"/var/tmp/ddp-second-user-{os.getpid()}")
     folder.mkdir(mode=0o755)
     yield folder
@@ -48,7 +46,7 @@ def everybodys() -> Iterator[Path]:
 
 
 def as_nobody(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python code as the second user, who may not be able to read this Python: it is loaded
+    """Run Python code as the second user, who may be unable to read this Python; it is loaded
     before.
     """
     load = "import base64, os, pickle, sys, time, torch.distributed\n"
@@ -115,7 +113,7 @@ def test_what_ranks_exchange_is_never_unpickled(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """Makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,7 +131,7 @@ def test_a_forged_report_ends_the_preflight_and_is_not_believed(forged: bytes) -
         preflight.join(store, report, 2, timedelta(seconds=5))
 
 
-# Whoever reaches the port of torch's store can read and write all of it.
+# Everybody who reaches the port of torch's store can read and write all of it.
 ATTACK = """
 from datetime import timedelta
 dist = torch.distributed
@@ -154,7 +152,7 @@ for _ in range(100):
 def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(
     everybodys: Path, tmp_path: Path, kind: str
 ) -> None:
-    """With torch's own c10d rendezvous he does: so much for the attack."""
+    """With torch's own c10d rendezvous the attack succeeds, which proves the attack."""
     ran = everybodys / "ran-by-the-agent"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -164,7 +162,7 @@ def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(
         else [str(SCRIPTS / "torchrun_signed.py")]
     )
     backend = "c10d" if kind == "stock" else "c10d-signed"
-    # Of two nodes one never comes: the agent waits, and reads the state again and again.
+    # One of two nodes never connects: the agent waits, and reads the state repeatedly.
     options = [
         "--nnodes=2",
         f"--rdzv-backend={backend}",
@@ -204,7 +202,7 @@ def is_open(port: int) -> bool:
 
 
 def listening(pids: list[int]) -> list[str]:
-    """The addresses, in hexadecimal digits, at which these processes listen."""
+    """The addresses at which these processes listen, in hexadecimal."""
     own = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -319,7 +317,7 @@ def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(
         assert reason in done.stdout
     os.chown(scratch, 0, 0)
     scratch.chmod(0o1777)
-    # The second user has been there first, with a folder of our name.
+    # The second user was there first, with a folder of our name.
     made = as_nobody("os.mkdir(sys.argv[1])", scratch / f"ddp-data-{os.getuid()}")
     assert made.returncode == 0, made.stderr
     assert (
@@ -334,9 +332,7 @@ def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(
 def test_another_user_cannot_exchange_the_copy_between_check_and_read(
     digits: Path, everybodys: Path
 ) -> None:
-    """He tries for as long as a training runs, in a scratch with a sticky bit; and what is read is
-    hashed as it is in memory.
-    """
+    """He tries during a whole training, in a scratch with a sticky bit; data are hashed in memory."""
     scratch = everybodys / "scratch"
     scratch.mkdir()
     scratch.chmod(0o1777)
@@ -374,7 +370,7 @@ def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(
     manifest = data / "manifest.json"
     before = hashlib.sha256((digits / "train_labels.npy").read_bytes()).hexdigest()
     assert before in manifest.read_text()
-    # The file's own hash; that of its content is what certifies a result.
+    # The file's own hash; the hash of its content decides.
     manifest.write_text(manifest.read_text().replace(before, hashlib.sha256(content).hexdigest()))
     training = Training(tmp_path / "out", data)
     assert training.end() == 1

@@ -1,6 +1,4 @@
-"""What the repairs of Snakemake's Slurm plugin tell it of the states of jobs, as Slurm gives them
-when it is asked again and again.
-"""
+"""The patched states of jobs that Snakemake's Slurm plugin gets, from sequences of real Slurm states."""
 
 import asyncio
 import os
@@ -16,7 +14,7 @@ from ddp.schedulers.slurm.plugin import Follower, reason_of
 
 
 class Executor:
-    """What the follower takes of Snakemake's executor; it notes what it is told."""
+    """The parts of Snakemake's executor that the follower uses; it records the calls."""
 
     next_seconds_between_status_checks = 180
     workflow = types.SimpleNamespace(
@@ -56,7 +54,7 @@ def submitted(number: str) -> types.SimpleNamespace:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for commands that stand in the way of Slurm's."""
+    """A folder for commands that replace Slurm's."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
@@ -97,7 +95,7 @@ def test_a_job_has_not_ended_while_its_processes_are_being_ended(
         follower.settled("7", "CANCELLED", queued) for queued in (completing, completing, gone)
     ] == [*["COMPLETING"] * 2, "CANCELLED"]
     assert follower.settled("7", "COMPLETED", completing) == "COMPLETED"
-    # Not for ever: a process can be stuck where no signal reaches it.
+    # Not for ever: a process can be stuck so that no signal reaches it.
     monkeypatch.setattr(slurm_plugin, "LASTING", 0)
     assert [follower.settled("8", "TIMEOUT", {"8": completing["7"]}) for _ in range(2)] == [
         "COMPLETING",
@@ -107,7 +105,7 @@ def test_a_job_has_not_ended_while_its_processes_are_being_ended(
 
 @pytest.mark.parametrize("tool", ["sacct", "squeue"])
 def test_an_outage_gives_no_states_and_is_told_once(follower, told, slurm, tool) -> None:
-    """The plugin forgets its jobs at None; at no states it asks again."""
+    """The plugin forgets its jobs at None, and asks again without states."""
 
     def ask() -> dict[str, str]:
         states, seconds = asyncio.run(follower.query(f"{tool} --name x", None))
@@ -141,7 +139,7 @@ def test_a_query_that_hangs_is_ended(follower, told, slurm, monkeypatch) -> None
 
 
 def test_what_lasts_a_moment_is_no_end(follower) -> None:
-    """Slurm takes seconds to requeue a job, in which it is asked more than once."""
+    """Slurm takes seconds to requeue a job, and is asked more than once meanwhile."""
     assert [follower.plain("7", "PREEMPTED") for _ in range(5)] == ["PREEMPTED"] * 5
 
 
@@ -156,7 +154,7 @@ def test_a_job_that_squeue_has_forgotten_has_ended(follower, monkeypatch) -> Non
 
 
 def test_ctrl_c_cancels_the_jobs_that_are_being_asked_about(follower) -> None:
-    """Snakemake's base class has none of them in its list at that moment."""
+    """Snakemake's base class has an empty list of jobs at that moment."""
     executor = Executor()
     follower.attach(executor)
     for number in "789":

@@ -1,6 +1,4 @@
-"""Fetching: what every source says when it fails, and that nothing half-written or foreign is ever
-trusted.
-"""
+"""Fetching: the message of every failing source, and that no incomplete or foreign data are trusted."""
 
 import errno
 import hashlib
@@ -28,7 +26,7 @@ from programs import SCRIPTS, program, shell
 
 
 def trusted(folder: Path) -> list[str]:
-    """Whatever a later run could take for fetched data."""
+    """Everything that a later run could take for fetched data."""
     return (
         [path.name for path in folder.rglob("*") if path.name != ".lock"] if folder.exists() else []
     )

@@ -1,4 +1,4 @@
-"""One verified copy per node, however it is asked for and whatever is in the way."""
+"""One verified copy per node, for any number of processes and any obstacle."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from programs import SCRIPTS, program, shell
 
 @pytest.fixture
 def data(digits: Path, tmp_path: Path) -> Path:
-    """A data folder of this test's own, to be damaged."""
+    """A data folder that this test may damage."""
     return Path(shutil.copytree(digits, tmp_path / "data"))
 
 

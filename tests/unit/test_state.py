@@ -1,4 +1,4 @@
-"""States on disk: which stay, which are taken, and that nothing in a file is trusted."""
+"""States on disk: which stay, which are resumed, and that no content is trusted."""
 
 import dataclasses
 import hashlib
@@ -79,7 +79,7 @@ def test_what_is_written_is_read(tmp_path) -> None:
 
 
 def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
-    """Another number of processes can go on from the end of an epoch only."""
+    """Another number of processes can only resume at the end of an epoch."""
     put(tmp_path, *(some_state(*place) for place in ((1, 0), (2, 0), (2, 5), (2, 9), (2, 14))))
     assert places(tmp_path) == [(2, 14), (2, 9), (2, 0)]
     put(tmp_path, some_state(3))
@@ -170,8 +170,8 @@ def test_another_configuration_is_refused_another_place_is_not(tmp_path, change,
 
 
 def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
-    """Its results are out; the configuration may change without further ado, although the state
-    before its last is there as well.
+    """Its results are complete, so the configuration may change, although an older state exists
+    too.
     """
     other = dataclasses.asdict(RUN) | {"learning_rate": 0.25}
     put(tmp_path, *(some_state(epoch, run=other) for epoch in (RUN.epochs - 1, RUN.epochs)))
@@ -186,7 +186,7 @@ def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
 
 
 def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) -> None:
-    """Or a job that is queued again and again would never come to its end."""
+    """Otherwise a job that is requeued repeatedly would never end."""
     fresh = dataclasses.replace(WANTED, fresh=True)
     put(tmp_path, some_state(1), some_state(2, by=fresh.by))
     assert state.newest(tmp_path, fresh, print) is not None

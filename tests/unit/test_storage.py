@@ -1,5 +1,4 @@
-"""Trainings whose storage is full or read-only: the line names the file, what was saved stays, and
-with room again they go on from it.
+"""Trainings on full or read-only storage: the message names the file, and with space they resume.
 
 On real file systems of a few hundred kB.
 """
@@ -32,7 +31,7 @@ class Disk:
         subprocess.run(["mount", "-o", f"remount,{options}", self.path], check=True)
 
     def leave_free(self, kilobytes: int) -> None:
-        """Have so much room on it from now on, in pages of 4 kB."""
+        """Leave so much space on it from now on, in pages of 4 kB."""
         usage = os.statvfs(self.path)
         self.remount(f"size={(usage.f_blocks - usage.f_bfree + kilobytes // 4) * usage.f_frsize}")
 
@@ -50,7 +49,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def refused(training: Training) -> str:
-    """The line that it ends with."""
+    """Its last line."""
     assert training.end() == 1, training.said
     assert "Traceback" not in training.said
     return training.said.splitlines()[-1]
@@ -122,7 +121,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
 
 
 def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], reference, disk) -> None:
-    """The training is over; what is left to be done is done with room again, without training."""
+    """The training is complete; only the outputs are written when there is space."""
     shutil.copytree(finished(1), disk.output)
     (disk.output / "state" / "owner.json").unlink()
     size = (disk.output / "model.safetensors").stat().st_size

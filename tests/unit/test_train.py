@@ -1,6 +1,4 @@
-"""The step and the schedule: the global batch's gradient whatever the shares, and rates that add
-up.
-"""
+"""The step and the schedule: the gradient of the global batch for any shares, and learning rates."""
 
 import copy
 import json
@@ -67,7 +65,7 @@ def test_compressed_gradients_are_those_of_the_global_batch_to_bfloat16s_precisi
 
 
 def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
-    """The same three steps, written down with nothing but autograd."""
+    """The same three steps with plain autograd."""
     generator = torch.Generator().manual_seed(0)
     images, labels = (
         torch.randn(64, 12, generator=generator),
@@ -170,7 +168,7 @@ def test_muon_keeps_the_filters_norm_and_leaves_the_rest_to_sgd() -> None:
 
 
 def trained(run: Run, steps_taken: int = 20) -> list[float]:
-    """Losses of a small network on 32 images that it learns by heart."""
+    """Losses of a small network on 32 images that it memorises."""
     torch.manual_seed(0)
     images, labels = (
         torch.randint(0, 256, (32, 32, 32, 3), dtype=torch.uint8),
@@ -244,7 +242,9 @@ def test_fp16_is_none_the_worse_for_an_overflow_in_the_first_step() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "muon", "adamw"])
 def test_what_an_optimizer_keeps_is_taken_up_in_the_order_of_the_weights(name) -> None:
-    """A GPU's weights lie in another order than a CPU's, and a training may go on on either."""
+    """A GPU's weights have another memory format than a CPU's, and a training may resume on
+    either.
+    """
 
     def after_a_step(
         order: torch.memory_format, state: dict | None
@@ -336,7 +336,7 @@ def test_more_threads_than_cpus_are_warned_of_on_a_single_process_too(digits, tm
 def test_without_torchvision_its_models_are_refused_in_a_line_and_ours_train(
     digits, tmp_path
 ) -> None:
-    """As in a small installation: a torchvision that does not go with the installed torch."""
+    """Like in a small installation: a torchvision that does not fit the installed torch."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')\n"

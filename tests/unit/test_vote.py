@@ -1,4 +1,4 @@
-"""What ranks decide together, and trainings whose numbers go bad."""
+"""Votes of ranks, and trainings whose numbers are not finite."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from trainings import Training
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, tuple]:
-    """By what was voted on: what came of it, which must be the same on both ranks."""
+    """Results by vote, equal on both ranks."""
     script = Path(__file__).with_name("votes.py")
     done = program(
         "launch", "--nproc-per-node", 2, "--", script, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}
@@ -43,7 +43,7 @@ def test_all_ranks_come_to_the_same(verdicts, name, verdict) -> None:
 
 
 def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
-    """After that it is as bad on all ranks, and nobody knows whose it was."""
+    """After the average it is bad on all ranks, and its origin is unknown."""
     assert verdicts["step 1"] == (False, False, None, None)
     assert verdicts["step 2"] == (False, False, None, 1)
     # The step was taken, with the weights of all: the loss after it is everybody's.
@@ -68,11 +68,9 @@ def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
 
 
 def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_path) -> None:
-    """A rate that rises for long: the training grows worse for epochs before it comes to numbers
-    that are none.
+    """With a slowly rising rate, training gets worse for epochs before numbers are not finite.
 
-    The first of them is a variance in BatchNorm: loss and gradient of the step that brings it about
-        are finite.
+    The first such number is a variance in BatchNorm, after a step with finite loss and gradient.
     """
     training = Training(
         tmp_path / "out", digits, processes=2, learning_rate=1000.0, warmup=0.9, epochs=8

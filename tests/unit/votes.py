@@ -1,6 +1,4 @@
-"""Not a test: what test_vote.py launches. Votes of two ranks on what one of them or both have to
-say; each prints what came of them.
-"""
+"""Launched by test_vote.py: votes of two ranks; each prints the result."""
 
 import json
 import math
@@ -19,7 +17,7 @@ FINE, BAD = torch.tensor(1.0), torch.tensor(math.nan)
 
 
 class BadOn(nn.Linear):
-    """A layer whose gradient is not finite on one rank, in the second step; what it computes is."""
+    """A layer whose gradient is not finite on one rank, in the second step."""
 
     def __init__(self, bad: bool) -> None:
         super().__init__(12, 10)

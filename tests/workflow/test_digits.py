@@ -1,6 +1,4 @@
-"""The whole graph on the digits: what it makes, what it makes again, and that it makes the same
-again.
-"""
+"""The whole graph on the digits: its output, what it reruns, and that reruns give the same."""
 
 import csv
 import hashlib
