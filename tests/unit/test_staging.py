@@ -263,3 +263,12 @@ def test_a_manifest_says_nothing_but_what_is_known(data, scratch, change) -> Non
         staging.stage(DataFolder.read(data), [str(scratch)])
     assert (victim / "precious").exists()
     assert list(scratch.rglob("*")) == []
+
+
+def test_a_program_adds_the_command_that_fetches_the_data(tmp_path) -> None:
+    done = program("stage", "--data", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "stage: manifest.json is not there; fetch the data first: "
+        "snakemake --profile profiles/local --force manifest.json\n"
+    )

@@ -18,6 +18,7 @@ from ddp.models.classifier import Classifier, build
 from ddp.ranks.process_group import Process
 from ddp.training import gradients, optimizers, steps
 from programs import SCRIPTS, program
+from train import common
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 
@@ -359,3 +360,8 @@ def test_without_torchvision_its_models_are_refused_in_a_line_and_ours_train(
         refused = train(digits, tmp_path / model, run | {"model": model}, PYTHONPATH=str(tmp_path))
         assert refused.returncode == 1
         assert refused.stderr.splitlines()[-1].startswith(line)
+
+
+def test_an_attempt_names_every_processor_of_its_ranks() -> None:
+    assert common([4, 4]) == 4
+    assert common(["Intel", "AMD", "Intel"]) == "Intel, AMD"
