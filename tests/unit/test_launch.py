@@ -366,6 +366,8 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     await_end(ours)
 
 
+# Alone: it compares all temporary folders of launches on this machine.
+@pytest.mark.faults
 def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
     before = leftovers()
     process, ours = training(digits, tmp_path)
@@ -381,6 +383,8 @@ def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_p
     assert leftovers() == before
 
 
+# Alone: it compares all temporary folders of launches on this machine.
+@pytest.mark.faults
 def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> None:
     before = leftovers()
     process, ours = training(digits, tmp_path)
@@ -506,6 +510,8 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
     assert not (tmp_path / "log").exists()
 
 
+# Alone: it compares all temporary folders of launches on this machine.
+@pytest.mark.faults
 def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
     before = leftovers()
     run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
