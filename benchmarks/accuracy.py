@@ -1,10 +1,9 @@
 """Time of the default recipe to 87.5 % of the CIFAR-10 test images, and of a longer one to 90 %.
 
 Accuracies are with six views of each image. The peer is `plain_airbench.py`, a single-process
-script
-with airbench's legacy recipe; the two take turns, in two rounds. Its training is compared with ours
-(from run.json: from reading the data to the end, with validation and saving), and its whole process
-with the whole graph, from `snakemake` to the report, with the data already fetched.
+script with airbench's legacy recipe; the two take turns, in two rounds. Its training is compared
+with ours (from run.json: from reading the data to the end, with validation and saving), and its
+whole process with the whole graph, from `snakemake` to the report, with the data already fetched.
 """
 
 import json

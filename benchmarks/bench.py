@@ -1,8 +1,7 @@
 """Measure everything in one run: python benchmarks/bench.py DATA-FOLDER OUTPUT-FOLDER [BENCHMARK …]
 
 Prints a table, and writes it with the numbers behind it to bench.json in the output folder. It
-takes
-half an hour on two cores; name benchmarks to run only those.
+takes half an hour on two cores; name benchmarks to run only those.
 """
 
 import argparse

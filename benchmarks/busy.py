@@ -2,8 +2,7 @@
 
 The measure is steps of the default network on two threads. By default, libgomp's threads spin for
 milliseconds; on a busy CPU they take the time of the thread that they wait for. Each setting has
-its
-own processes, which take turns; a ratio is the median over the rounds.
+its own processes, which take turns; a ratio is the median over the rounds.
 """
 
 import os

@@ -2,8 +2,7 @@
 OUTPUT-FOLDER
 
 Trains a configuration with many seeds, evaluates each, and prints and writes gpu.json: mean time
-and
-accuracy, throughput, and its share of the device's measured rate of matrix products. The first
+and accuracy, throughput, and its share of the device's measured rate of matrix products. The first
 training is the warm-up and does not count. If the device of the configuration is `cpu`, the CPU is
 measured.
 """

@@ -2,8 +2,7 @@
 
 `loss.backward()` returns when all gradients are summed, so its time span contains every all-reduce.
 Computing is the span from its start to the end of the last gradient that autograd computes; the
-part
-of the all-reduces after that is waiting time.
+part of the all-reduces after that is waiting time.
 """
 
 import json

@@ -1,13 +1,11 @@
 """A training script as researchers write one, for comparison: one process, one file.
 
 The network and recipe of cifar10-airbench's legacy scripts (legacy/airbench94.py: whitening,
-Nesterov
-SGD with fast BatchNorm biases, triangular schedule, lookahead, six views of each test image), with
-widths 32, 64, 64, batches of 512 and 5 epochs, on the CPU.
+Nesterov SGD with fast BatchNorm biases, triangular schedule, lookahead, six views of each test
+image), with widths 32, 64, 64, batches of 512 and 5 epochs, on the CPU.
 
 python benchmarks/plain_airbench.py DATA-FOLDER prints, as JSON, the seconds of training and the
-test
-accuracy.
+test accuracy.
 """
 
 import json

@@ -3,9 +3,8 @@ shorter.
 
 Trains on few images and two processes and saves every second. The time that training waited for a
 state is compared with a whole epoch at the measured speed. Writing continues in the background;
-only
-the last state is waited for, and it counts too. The cost depends on the size of a state and on the
-storage of `work`.
+only the last state is waited for, and it counts too. The cost depends on the size of a state and on
+the storage of `work`.
 """
 
 import csv

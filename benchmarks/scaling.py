@@ -2,9 +2,8 @@
 
 Two processes of one thread are compared with one of two, in turns, as `launch.py` and `train.py`
 train them. The model of `step_model` is fitted to steps on 1, 2 and 3 processes of one thread, and
-to
-all-reduces of several sizes. Three processes share two CPUs, which tests the model. The figures for
-GPUs use published speeds, not a GPU here.
+to all-reduces of several sizes. Three processes share two CPUs, which tests the model. The figures
+for GPUs use published speeds, not a GPU here.
 """
 
 import csv

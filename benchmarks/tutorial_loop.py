@@ -2,9 +2,8 @@
 DistributedDataParallel, metrics reduced in every step.
 
 A program, so that its process group is not also ours: python benchmarks/tutorial_loop.py
-    DATA-FOLDER BATCH. For each line on stdin, a JSON
-object with `mode` (see `Tutorial.seconds`), `workers` (of the DataLoader) and `steps`, it writes
-the seconds of a step as a line.
+DATA-FOLDER BATCH. For each line on stdin, a JSON object with `mode` (see `Tutorial.seconds`),
+`workers` (of the DataLoader) and `steps`, it prints the seconds of a step as a line.
 """
 
 import json

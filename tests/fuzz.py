@@ -1,10 +1,8 @@
 """Hostile files for every reader, seeded, so that a case can be repeated by its number.
 
 A case passes if the reader accepts the file, or refuses it within seconds in one line of at most
-200
-characters without control characters or a traceback. Every payload tries to make a file, the
-canary,
-which must not exist afterwards.
+200 characters without control characters or a traceback. Every payload tries to make a file, the
+canary, which must not exist afterwards.
 
     python tests/fuzz.py --seed 1 --cases 4000 --programs 300
 """
@@ -711,7 +709,10 @@ def fuzz(material: Material, args: Any, work: Path) -> int:
             if problem := tried(material, args.seed, number, kind, check, work):
                 bad += 1
                 print(
-                    f"--- {check.__name__}, seed {args.seed}, case {number}, {kind}:\n{problem.strip()[-1500:]}",
+                    (
+                        f"--- {check.__name__}, seed {args.seed}, case {number}, "
+                        f"{kind}:\n{problem.strip()[-1500:]}"
+                    ),
                     flush=True,
                 )
     seconds = time.monotonic() - start

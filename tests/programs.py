@@ -19,6 +19,24 @@ def program(name: str, *arguments: object, **options) -> subprocess.CompletedPro
     )
 
 
+def fetch_from(url: str, output: Path) -> subprocess.CompletedProcess[str]:
+    """Fetch CIFAR-10 from an address."""
+    source = ["--source", "url", "--url", url]
+    return program("fetch", "--dataset", "cifar10", *source, "--output", output)
+
+
 def shell(name: str, *arguments: object) -> str:
     """The same, as a line for a shell."""
     return shlex.join([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)])
+
+
+def train_command(
+    run: str, data: object, output: object, *options: object, scripts: Path = SCRIPTS
+) -> list[str]:
+    """train.py with its arguments, as it follows `--` of launch.py.
+
+    Args:
+        run: as JSON.
+    """
+    where = ["--data", data, "--output", output]
+    return list(map(str, [scripts / "train.py", "--run", run, *where, *options]))

@@ -1,4 +1,4 @@
-"""The checks that every scheduler must pass: what `launch` relies on, whoever provides the nodes."""
+"""The checks that every scheduler must pass, because `launch` relies on them."""
 
 import os
 import shlex

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from ddp.checkpointing import state
-from programs import SCRIPTS
+from programs import SCRIPTS, train_command
 from waiting import until
 
 # About 0.4 s per epoch. 72 images can be divided among 1, 2 and 3 processes.
@@ -53,16 +53,7 @@ class Training:
     ) -> None:
         self.output = output
         run = RUN | {"nproc_per_node": processes} | changes
-        train = [
-            scripts / "train.py",
-            "--run",
-            json.dumps(run),
-            "--data",
-            data,
-            "--output",
-            output,
-            *options,
-        ]
+        train = train_command(json.dumps(run), data, output, *options, scripts=scripts)
         self.logs = logs or output.with_name(f"{output.name}.logs")
         where = ["--log", self.logs / "log", "--rank-logs", self.logs / "ranks"]
         launch = [scripts / "launch.py", "--nproc-per-node", processes, *where, "--"]

@@ -1,5 +1,6 @@
-"""A Slurm cluster on this machine, for tests: real daemons, and nodes with their own network, name and
-folders.
+"""A Slurm cluster on this machine, for tests, with real daemons.
+
+Nodes have their own network, name and folders.
 
 Everything is in namespaces under one process; only its own folder is on the host. Needs root.
 """

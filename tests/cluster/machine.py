@@ -1,4 +1,4 @@
-"""The machine of the test cluster: `machine.py NODES` runs in its namespaces, right under process 1.
+"""The machine of the test cluster: `machine.py NODES` runs right under its process 1.
 
 When it ends, process 1 ends, and the kernel ends everything else: daemons, nodes, mounts, networks.
 """

@@ -1,4 +1,4 @@
-"""The members of the test cluster from outside: their namespaces and processes, and how to enter them."""
+"""The members of the test cluster from outside: their namespaces and processes."""
 
 import ctypes
 import os
@@ -41,7 +41,7 @@ class Failure(Exception):
 
 
 def environment(member: str) -> dict[str, str]:
-    """A member's initial environment: nothing of the caller's, and the name by which it is found."""
+    """A member's initial environment: only the name by which it is found, and PATH."""
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {
         "PATH": path,

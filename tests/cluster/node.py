@@ -28,7 +28,7 @@ def become(name: str) -> None:
 
 
 def hide(folder: str, by: Path) -> None:
-    """Mount another folder over this one; the checkout and the files of the cluster stay visible."""
+    """Mount another folder over this one; checkout and cluster files stay visible."""
     for kept in (ROOT, STATE):
         if kept.is_relative_to(folder):
             inside = by / kept.relative_to(folder)

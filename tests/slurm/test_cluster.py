@@ -1,4 +1,4 @@
-"""The test cluster is a cluster: its own nodes, real daemons, real failures, no trace on the host."""
+"""The test cluster is real: its own nodes, daemons and failures, and no trace on the host."""
 
 import os
 import signal
@@ -128,7 +128,10 @@ def test_run_passes_on_status_folder_and_environment(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_run_passes_on_signals(cluster: Cluster, number: signal.Signals) -> None:
-    script = "import signal, time\ntry:\n signal.signal(15, signal.default_int_handler); print(1, flush=True); time.sleep(60)\n"
+    script = (
+        "import signal, time\ntry:\n signal.signal(15, signal.default_int_handler); "
+        "print(1, flush=True); time.sleep(60)\n"
+    )
     script += "except KeyboardInterrupt:\n time.sleep(0.5); print('in order')"
     command = cluster.popen(sys.executable, "-c", script, node="n2", stdout=subprocess.PIPE)
     assert command.stdout.readline() == "1\n"
@@ -205,7 +208,10 @@ def test_installing_waits_for_whoever_else_installs(cluster: Cluster) -> None:
     holder = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "\n"
     script = f"import sys; sys.path.insert(0, {str(Path(PROGRAM[1]).parent)!r}); import cluster; "
-    script += "done = cluster.apt_get('install', '--yes', 'tini', seconds=60); print(done.stdout); sys.exit(done.returncode)"
+    script += (
+        "done = cluster.apt_get('install', '--yes', 'tini', seconds=60); "
+        "print(done.stdout); sys.exit(done.returncode)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
     )

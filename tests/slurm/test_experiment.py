@@ -185,7 +185,9 @@ MISTAKES = {
     "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
     "constraint=nope": "slurm: sbatch would refuse a job with ",
     "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job with ",
-    "slurm_extra=--time=5": "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. ",
+    "slurm_extra=--time=5": (
+        "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. "
+    ),
 }
 # What reaches sbatch by options of Snakemake.
 OPTIONS = {
@@ -193,8 +195,11 @@ OPTIONS = {
     "--slurm-reservation=nope": "reservation is invalid",
 }
 TOO_LARGE = {
-    "mem_mb=99999": "slurm: mem_mb: 99999 MB a node are asked for, the largest node of main has 16000; ",
-    "cpus_per_task=9": "slurm: cpus_per_task: 9 CPUs a node are asked for, the largest node of main has 8; ",
+    "mem_mb=99999": "slurm: mem_mb: 99999 MB a node are asked for, "
+    "the largest node of main has 16000; ",
+    "cpus_per_task=9": (
+        "slurm: cpus_per_task: 9 CPUs a node are asked for, the largest node of main has 8; "
+    ),
 }
 
 
@@ -281,7 +286,10 @@ def test_a_refused_submission_shows_sbatch_s_own_words(
         assert cluster.run("scontrol", "update", "partitionname=main", "state=up").returncode == 0
     assert process.wait(timeout=60) == 1
     assert re.search(
-        r"^refused/run: not finished: sbatch refused the job: Batch job submission failed: .*[Pp]artition.*$",
+        (
+            r"^refused/run: not finished: sbatch refused the job: Batch job submission "
+            r"failed: .*[Pp]artition.*$"
+        ),
         said,
         re.MULTILINE,
     )

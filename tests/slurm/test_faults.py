@@ -1,4 +1,4 @@
-"""Failures on a real Slurm: what ends and how soon, what the user sees, and that nothing is left."""
+"""Failures on a real Slurm: what ends, when, with which message, and that nothing stays."""
 
 import json
 import os
@@ -218,7 +218,10 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
     assert job_state(cluster, job).startswith("CANCELLED")
     saved = "saved in results/cancelled/run/state"
     assert re.search(
-        rf"launch: stopped \(SIGTERM\) after .*; {saved}; the reason: sacct -X -j {job}; run the same command again to resume",
+        (
+            rf"launch: stopped \(SIGTERM\) after .*; {saved}; the reason: sacct -X -j "
+            rf"{job}; run the same command again to resume"
+        ),
         said,
     )
 

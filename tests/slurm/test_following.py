@@ -90,7 +90,8 @@ def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     with without(cluster, "slurmdbd"):
         for which in (ends, cancelled):
             which.await_line(
-                r"^slurm: sacct gives no job states \(.+\); jobs are not affected; asking again until it does$"
+                r"^slurm: sacct gives no job states \(.+\); jobs are not affected; "
+                r"asking again until it does$"
             )
         until(lambda: state(cluster, jobs[1]) == "RUNNING", 30)
         cancelled.interrupt()
@@ -118,7 +119,8 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
     assert not log.exists()
     with without(cluster, "slurmdbd"), unreachable(cluster, "slurmctld"):
         following.await_line(
-            r"^slurm: (squeue|sacct) gives no job states \(.+\); jobs are not affected; asking again until it does$"
+            r"^slurm: (squeue|sacct) gives no job states \(.+\); jobs are not "
+            r"affected; asking again until it does$"
         )
         (output,) = (checkout.path / ".snakemake/slurm_logs").rglob(f"{job}.log")
         until(

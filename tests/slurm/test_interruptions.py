@@ -1,8 +1,7 @@
 """Trainings on a real Slurm that are interrupted like on any cluster.
 
 Each resumes, ends with the weights of an uninterrupted one, and loses at most the work since its
-last
-save. With `-s` it prints the table of docs/failures.md.
+last save. With `-s` it prints the table of docs/failures.md.
 """
 
 import csv
@@ -266,7 +265,10 @@ def assert_same(job: Training, whole: Training) -> None:
 
 def tell(fault: str, seconds: float, before: int, resumed: dict[str, int]) -> None:
     """Print a row of the table; at most one interval, an epoch, was lost."""
-    at = f"resumed after epoch {resumed['epoch']}, step {resumed['step']}; before, epoch {before} was finished"
+    at = (
+        f"resumed after epoch {resumed['epoch']}, step {resumed['step']}; before, epoch "
+        f"{before} was finished"
+    )
     print(f"| {fault} | training again after {seconds:.0f} s | {at} |")
     assert before - resumed["epoch"] <= 1
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from cluster.handle import Cluster
-from programs import SCRIPTS, program
+from programs import ROOT, SCRIPTS, program
 
-RUN = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, "flip": false, "nodes": 3, "device": "%s"}'
+RUN = (
+    '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, '
+    '"flip": false, "nodes": 3, "device": "%s"}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +272,26 @@ def test_a_node_without_slurm_s_commands_is_told_so(folder: Path) -> None:
     environment = os.environ | {"SLURM_JOB_ID": "1", "PATH": str(folder)}
     done = program("launch", *training(folder, "nowhere"), env=environment)
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == "launch: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use profiles/local\n"
+    assert done.stderr == (
+        "launch: scontrol, Slurm's own command, is not on PATH here; go to where it "
+        "is, or use profiles/local\n"
     )
+
+
+def test_slurm_passes_the_checks_of_every_scheduler(cluster: Cluster, folder: Path) -> None:
+    checked = folder / "checked"
+    checked.mkdir()
+    code = f"""
+import sys
+from pathlib import Path
+sys.path[:0] = [{str(SCRIPTS)!r}, {str(ROOT / "tests")!r}]
+from ddp.schedulers.registry import SCHEDULERS
+from schedulers import check_in_a_job, check_that_it_ends
+for check in (check_in_a_job, check_that_it_ends):
+    check(SCHEDULERS["srun"], 2, Path({str(checked)!r}))
+print("passed")
+"""
+    script, output = folder / "checks.sh", folder / "checks.out"
+    script.write_text(f"#!/bin/bash\nexec {shlex.join([sys.executable, '-c', code])}\n")
+    cluster.batch("--nodes=2", "--ntasks=2", f"--output={output}", script, cwd=folder, timeout=120)
+    assert output.read_text().splitlines()[-1] == "passed", output.read_text()

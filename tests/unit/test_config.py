@@ -75,7 +75,10 @@ REFUSED = [
     ),
     (
         {"experiment": "a" * 300},
-        'experiment: "aaaaaaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaaaa" is too long; the most is 100 characters',
+        (
+            'experiment: "aaaaaaaaaaaaaaaaaa…aaaaaaaaaaaaaaaaaaa" is too long; the most is '
+            "100 characters"
+        ),
     ),
     ({"epochs": 10**20}, "epochs: 100000000000000000000 is too large; the most is 1000000"),
     ({"epochs": 2.5}, "epochs: 2.5 is not a whole number"),
@@ -166,8 +169,8 @@ REFUSED = [
     ),
     (
         {"optimizer": "muon", "precision": "fp16"},
-        "precision: muon cannot skip the steps that the gradient scaler of fp16 rejects; use bf16, or "
-        "sgd or adamw",
+        "precision: muon cannot skip the steps that the gradient scaler of fp16 rejects; use bf16, "
+        "or sgd or adamw",
     ),
     ({"test_views": "all"}, 'test_views: "all" is not one of plain, flip, flip_shift'),
 ]

@@ -10,7 +10,10 @@ from ddp.base.processes import MOST_CHARACTERS, how, last_words
 from ddp.launching.endings import Ending, cause, ending, marked, record_lines, records
 from programs import SCRIPTS
 
-GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.12]:41264"
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
+    "closed by peer [10.77.0.12]:41264"
+)
 WARNING = (
     "[W1121 06:01:02.123456789 ProcessGroup.cpp:12] Warning: destroy_process_group() was not called"
 )
@@ -51,7 +54,10 @@ def test_endings_survive_the_way_through_srun() -> None:
 def test_endings_sent_at_the_same_time_stay_apart(unbuffered) -> None:
     """Like those of all ranks of a node that stop together and share a pipe."""
     each, senders = 3000, 3
-    program = f"from ddp.launching.endings import send\nfor number in range({each}): send({{'number': number, 'rest': 600 * 'x'}})"
+    program = (
+        f"from ddp.launching.endings import send\nfor number in range({each}): "
+        f"send({{'number': number, 'rest': 600 * 'x'}})"
+    )
     read, write = os.pipe()
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(SCRIPTS)}
     processes = [

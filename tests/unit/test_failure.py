@@ -9,7 +9,10 @@ from ddp.launching.failure import first_failure as found_failure
 from ddp.schedulers.registry import SCHEDULERS
 
 FAILED = Outcome(failed=0, status=1)
-TIMED_OUT = "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO TIME LIMIT ***"
+TIMED_OUT = (
+    "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO "
+    "TIME LIMIT ***"
+)
 
 
 def first_failure(
@@ -139,7 +142,10 @@ Root Cause (first observed failure):
 @pytest.mark.parametrize("label", ["", "1: "])
 def test_a_killed_supervise_is_named(label: str) -> None:
     errors = [label + line for line in ROOT_CAUSE.splitlines()]
-    killed = "supervise.py of rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out"
+    killed = (
+        "supervise.py of rank 1 on n2 was ended by SIGKILL; the system does that when "
+        "memory runs out"
+    )
     assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
     endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
     assert first_failure(FAILED, endings, errors, None) == Failure(f"{killed}; {SAVED}", again=True)

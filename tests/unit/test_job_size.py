@@ -26,7 +26,10 @@ PARAMS = {
     "partition": "-p gpu",
     "workdir": "/w",
 }
-BEFORE = "sbatch --parsable --job-name id --output log --export=ALL --comment c -A project -p gpu -t 60 -C ib"
+BEFORE = (
+    "sbatch --parsable --job-name id --output log --export=ALL --comment c -A project -p "
+    "gpu -t 60 -C ib"
+)
 
 
 def submitted(size, **run) -> str:

@@ -1,6 +1,7 @@
-"""fetch, stage, evaluate, aggregate and plot, killed at any moment and run again, give the same files.
+"""Programs that are killed at any moment and run again give the same files.
 
-Those that only write results say in one line if they cannot.
+These are fetch, stage, evaluate, aggregate and plot. Those that only write results say in one line
+if they cannot.
 """
 
 import json
@@ -161,7 +162,10 @@ def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
             shutil.copytree(alone, folder, dirs_exist_ok=True)
             halve_one(folder, draw)
         earlier = entries(folder)
-        told = f"seed {SEED}, {name}, ended with {how.name} at {what} {moment}, {'over an earlier run' if earlier else 'in an empty folder'}"
+        told = (
+            f"seed {SEED}, {name}, ended with {how.name} at {what} {moment}, "
+            f"{'over an earlier run' if earlier else 'in an empty folder'}"
+        )
         process = job.start(folder, *([KILLED_AT, moment, folder] if what == "change" else []))
         if what == "seconds":
             time.sleep(moment)
@@ -223,7 +227,10 @@ def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, 
     folder = tmp_path / "results"
     folder.mkdir()
     line = shlex.join([sys.executable, *jobs[name].command(folder)])
-    before = f"mount -t tmpfs -o size=1m tmpfs {folder} && cd {folder} && echo earlier > {first} && {{ {hindrance}; }}"
+    before = (
+        f"mount -t tmpfs -o size=1m tmpfs {folder} && cd {folder} && echo earlier > "
+        f"{first} && {{ {hindrance}; }}"
+    )
     inside = f"{before}; {line}; ls -A; cat {first}"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
     done = subprocess.run(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddp.base.temporary import parent_folder
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, train_command
 from waiting import until
 
 HOST = socket.gethostname()
@@ -25,7 +25,8 @@ HOST = socket.gethostname()
 def script(folder: Path, body: str) -> Path:
     path = folder / "some_program.py"
     path.write_text(
-        f"import os, sys, time, signal\nrank = int(os.environ.get('RANK', os.environ['LAUNCH_NODE_RANK']))\n{body}\n"
+        f"import os, sys, time, signal\nrank = int(os.environ.get('RANK', "
+        f"os.environ['LAUNCH_NODE_RANK']))\n{body}\n"
     )
     return path
 
@@ -104,13 +105,7 @@ def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
         "--log",
         tmp_path / "log",
         "--",
-        SCRIPTS / "train.py",
-        "--run",
-        run,
-        "--data",
-        digits,
-        "--output",
-        tmp_path / "out",
+        *train_command(run, digits, tmp_path / "out"),
     )
     assert done.returncode == 1
     (first,) = done.stderr.splitlines()
@@ -225,13 +220,7 @@ def training(digits: Path, folder: Path) -> tuple[subprocess.Popen, list[Path]]:
         "--log",
         str(folder / "log"),
         "--",
-        str(SCRIPTS / "train.py"),
-        "--run",
-        run,
-        "--data",
-        str(digits),
-        "--output",
-        str(folder / "out"),
+        *train_command(run, digits, folder / "out"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
@@ -270,7 +259,10 @@ def cmdline(process: Path) -> bytes:
 
 
 def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path) -> None:
-    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, "flip": false}'
+    run = (
+        '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 2, "global_batch_size": 64, '
+        '"flip": false}'
+    )
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 120))
     command = [
@@ -281,13 +273,7 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
         "--log",
         str(tmp_path / "log"),
         "--",
-        str(SCRIPTS / "train.py"),
-        "--run",
-        run,
-        "--data",
-        str(digits),
-        "--output",
-        str(tmp_path / "out"),
+        *train_command(run, digits, tmp_path / "out"),
     ]
     process = subprocess.Popen(command, stdout=its, stderr=subprocess.PIPE)
     os.close(its)
@@ -337,7 +323,10 @@ def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:
 def test_more_cpus_than_there_are_is_refused() -> None:
     done = program("launch", "--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2, "--", "x.py")
     assert done.returncode == 1
-    wanted = "launch: cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or more --cores\n"
+    wanted = (
+        "launch: cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or "
+        "more --cores\n"
+    )
     assert done.stderr == wanted
 
 
@@ -422,7 +411,8 @@ def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
     done = program("launch", "--transport", "srun", "--", script(tmp_path, ""), env=environment)
     assert done.returncode == 1
     assert done.stderr == (
-        "launch: transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use transport local\n"
+        "launch: transport srun works inside a Slurm job; submit it with --profile "
+        "profiles/slurm, or use transport local\n"
     )
 
 
@@ -440,7 +430,10 @@ def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
         env=environment,
     )
     assert done.returncode == 1
-    wanted = "launch: launcher: the installed torch has no torch.distributed.launch any more; use torchrun, its successor\n"
+    wanted = (
+        "launch: launcher: the installed torch has no torch.distributed.launch any more; "
+        "use torchrun, its successor\n"
+    )
     assert done.stderr == wanted
 
 
@@ -469,7 +462,10 @@ def test_a_dry_run_of_srun_needs_no_slurm(tmp_path) -> None:
 
 def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     """`srun` needs Slurm and is compared there."""
-    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2, "nproc_per_node": 2}'
+    run = (
+        '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, '
+        '"flip": false, "nodes": 2, "nproc_per_node": 2}'
+    )
     found = {}
     for launcher in ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"):
         output = tmp_path / launcher
@@ -482,13 +478,7 @@ def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
             "--nproc-per-node",
             2,
             "--",
-            SCRIPTS / "train.py",
-            "--run",
-            run,
-            "--data",
-            digits,
-            "--output",
-            output,
+            *train_command(run, digits, output),
         )
         assert done.returncode == 0, (launcher, done.stderr)
         found[launcher] = hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
@@ -514,7 +504,10 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
 @pytest.mark.faults
 def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
     before = leftovers()
-    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, "flip": false, "nodes": 2}'
+    run = (
+        '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, '
+        '"flip": false, "nodes": 2}'
+    )
     processes = [
         subprocess.Popen(
             [
@@ -523,13 +516,7 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
                 "--nodes",
                 "2",
                 "--",
-                str(SCRIPTS / "train.py"),
-                "--run",
-                run,
-                "--data",
-                str(digits),
-                "--output",
-                str(tmp_path / str(number)),
+                *train_command(run, digits, tmp_path / str(number)),
             ],
         )
         for number in range(2)

@@ -1,4 +1,4 @@
-"""A lock held by another process is reported, and given up in time. The holders are real processes."""
+"""A lock held by another real process is reported, and given up in time."""
 
 import os
 import re

@@ -138,7 +138,10 @@ def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
         in second.said
     )
     *_, last = second.said.splitlines()
-    refused = f"{output} is being trained by {name}; wait until it has ended, or end it, and run the same command again"
+    refused = (
+        f"{output} is being trained by {name}; wait until it has ended, or end it, and run "
+        f"the same command again"
+    )
     assert last == f"train: {refused}"
     assert first.end() == 0, first.said
     assert first.epochs == list(range(1, 17))
@@ -260,5 +263,8 @@ def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile
     seconds, lines = meanwhile[take_over_from_nowhere].result()
     assert owner.LEASE <= seconds < owner.LEASE + 30
     assert lines == [
-        "Slurm job 7 on another-node trained this run last; waiting 30 s to see whether it is still alive"
+        (
+            "Slurm job 7 on another-node trained this run last; waiting 30 s to see "
+            "whether it is still alive"
+        )
     ]

@@ -99,7 +99,10 @@ def test_code_in_a_package_below_a_package_counts(scripts) -> None:
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
 def test_every_module_that_a_program_imports_is_followed(scripts, program) -> None:
     """Every module that Python loads for it, except those left out, changes the hash."""
-    code = f"import sys, runpy; sys.argv = ['-']; sys.path.insert(0, {str(scripts)!r}); runpy.run_path({str(scripts / program)!r})"
+    code = (
+        f"import sys, runpy; sys.argv = ['-']; sys.path.insert(0, {str(scripts)!r}); "
+        f"runpy.run_path({str(scripts / program)!r})"
+    )
     listed = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*(m for m in sys.modules if m.startswith('ddp.')))"],
         capture_output=True,

@@ -49,9 +49,9 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
     assert accuracy_line(evaluation) == "test accuracy 88.16% with six views, 86.94% with one view"
     table = summary("flip_shift", [0.8816, 0.8827])
     sentence = page.result_sentence(table, [])
-    assert (
-        sentence
-        == "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six views (87.16% to 87.27% with one view)."
+    assert sentence == (
+        "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six "
+        "views (87.16% to 87.27% with one view)."
     )
 
 

@@ -105,7 +105,10 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text("{}")
     with pytest.raises(
         Refusal,
-        match=r"is damaged, or not of this version \(required\); delete it and run the same command again",
+        match=(
+            r"is damaged, or not of this version \(required\); delete it and run the same "
+            r"command again"
+        ),
     ):
         read_evaluation(tmp_path / "evaluation.json")
 

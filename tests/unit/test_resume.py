@@ -1,7 +1,6 @@
-"""Interrupted trainings resume, and end with the weights, history and checkpoints of an uninterrupted
-one.
+"""Interrupted trainings resume, and end like uninterrupted ones.
 
-Bit for bit. Every process here is real.
+Weights, history and checkpoints are equal bit for bit. Every process here is real.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from ddp.checkpointing import state
-from programs import KILLED_AT, SCRIPTS
+from programs import KILLED_AT, SCRIPTS, train_command
 from trainings import ENVIRONMENT, RUN, Training, attempts, complete, history, newest_place, result
 
 SEED = 20261121
@@ -82,7 +81,8 @@ def test_interrupted_again_and_again_at_random_moments(
         if after > before:
             saved[f"process {training.process.pid}"] = before
         told.append(
-            f"{fault} after {moment:.2f} s{' of its start' if fault == early else ''}: {before} to {after}\n{training.said}"
+            f"{fault} after {moment:.2f} s{' of its start' if fault == early else ''}: "
+            f"{before} to {after}\n{training.said}"
         )
         problem = "\n\n".join(told)
         assert status == (
@@ -94,7 +94,10 @@ def test_interrupted_again_and_again_at_random_moments(
         ), problem
         if fault in STOPPED_IN_ORDER:
             said = re.search(
-                rf"^launch: train was preempted: .* after (.*), of 16 epochs; saved in {output}/state; run the same command",
+                (
+                    rf"^launch: train was preempted: .* after (.*), of 16 epochs; saved in "
+                    rf"{output}/state; run the same command"
+                ),
                 training.said,
                 re.MULTILINE,
             )
@@ -346,12 +349,10 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     BatchNorm statistics.
 
     They cover 36 images on each of two processes, or 72 on one, and training amplifies the
-    difference
-    while the loss falls steeply. Uninterrupted trainings on 1, 2 and 3 processes differed by up
-    to 0.17
-    in an epoch's training loss, and by up to 0.07 in each of the last six (measured); trainings
-    that
-    changed the number by up to 0.16 and 0.04. One with fresh weights would be off by 0.8 at first.
+    difference while the loss falls steeply. Uninterrupted trainings on 1, 2 and 3 processes
+    differed by up to 0.17 in an epoch's training loss, and by up to 0.07 in each of the last six
+    (measured); trainings that changed the number by up to 0.16 and 0.04. One with fresh weights
+    would be off by 0.8 at first.
     """
     output = tmp_path / "out"
     training = Training(output, digits, "--save-every-seconds", 1, processes=2)
@@ -363,7 +364,8 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     training = Training(output, digits)
     assert training.end() == 1
     assert training.said.splitlines()[-1].endswith(
-        ".safetensors is a state of another run: it was on 2 processes and is on 1 (to resume anyway: resume=other_world_size); undo that, "
+        ".safetensors is a state of another run: it was on 2 processes and is on 1 "
+        "(to resume anyway: resume=other_world_size); undo that, "
         "or start over: resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
@@ -431,13 +433,7 @@ def test_killed_right_before_it_changes_its_output(
             KILLED_AT,
             at,
             output,
-            SCRIPTS / "train.py",
-            "--run",
-            json.dumps(RUN),
-            "--data",
-            digits,
-            "--output",
-            output,
+            *train_command(json.dumps(RUN), digits, output),
             *options,
         ]
 

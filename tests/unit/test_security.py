@@ -1,4 +1,4 @@
-"""Attacks on a training by other users of the machine, and forged messages. The other user is real."""
+"""Attacks on a training by a real other user of the machine, and forged messages."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ from ddp.base.environment import variable
 from ddp.base.errors import Refusal
 from ddp.ranks import preflight
 from ddp.ranks.preflight import RankReport
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, train_command
 from trainings import Training
 from waiting import until
 
@@ -81,7 +81,10 @@ def test_without_a_secret_nothing_is_exchanged(
     monkeypatch.setenv(variable("secret"), secret)
     with pytest.raises(
         Refusal,
-        match="LAUNCH_SECRET is not set, or shorter than 32 characters: start the processes with launch.py",
+        match=(
+            "LAUNCH_SECRET is not set, or shorter than 32 characters: start the processes "
+            "with launch.py"
+        ),
     ):
         signing.signed("x", b"")
 
@@ -135,14 +138,16 @@ def test_a_forged_report_ends_the_preflight_and_is_not_believed(forged: bytes) -
 ATTACK = """
 from datetime import timedelta
 dist = torch.distributed
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=20), wait_for_workers=False)
+port, wait = int(sys.argv[1]), timedelta(seconds=20)
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=wait, wait_for_workers=False)
 class Bomb:
     def __reduce__(self):
         return os.system, ("touch " + sys.argv[2],)
 while not (keys := [key for key in store.list_keys() if "torch.rendezvous." in key]):
     time.sleep(0.05)
 for _ in range(100):
-    store.set(keys[0].removeprefix("/"), base64.b64encode(bytes(32 * (sys.argv[3] == "signed")) + pickle.dumps(Bomb())).decode())
+    state = bytes(32 * (sys.argv[3] == "signed")) + pickle.dumps(Bomb())
+    store.set(keys[0].removeprefix("/"), base64.b64encode(state).decode())
     time.sleep(0.05)
 """
 
@@ -226,7 +231,10 @@ def listening(pids: list[int]) -> list[str]:
 def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_command_line(
     digits: Path, tmp_path, launcher
 ) -> None:
-    run = '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1000000, "nodes": 2, "global_batch_size": 72, "flip": false}'
+    run = (
+        '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1000000, "nodes": 2, '
+        '"global_batch_size": 72, "flip": false}'
+    )
     output = tmp_path / "out"
     command = [
         sys.executable,
@@ -238,13 +246,7 @@ def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_
         "--rank-logs",
         str(tmp_path / "logs"),
         "--",
-        str(SCRIPTS / "train.py"),
-        "--run",
-        run,
-        "--data",
-        str(digits),
-        "--output",
-        str(output),
+        *train_command(run, digits, output),
     ]
     without = {name: value for name, value in os.environ.items() if name != variable("secret")}
     launch = subprocess.Popen(
@@ -332,7 +334,7 @@ def test_a_scratch_that_is_another_user_s_or_open_to_all_is_not_used(
 def test_another_user_cannot_exchange_the_copy_between_check_and_read(
     digits: Path, everybodys: Path
 ) -> None:
-    """He tries during a whole training, in a scratch with a sticky bit; data are hashed in memory."""
+    """He tries during a whole training, in a scratch with a sticky bit."""
     scratch = everybodys / "scratch"
     scratch.mkdir()
     scratch.chmod(0o1777)
@@ -346,7 +348,8 @@ def test_another_user_cannot_exchange_the_copy_between_check_and_read(
         folder, file = sys.argv[1:]
         while time.monotonic() < end:
             tries += 1
-            for deed in (lambda: os.rename(folder, folder + "x"), lambda: open(file, "w"), lambda: os.listdir(folder)):
+            rename = lambda: os.rename(folder, folder + "x")
+            for deed in (rename, lambda: open(file, "w"), lambda: os.listdir(folder)):
                 try:
                     deed()
                     sys.exit("succeeded")
@@ -375,6 +378,7 @@ def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(
     training = Training(tmp_path / "out", data)
     assert training.end() == 1
     assert training.said.endswith(
-        "train_labels.npy is not the digits of its manifest: its SHA-256 differs; delete its folder and fetch the data again\n"
+        "train_labels.npy is not the digits of its manifest: its SHA-256 differs; "
+        "delete its folder and fetch the data again\n"
     )
     assert not (tmp_path / "out" / "model.safetensors").exists()

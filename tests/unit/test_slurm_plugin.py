@@ -1,4 +1,4 @@
-"""The patched states of jobs that Snakemake's Slurm plugin gets, from sequences of real Slurm states."""
+"""The job states that the patched Slurm plugin gets from sequences of real Slurm states."""
 
 import asyncio
 import os
@@ -193,7 +193,10 @@ def test_changes_are_shown_and_nothing_else(follower, told) -> None:
 
 
 def test_a_failure_is_told_in_slurm_s_words() -> None:
-    refused = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: Invalid qos'.\n    sbatch call:\n  x"
+    refused = (
+        "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission "
+        "failed: Invalid qos'.\n    sbatch call:\n  x"
+    )
     assert reason_of(refused) == "sbatch refused the job: Batch job submission failed: Invalid qos"
     ended = "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'. Reason: Unknown."
     assert reason_of(ended) == "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'."

@@ -1,4 +1,4 @@
-"""Fetching: the message of every failing source, and that no incomplete or foreign data are trusted."""
+"""Fetching: the message of every failing source; incomplete or foreign data are not trusted."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ from ddp.data.datasets import DATASETS
 from ddp.data.folder import refuse_wrong_content
 from http_server import serving
 from npm_package import npm_members, package, png
-from programs import SCRIPTS, program, shell
+from programs import SCRIPTS, fetch_from, program, shell
 
 
 def trusted(folder: Path) -> list[str]:
@@ -46,7 +46,8 @@ def test_an_archive_that_is_not_there(tmp_path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"fetch: archive: {tmp_path}/no.tar.gz is not there; dataset.archive must be the path of cifar-10-python.tar.gz\n"
+        f"fetch: archive: {tmp_path}/no.tar.gz is not there; dataset.archive must be "
+        f"the path of cifar-10-python.tar.gz\n"
     )
     assert not trusted(tmp_path / "out")
 
@@ -96,17 +97,7 @@ def test_a_wrong_archive_is_refused_before_a_byte_of_it_is_unpickled(tmp_path) -
 def test_a_truncated_download(tmp_path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b" + bytes(1000))
     with serving(tmp_path) as address:
-        done = program(
-            "fetch",
-            "--dataset",
-            "cifar10",
-            "--source",
-            "url",
-            "--url",
-            f"{address}/cifar-10-python.tar.gz",
-            "--output",
-            tmp_path / "out",
-        )
+        done = fetch_from(f"{address}/cifar-10-python.tar.gz", tmp_path / "out")
     assert done.returncode == 1
     assert (
         f"url: {address}/cifar-10-python.tar.gz: sent 1,002 bytes that are not the official "
@@ -242,7 +233,10 @@ def test_content_decides_whether_it_is_the_data_set() -> None:
     one_pixel["test_images"][7, 3, 3, 1] ^= 1
     with pytest.raises(
         Refusal,
-        match="url: the SHA-256 of test_images is .+, that of digits is 1bf4de6ba443…; it is not digits",
+        match=(
+            "url: the SHA-256 of test_images is .+, that of digits is 1bf4de6ba443…; it is "
+            "not digits"
+        ),
     ):
         refuse_wrong_content("digits", one_pixel, "url")
     with pytest.raises(
@@ -286,7 +280,10 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_to_trust(tmp_path) -> N
 def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    inside = f"mount -t tmpfs -o size=3m tmpfs {full} && {shell('fetch', '--dataset', 'digits', '--output', full / 'out')}"
+    inside = (
+        f"mount -t tmpfs -o size=3m tmpfs {full} && "
+        f"{shell('fetch', '--dataset', 'digits', '--output', full / 'out')}"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
         capture_output=True,
@@ -336,7 +333,10 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(
         }
         url = ["--url", f"{address}/cifar-10-python.tar.gz"]
         fetch = shell("fetch", *arguments, *url, "--output", full / "out")
-        inside = f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A {full}/out"
+        inside = (
+            f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A "
+            f"{full}/out"
+        )
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False, env=environment

@@ -86,7 +86,10 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
     # A real file system of 2 MB in a mount namespace of its own, where 5.5 MB are to be staged.
     full = tmp_path / "full"
     full.mkdir()
-    inside = f"mount -t tmpfs -o size=2m tmpfs {full} && {shell('stage', '--data', data, '--scratch', full)} && find {full}"
+    inside = (
+        f"mount -t tmpfs -o size=2m tmpfs {full} && "
+        f"{shell('stage', '--data', data, '--scratch', full)} && find {full}"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
         capture_output=True,
@@ -133,7 +136,10 @@ def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_n
 
 
 def test_a_read_only_scratch_falls_back(data, scratch) -> None:
-    inside = f"mount -t tmpfs -o ro tmpfs {scratch} && {shell('stage', '--data', data, '--scratch', scratch)}"
+    inside = (
+        f"mount -t tmpfs -o ro tmpfs {scratch} && "
+        f"{shell('stage', '--data', data, '--scratch', scratch)}"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
         capture_output=True,

@@ -134,9 +134,10 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     lines: list[str] = []
     found = state.newest(tmp_path / "states", WANTED, lines.append)
     assert lines == [
-        "skipped: {}/epoch=0003_step=000000.safetensors is not a state of this version of the workflow".format(
-            tmp_path / "states"
-        ),
+        (
+            "skipped: {}/epoch=0003_step=000000.safetensors is not a state of this version "
+            "of the workflow"
+        ).format(tmp_path / "states"),
         f"resumed after epoch 2, of {RUN.epochs} epochs, from "
         f"{tmp_path}/states/epoch=0002_step=000000.safetensors",
     ]
@@ -178,7 +179,8 @@ def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
     lines: list[str] = []
     assert state.newest(tmp_path, WANTED, lines.append) is None
     assert lines[0] == (
-        f"skipped: {tmp_path}/epoch={RUN.epochs:04}_step=000000.safetensors belongs to another run, which has ended: "
+        f"skipped: {tmp_path}/epoch={RUN.epochs:04}_step=000000.safetensors "
+        "belongs to another run, which has ended: "
         f"learning_rate was 0.25 and is {RUN.learning_rate}"
     )
     assert lines[-1] == f"no usable state in {tmp_path}, 2 skipped; starting from scratch"
@@ -200,7 +202,8 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may
     put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
     with pytest.raises(
         Refusal,
-        match=r"tep=000009.safetensors .* it was on 2 processes and is on 1 .to resume anyway: resume=other_world_size",
+        match=r"tep=000009.safetensors .* it was on 2 processes and is on 1 "
+        r"\(to resume anyway: resume=other_world_size\)",
     ):
         state.newest(tmp_path, WANTED, print)
     lines: list[str] = []
@@ -210,7 +213,7 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may
     assert content is not None
     assert State.decode(content).step == 0
     assert (
-        lines[0]
-        == f"skipped: {tmp_path}/epoch=0001_step=000009.safetensors is in the middle of an epoch on 2 processes"
+        lines[0] == f"skipped: {tmp_path}/epoch=0001_step=000009.safetensors "
+        "is in the middle of an epoch on 2 processes"
     )
     assert places(tmp_path) == [(1, 0)]

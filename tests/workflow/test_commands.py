@@ -202,7 +202,10 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
         second = small.snakemake("--nolock", "--config", *owned)
         assert second.returncode == 1
         assert re.fullmatch(
-            r"results/owned/run is being trained by process \d+ on \S+; wait until it has ended, .*",
+            (
+                r"results/owned/run is being trained by process \d+ on \S+; wait until it "
+                r"has ended, .*"
+            ),
             second.stdout.splitlines()[-1],
         )
         # And if its jobs were in the queue already: launch looks before it touches anything.

@@ -255,7 +255,7 @@ def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
 
 
 def test_training_stages_for_itself_and_gives_the_same_bits(done) -> None:
-    """The scratch is emptied between stage and train, and each geometry is trained a second time."""
+    """The scratch is emptied after staging, and each geometry is trained a second time."""
     before = {run: sha256(done.results / run / "model.safetensors") for run in RUNS[:2]}
     assert before[RUNS[0]] != before[RUNS[1]]
     shutil.rmtree(done.scratch)

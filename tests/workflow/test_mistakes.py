@@ -20,7 +20,10 @@ MISTAKES = [
     (["dataset=cifar10"], 'config: dataset: "cifar10" is not a mapping of keys to values'),
     (
         ["experiment=my/experiment"],
-        'config: experiment: "my/experiment" is not letters, digits, - and _, the first a letter or digit',
+        (
+            'config: experiment: "my/experiment" is not letters, digits, - and _, the '
+            "first a letter or digit"
+        ),
     ),
     (["model=resnet19"], "config: model: resnet19 is neither airbench, "),
     (
@@ -113,7 +116,7 @@ def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
 
 
 def processes_in(folder: Path, program: str) -> list[Path]:
-    """/proc/<pid> of the processes that work in a folder and have a program on their command line."""
+    """/proc/<pid> of the processes in a folder with a program on their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

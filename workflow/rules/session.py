@@ -127,9 +127,8 @@ class Session:
         """Check what the jobs need, before the first one starts.
 
         Raises:
-            Refusal: finished results would be replaced, another job trains a run, or the
-                scheduler would
-                not accept a job.
+            Refusal: finished results would be replaced, another job trains a run, or the scheduler
+                would not accept a job.
         """
         if not self.workflow.is_main_process:
             return

@@ -98,7 +98,7 @@ def train(run: Run, process: Process, contract: Environment, args: argparse.Name
     folder = args.output / "state"
     name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
     with ExitStack() as stack:
-        stop = listen()
+        stop = listen(contract.stop_at)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
         staged = stage(data, args.scratch, contract.job_scratch)
         if staged.status == "fallback" and process.local_rank == 0:

@@ -33,9 +33,8 @@ def how(status: int) -> str:
 def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
     """The part of a process's stderr that says why it ended.
 
-    If the program printed a one-line error, which begins with its name, that line; otherwise
-    the last
-    traceback; otherwise the last lines.
+    If the program printed a one-line error, which begins with its name, that line; otherwise the
+    last traceback; otherwise the last lines.
     """
     said = [RANK_PREFIX.sub("", line) for line in lines if not NOISE.search(line)]
     for line in reversed(said):

@@ -65,11 +65,9 @@ def epoch_plan(
 ) -> Epoch:
     """Order and augmentation of the n images in an epoch.
 
-    Mirroring alternates from epoch to epoch, after a random start per image, which varies less
-    than a
-    random choice in every epoch. Source: K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a
-    Single GPU",
-    2024, section 3.6.
+    Mirroring alternates from epoch to epoch, after a random start per image, which varies less than
+    a random choice in every epoch. Source: K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single
+    GPU", 2024, section 3.6.
     """
     each_epoch = np.random.default_rng((seed, epoch))
     order = each_epoch.permutation(n)

@@ -70,9 +70,8 @@ class DataFolder:
 
     Attributes:
         manifest: `dataset`, `source`, `classes`, `images` per split, `content_sha256` per array,
-            `sha256` (of the whole data set, see `whole_sha256`), and `files`: for each file
-            name its
-            `sha256` and `bytes`.
+            `sha256` (of the whole data set, see `whole_sha256`), and `files`: for each file name
+            its `sha256` and `bytes`.
     """
 
     path: Path

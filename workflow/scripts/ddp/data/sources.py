@@ -315,8 +315,7 @@ def digits() -> Arrays:
     Every fifth image of a class is a test image.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
-    Learning
-    Repository, 1998.
+        Learning Repository, 1998.
     """
     from sklearn.datasets import load_digits
 

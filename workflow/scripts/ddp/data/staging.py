@@ -124,8 +124,7 @@ def private_folder(scratch: Path) -> Path:
 
     Raises:
         OSError: the scratch is missing or not writable; or scratch or folder belong to another
-            user,
-            or let others replace their content.
+            user, or let others replace their content.
     """
     if not scratch.is_dir():
         raise FileNotFoundError(2, "no such folder", str(scratch))

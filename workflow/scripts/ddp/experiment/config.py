@@ -99,12 +99,7 @@ class Run:
         Raises:
             Refusal: it is not a JSON object, or not one valid run.
         """
-        try:
-            given = parse_json(text)
-        except ValueError as error:
-            raise Refusal(f"--run is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise Refusal(f"--run must be a JSON object, not {shown(given)}")
+        given = parse_option("--run", text)
         config = (
             {"experiment": "run"}
             | geometry_of(contract)
@@ -115,6 +110,21 @@ class Run:
         if experiment.axes:
             raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
         return next(iter(experiment.runs.values()))
+
+
+def parse_option(option: str, text: str) -> dict[str, Any]:
+    """The JSON object that a command-line option gives.
+
+    Raises:
+        Refusal: it is not one.
+    """
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise Refusal(f"{option} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(f"{option} must be a JSON object, not {shown(found)}")
+    return found
 
 
 def geometry_of(contract: Environment | None) -> dict[str, Any]:
@@ -215,13 +225,7 @@ class Experiment:
         Raises:
             Refusal: it is not a JSON object, or not a valid configuration.
         """
-        try:
-            config = parse_json(text)
-        except ValueError as error:
-            raise Refusal(f"--config is not JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise Refusal(f"--config must be a JSON object, not {shown(config)}")
-        return Experiment.from_config(config)
+        return Experiment.from_config(parse_option("--config", text))
 
     @property
     def name_pattern(self) -> str:

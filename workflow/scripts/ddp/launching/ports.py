@@ -13,8 +13,8 @@ def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]
 
     Args:
         number: of the job or process, which selects the ports to try first. Jobs that start
-            together
-            on a node have consecutive numbers, and took each other's ports without this (seen).
+            together on a node have consecutive numbers, and took each other's ports without this
+            (seen).
     """
     for attempt in range(5000):
         first = 20_000 + 2 * ((number + 997 * attempt) % 5000)

@@ -68,11 +68,10 @@ class Classifier(nn.Module):
     def average_recent_steps(self, steps: int) -> None:
         """Let every BatchNorm average over at most the last 20th of the training.
 
-        The networks of torchvision average over 10 to 100 steps (momentum 0.1 to 0.01). In
-        a training of
-        some hundred steps, these statistics lag so far behind the weights that validation
-        is at chance
-        level (measured: mobilenet_v3_small, 63 % training, 9.7 % validation).
+        The networks of torchvision average over 10 to 100 steps (momentum 0.1 to 0.01). In a
+        training of some hundred steps, these statistics lag so far behind the weights that
+        validation is at chance level (measured: mobilenet_v3_small, 63 % training, 9.7 %
+        validation).
         """
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and module.momentum is not None:

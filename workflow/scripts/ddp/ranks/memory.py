@@ -12,9 +12,8 @@ def keep_freed_memory() -> None:
     """Keep freed memory for the next tensors, instead of returning it to the system in every step.
 
     Gradients and activations of megabytes come and go with each step. By default the system zeroes
-    their pages again each time: 10,000 to 25,000 page faults per step of a ResNet-18, a tenth
-    of its
-    time (measured). The process then never shrinks; it was 16 % larger.
+    their pages again each time: 10,000 to 25,000 page faults per step of a ResNet-18, a tenth of
+    its time (measured). The process then never shrinks; it was 16 % larger.
 
     Source: mallopt(3). Only of the C library that torch is built for on Linux.
     """

@@ -38,9 +38,8 @@ def interface_of(address: str) -> str | None:
 def let_gloo_be_reached(master: str, hosts: Mapping[str, str]) -> None:
     """Make gloo listen where the other hosts see this one, if it would listen on loopback.
 
-    gloo takes the address of this host's own name, which Debian sets to 127.0.1.1 in
-    /etc/hosts; ranks
-    on other nodes were then refused (measured). For any other address, gloo's choice is kept.
+    gloo takes the address of this host's own name, which Debian sets to 127.0.1.1 in /etc/hosts;
+    ranks on other nodes were then refused (measured). For any other address, gloo's choice is kept.
 
     Args:
         master: where rank 0 is reached.

@@ -4,8 +4,6 @@ import signal
 import time
 from types import FrameType
 
-from ddp.base.environment import Environment
-
 # Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEADLINE = "its time is nearly up"
@@ -34,15 +32,15 @@ class Stopping:
         return self.signal
 
 
-def listen() -> Stopping:
-    """Note the signals from now on, instead of their usual effect, and the deadline from `launch`.
+def listen(deadline: float | None) -> Stopping:
+    """Note the signals from now on, instead of their usual effect.
 
     This lasts to the end of the process, because launchers signal again while ranks are saving.
 
-    Raises:
-        Refusal: the deadline is not a number.
+    Args:
+        deadline: as in `Stopping`.
     """
-    stop = Stopping(Environment.read().stop_at)
+    stop = Stopping(deadline)
     for number in SIGNALS:
         signal.signal(number, stop.handle)
     return stop

@@ -19,9 +19,8 @@ class Verdict:
     Attributes:
         stop: a rank was asked to stop.
         save: a rank wants to save.
-        bad_loss, bad_gradient: the first rank with a loss, or an own gradient, that is not
-            finite; None
-            if there is none.
+        bad_loss, bad_gradient: the first rank with a loss, or an own gradient, that is not finite;
+            None if there is none.
     """
 
     stop: bool

@@ -22,9 +22,6 @@ class Local(Scheduler):
         owner = f"process {os.getpid()} on {socket.gethostname()}"
         return Allocation(owner, ("this machine",) * nodes, ("127.0.0.1",) * nodes, os.getpid())
 
-    def example(self, nodes: int) -> Allocation:
-        return self.allocation(nodes)
-
     def commands(self, step: Step) -> list[Command]:
         label = "[node {}] " if len(step.nodes) > 1 else ""
         return [

@@ -26,9 +26,8 @@ BUCKET_MB = (1.0, 25.0)
 class Gradients:
     """This rank's gradients before they are summed, and their total.
 
-    Infinities and NaN appear in the total of the rank where they arose. After the sum they are
-    on all
-    ranks; therefore each bucket is checked just before it.
+    Infinities and NaN appear in the total of the rank where they arose. After the sum they are on
+    all ranks; therefore each bucket is checked just before it.
     """
 
     def __init__(self, run: Run, classifier: nn.Module) -> None:

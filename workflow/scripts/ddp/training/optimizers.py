@@ -12,15 +12,12 @@ from ddp.models.classifier import Classifier
 class Muon(torch.optim.SGD):
     """SGD in which the steps of filters are orthogonalised.
 
-    The filters, in groups with `filters`, take steps of equal size in all directions. Each
-    filter bank
-    is also kept at a norm of the square root of its number of filters, so weight decay would
-    have no
-    effect. The other groups use plain SGD.
+    The filters, in groups with `filters`, take steps of equal size in all directions. Each filter
+    bank is also kept at a norm of the square root of its number of filters, so weight decay would
+    have no effect. The other groups use plain SGD.
 
-    Source: K. Jordan, airbench94_muon.py in cifar10-airbench, 2024, with its momentum,
-    iterations and
-    coefficients.
+    Source: K. Jordan, airbench94_muon.py in cifar10-airbench, 2024, with its momentum, iterations
+        and coefficients.
     """
 
     MOMENTUM = 0.6
@@ -45,9 +42,8 @@ def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
     """The matrix, (rows, columns), with its singular values moved towards 1 by Newton-Schulz
     iterations.
 
-    Three iterations bring values above a tenth of the largest to 0.68 to 1.2, and multiply
-    small ones by
-    at most 41 (measured): of values that span three orders of magnitude, some stay at 0.02.
+    Three iterations bring values above a tenth of the largest to 0.68 to 1.2, and multiply small
+    ones by at most 41 (measured): of values that span three orders of magnitude, some stay at 0.02.
     """
     # A GPU multiplies bfloat16 fastest; the CPUs measured were slower with it.
     x = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)

@@ -38,9 +38,8 @@ class Stepper:
             images, labels: this rank's share of a global batch of size `batch`.
 
         Returns:
-            This rank's sums of loss and of correct predictions, float64 (2,), and the total
-            of its own
-            gradient, see `Gradients.take_total`; both still on the device.
+            This rank's sums of loss and of correct predictions, float64 (2,), and the total of its
+            own gradient, see `Gradients.take_total`; both still on the device.
         """
         run = self.run
         with autocast(run, images):

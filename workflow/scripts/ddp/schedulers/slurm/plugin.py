@@ -2,8 +2,7 @@
 state.
 
 Tested with version 2.8.0 of snakemake-executor-plugin-slurm. Each patch names its upstream issue,
-if
-there is one.
+if there is one.
 """
 
 import asyncio
@@ -110,12 +109,10 @@ class Follower:
         """The states of the jobs, in words that the plugin knows; empty while Slurm does not
         answer.
 
-        The plugin asks five times within a second and then forgets all its jobs for good,
-        neither checking
-        nor cancelling them (measured;
+        The plugin asks five times within a second and then forgets all its jobs for good, neither
+        checking nor cancelling them (measured;
         https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/207 and /331).
-        Without states it
-        asks again at its next poll.
+        Without states it asks again at its next poll.
         """
         start = time.time()
         states, error = await asyncio.to_thread(ask, command)
@@ -145,15 +142,11 @@ class Follower:
     def plain(self, job: str, state: str) -> str:
         """A job's state, as a word with which the plugin stops waiting for an ended job.
 
-        sacct reports a cancelled job as `CANCELLED by 1000`, and keeps reporting
-        `PREEMPTED` or `NODE_FAIL`
-        for a job that is not requeued. The plugin takes none of these for an end and waits
-        for ever (the
-        first was measured, the others were read). At `NODE_FAIL` it also excludes the nodes
-        that sacct
-        names from all later jobs: all nodes of the job, or `None assigned`, after which
-        nothing can be
-        submitted (measured;
+        sacct reports a cancelled job as `CANCELLED by 1000`, and keeps reporting `PREEMPTED` or
+        `NODE_FAIL` for a job that is not requeued. The plugin takes none of these for an end and
+        waits for ever (the first was measured, the others were read). At `NODE_FAIL` it also
+        excludes the nodes that sacct names from all later jobs: all nodes of the job, or `None
+        assigned`, after which nothing can be submitted (measured;
         https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/485). Slurm
         itself allocates no dead node.
         """
@@ -165,9 +158,8 @@ class Follower:
     def settled(self, job: str, word: str, queued: Mapping[str, tuple[str, str, str]]) -> str:
         """A job's state; `COMPLETING` while processes of a failed job may still run.
 
-        Slurm calls a job cancelled before it ends its processes. The plugin then shows the
-        rule's log, which
-        lacked its last line, the reason (measured).
+        Slurm calls a job cancelled before it ends its processes. The plugin then shows the rule's
+        log, which lacked its last line, the reason (measured).
         """
         ending = (
             word not in ("COMPLETED", "PENDING", "RUNNING")
