@@ -16,31 +16,20 @@ report: "workflow/report/workflow.rst"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/report.smk"
 
 
-localrules:
-    all,
-    fetch,
-    aggregate,
-    plot,
+if PROGRAM:
+
+    include: "workflow/rules/program.smk"
+
+else:
+
+    include: "workflow/rules/train.smk"
+    include: "workflow/rules/evaluate.smk"
+    include: "workflow/rules/report.smk"
 
 
 rule all:
     default_target: True
     input:
-        expand(
-            "results/{experiment}/{run}/evaluation.json",
-            experiment=EXPERIMENT.name,
-            run=EXPERIMENT.runs,
-        ),
-        multiext(
-            f"results/{EXPERIMENT.name}/",
-            "summary.csv",
-            "curves.csv",
-            "report.html",
-            "loss.svg",
-            "accuracy.svg",
-        ),
+        TARGETS,

@@ -30,9 +30,9 @@ TIMES = 9
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     torch.manual_seed(0)
     classifier = build("airbench", (32, 64, 64), 10)
-    classifier.fit_to(torch.tensor(DataFolder.read(data).load("train")[0][:2000]))
+    classifier.fit_to(torch.tensor(DataFolder.read(data).split("train")[0][:2000]))
     weights.save(classifier, work / "model.safetensors")
-    images = torch.tensor(DataFolder.read(data).load("test")[0])
+    images = torch.tensor(DataFolder.read(data).split("test")[0])
     with process_group("cpu") as process:
         rounds = [(whole(data, work, process), bare(classifier, images)) for _ in range(TIMES)]
     ours, forward = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))

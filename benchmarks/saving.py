@@ -18,6 +18,7 @@ from typing import Any
 
 from measured import Measured
 
+from ddp.data.datasets import DATASETS
 from ddp.experiment.config import Experiment
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
@@ -40,7 +41,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
             output,
         )
         still = about["saving"]["seconds"] / about["saving"]["times"]
-        epoch = default.training_images / speed
+        epoch = default.training_images(DATASETS["cifar10"].train_images) / speed
         size = max(path.stat().st_size for path in (output / "state").glob("*.safetensors"))
         details = {
             "saves": about["saving"]["times"],

@@ -115,8 +115,7 @@ class Bare:
         self.run, self.steps = training.run, case.steps
         classifier = copy.deepcopy(training.classifier)
         self.network, self.optimizer = classifier.network, make_optimizer(training.run, classifier)
-        shift = training.run.shift
-        pixels = training.padded[: case.batch, shift : shift + 32, shift : shift + 32]
+        pixels = training.shares.take(torch.arange(case.batch))
         # Made contiguous as NHWC, hence in channels_last order, as our own batches are.
         self.images = (
             ((pixels.to(torch.float32) - classifier.mean) / classifier.std)

@@ -59,7 +59,7 @@ class Tutorial:
     """
 
     def __init__(self, data: Path, batch: int) -> None:
-        images, labels = DataFolder.read(data).load("train")
+        images, labels = DataFolder.read(data).split("train")
         held_in = int(0.9 * len(images))
         self.dataset, _ = random_split(
             PilImages(images, labels),

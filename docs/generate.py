@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+from ddp.experiment.programs import SHARED, properties  # noqa: E402
 from ddp.experiment.schema import schema  # noqa: E402
 
 
@@ -23,16 +24,22 @@ def main() -> None:
     readme = ROOT / "config" / "README.md"
     text = readme.read_text()
     table = re.compile(r"(?<=\|---\|---\|---\|\n)(\| `.*\n)+")
-    readme.write_text(table.sub(lambda _: "\n".join(key_rows()) + "\n", text, count=1))
+    tables = iter([key_rows(schema()["properties"]), key_rows(own_keys())])
+    readme.write_text(table.sub(lambda _: "\n".join(next(tables)) + "\n", text, count=2))
     picture = subprocess.run(["dot", "-Tsvg"], input=packages_dot(), capture_output=True, text=True)
     if picture.returncode:
         sys.exit(f"docs: dot failed: {picture.stderr.strip()}")
     (ROOT / "docs" / "packages.svg").write_text(picture.stdout)
 
 
-def key_rows() -> list[str]:
-    """A row of the table in config/README.md for each key of the configuration."""
-    return [key_row(key, spec) for key, spec in keys(schema()["properties"]).items()]
+def key_rows(properties: dict[str, Any]) -> list[str]:
+    """A row of a table in config/README.md for each key."""
+    return [key_row(key, spec) for key, spec in keys(properties).items()]
+
+
+def own_keys() -> dict[str, Any]:
+    """The keys of an experiment with a program of the user's that no other experiment has."""
+    return {key: spec for key, spec in properties().items() if key not in SHARED}
 
 
 def keys(properties: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:

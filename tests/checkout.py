@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.handle import PROGRAM, Cluster
+from cluster.handle import Cluster, PbsCluster
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -95,7 +95,7 @@ class SlurmCheckout(Checkout):
     """A checkout on the cluster's shared file system, whose Snakemake runs on the login node."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.inside = [*PROGRAM, "run", "--"]
+        self.inside = cluster.inside()
         super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
         # Faster than a site's accounting would like.
         often = [
@@ -127,3 +127,25 @@ class SlurmCheckout(Checkout):
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+class PbsCheckout(Checkout):
+    """The same on the cluster of OpenPBS, owned by its user."""
+
+    def __init__(self, cluster: PbsCluster, profile: str = "profiles/pbs", name: str = "") -> None:
+        folder = cluster.shared / (name or "workflow")
+        super().__init__(folder, profile, cluster.inside())
+        cluster.give(folder)
+        self.cluster = cluster
+        often = ["--seconds-between-status-checks", "2", "--latency-wait", "10"]
+        self.command += often if profile == "profiles/pbs" else []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Jobs and ssh sessions have neither TMPDIR nor variables of ours.
+        return super().environment | {"CLUSTER_KIND": "pbs", "TMPDIR": "/tmp"}
+
+    def program(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs on the login node."""
+        command = [sys.executable, f"workflow/scripts/{name}.py", *arguments]
+        return self.cluster.run(*command, cwd=self.path, timeout=240)

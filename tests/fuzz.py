@@ -36,13 +36,18 @@ ROOT = TESTS.parent
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path[:0] = [str(TESTS), str(SCRIPTS)]
 
+import numpy as np
 import yaml
+from PIL import Image
 
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
 from ddp.checkpointing import owner, state
 from ddp.data import sources
 from ddp.data.datasets import DATASETS
 from ddp.data.folder import DataFolder
+from ddp.data.own.declaration import Own
+from ddp.data.own.importing import import_own
+from ddp.data.own.pictures import Unreadable, read_header, read_image
 from ddp.data.staging import stage
 from ddp.experiment.config import Experiment, Run
 from ddp.experiment.schema import read_config, with_types
@@ -394,6 +399,28 @@ def staged(results: Path) -> None:
     stage(DataFolder.read(results / "data/digits"), [str(scratch)])
 
 
+def read_test_split(results: Path) -> None:
+    folder = DataFolder.read(results / "data/digits")
+    folder.refuse_changed("test")
+    folder.split("test")
+
+
+def read_picture(results: Path) -> None:
+    for path in results.glob("picture.*"):
+        try:
+            read_header(path)
+            read_image(path, (8, 8), 3)
+        except Unreadable as error:
+            raise Refusal(f"{path}: {error}") from None
+
+
+def import_arrays(results: Path) -> None:
+    own = Own("own", "arrays", str(results / "own.npz"), test_fraction=0.5)
+    work = results / "imported"
+    work.mkdir(exist_ok=True)
+    import_own(own, work, lambda _line: None)
+
+
 def read_npm(results: Path) -> None:
     sources.read_npm(results / "x.tgz")
 
@@ -430,8 +457,11 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "array": (
         tampered_bytes,
         "data/digits/test_labels.npy",
-        lambda results: DataFolder.read(results / "data/digits").load("test"),
+        read_test_split,
     ),
+    "picture": (tampered_bytes, "picture.png", read_picture),
+    "photograph": (tampered_bytes, "picture.jpg", read_picture),
+    "own arrays": (tampered_bytes, "own.npz", import_arrays),
     "array, staged": (tampered_bytes, "data/digits/test_labels.npy", staged),
     "owner": (tampered_json, f"{RUN}/state/owner.json", read_owner),
     "state": (tampered_tree, f"{RUN}/state/epoch=0002_step=000000.safetensors", read_state),
@@ -565,6 +595,10 @@ def make_material(folder: Path) -> Material:
     results = folder / "results"
     data = results / "data" / "digits"
     program("fetch", "--dataset", "digits", "--output", data)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8))
+    picture.save(results / "picture.png")
+    picture.save(results / "picture.jpg")
+    np.savez(results / "own.npz", images=np.zeros((8, 3, 3), np.uint8), labels=np.arange(8) % 2)
     for name in ("seed~0", "seed~1"):
         run, seed = results / "fuzz" / name, int(name[-1])
         settings = {

@@ -14,6 +14,7 @@ from ddp.schedulers.base import Scheduler, Size, Step
 from programs import SCRIPTS
 
 SIZE = Size(nodes=2, cpus=4, gpus=1, memory=1000, launches=True)
+SECRET = "not-on-a-command-line-and-long-enough"
 
 
 def step_of(scheduler: Scheduler, nodes: int, program: Path, **private: str) -> Step:
@@ -22,7 +23,8 @@ def step_of(scheduler: Scheduler, nodes: int, program: Path, **private: str) -> 
     launcher = find_launcher("none", scheduler)
     plan = make_plan(launcher, Geometry(nodes, 1, 1), [str(program)], job, 20_001, "/tmp/x", None)
     dispatch = [sys.executable, str(SCRIPTS / "dispatch.py")]
-    return Step(plan, private, tasks=1, ranks=False, cpus=1, gpus=0, dispatch=dispatch, reach="")
+    return Step(plan, private, tasks=1, ranks=False, cpus=1, gpus=0, dispatch=dispatch, reach="",
+                folder=program.parent)  # fmt: skip
 
 
 def check_everywhere(scheduler: Scheduler) -> None:
@@ -59,11 +61,10 @@ def check_in_a_job(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         "print('said by', rank, flush=True)\n"
         "time.sleep(float(os.environ.get('PAUSE', 0)))\n"
     )
-    secret = "not-on-a-command-line"
-    step = step_of(scheduler, nodes, program, LAUNCH_SECRET=secret)
-    assert secret not in "\n".join(scheduler.preview(step))
+    step = step_of(scheduler, nodes, program, LAUNCH_SECRET=SECRET)
+    assert SECRET not in "\n".join(scheduler.preview(step))
     commands = scheduler.commands(step)
-    assert not any(secret in shlex.join(command.arguments) for command in commands)
+    assert not any(SECRET in shlex.join(command.arguments) for command in commands)
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
     said = [process.communicate(timeout=60)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), said
@@ -73,7 +74,7 @@ def check_in_a_job(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         for line in text.splitlines()
     ]
     assert sorted(text for _, text in labelled) == [f"said by {rank}" for rank in range(nodes)]
-    assert [(folder / f"node-{rank}").read_text() for rank in range(nodes)] == [secret] * nodes
+    assert [(folder / f"node-{rank}").read_text() for rank in range(nodes)] == [SECRET] * nodes
 
 
 def check_that_it_ends(scheduler: Scheduler, nodes: int, folder: Path) -> None:
@@ -86,7 +87,7 @@ def check_that_it_ends(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         f"    pathlib.Path({str(folder)!r}, 'alive-' + rank).write_text(str(time.time()))\n"
         "    time.sleep(0.2)\n"
     )
-    commands = scheduler.commands(step_of(scheduler, nodes, program))
+    commands = scheduler.commands(step_of(scheduler, nodes, program, LAUNCH_SECRET=SECRET))
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
     paths = [folder / f"alive-{rank}" for rank in range(nodes)]
     deadline = time.monotonic() + 60

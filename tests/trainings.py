@@ -28,7 +28,7 @@ RUN = {
 }
 # Like a rank that a launch starts: direct and launched trainings must be equal.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-PATIENCE = 180  # seconds; the machine may have other things to do
+PATIENCE = 600  # seconds; the machine may have other things to do
 
 
 class Training:

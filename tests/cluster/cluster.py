@@ -1,4 +1,5 @@
-"""A Slurm cluster on this machine, for tests, with real daemons.
+"""A cluster on this machine, for tests, with real daemons: Slurm, or or what
+CLUSTER_KIND names, pbs or gridengine.
 
 Nodes have their own network, name and folders.
 
@@ -7,6 +8,7 @@ Everything is in namespaces under one process; only its own folder is on the hos
 
 import argparse
 import fcntl
+import importlib
 import os
 import shutil
 import signal
@@ -15,32 +17,36 @@ import sys
 import time
 from collections.abc import Callable
 
+import boot
 import machine
 import node
-from namespaces import LOGIN, STATE, UNSHARE, Failure, enter, environment, init, processes, sh
+from namespaces import (
+    KIND,
+    LOGIN,
+    STATE,
+    UNSHARE,
+    Failure,
+    Impossible,
+    enter,
+    environment,
+    init,
+    processes,
+    sh,
+)
 
 PACKAGES = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "slurmdbd": "slurmdbd",
-    "sinfo": "slurm-client",
-    "munged": "munge",
-    "mariadbd": "mariadb-server",
     "ip": "iproute2",
     "mount": "mount",
     "ping": "iputils-ping",
     "tini": "tini",
     "unshare": "util-linux",
 }
+DAEMONS = importlib.import_module(f"{KIND}_daemons")
 SEARCHED = environment(LOGIN)["PATH"]
-USABLE = {"idle", "mixed", "allocated", "completing"}
-
-
-class Impossible(Failure):
-    """It cannot run on this machine."""
 
 
 def up(nodes: int, end_with_parent: bool) -> None:
+    DAEMONS.check()
     install()
     lock = locked()
     if lock is None:
@@ -103,9 +109,11 @@ def down() -> None:
     shutil.rmtree(STATE, ignore_errors=True)
 
 
-def run(name: str, command: list[str]) -> None:
+def run(name: str, command: list[str], as_user: bool) -> None:
     """Run a command inside: signals are passed on, and its end is this one's."""
-    status = enter(member(name), command)
+    os.environ["PATH"] = f"{os.environ['PATH']}:{environment(name)['PATH']}"
+    os.environ.update(DAEMONS.ENVIRONMENT)
+    status = enter(member(name), command, as_user)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -126,7 +134,7 @@ def cut(name: str) -> None:
     """Cut it off the network."""
     inside("ip", "link", "set", name, "down")
     # Otherwise slurmctld tries to connect for 12 s; now it sees after 3 s that the host is gone.
-    inside("ip", "neigh", "flush", "to", machine.address(name), "dev", "bridge")
+    inside("ip", "neigh", "flush", "to", boot.address(name), "dev", "bridge")
 
 
 def join(name: str) -> None:
@@ -136,27 +144,26 @@ def join(name: str) -> None:
 
 def drain(name: str) -> None:
     """Give it no new jobs."""
-    inside("scontrol", "update", f"nodename={name}", "state=drain", "reason=drained by cluster.py")
+    DAEMONS.drain(inside, name)
 
 
 def start(name: str) -> None:
     """Put it back in service after any of these."""
     join(name)
     if not init(name):
-        before = shown(name)["SlurmdStartTime"]
-        time.sleep(1)  # Slurm shows it to the second
+        before = DAEMONS.started(inside, name)
+        time.sleep(1)  # shown to the second
         inside(sys.executable, node.__file__, "on", name)
-        wait(lambda: shown(name)["SlurmdStartTime"] != before, f"{name} did not come up", name)
-    if not usable(name):
-        # It asks the node at once; by itself it would ask a down node only after up to 140 s.
-        inside("scontrol", "update", f"nodename={name}", "state=undrain")
-    wait(lambda: usable(name), f"{name} is not in service", name)
+        wait(lambda: DAEMONS.started(inside, name) != before, f"{name} did not come up", name)
+    if not DAEMONS.usable(inside, name):
+        DAEMONS.undrain(inside, name)
+    wait(lambda: DAEMONS.usable(inside, name), f"{name} is not in service", name)
 
 
 def status() -> None:
-    """Slurm's view, and the processes."""
+    """The scheduler's view, and the processes."""
     member(LOGIN)
-    print(inside("sinfo"))
+    print(inside(*DAEMONS.OVERVIEW))
     for name in (LOGIN, *all_nodes()):
         running = processes(name)
         print(f"{name}:" if running else f"{name}: off")
@@ -168,7 +175,7 @@ def install() -> None:
     missing = sorted(
         {
             package
-            for command, package in PACKAGES.items()
+            for command, package in (PACKAGES | DAEMONS.PACKAGES).items()
             if not shutil.which(command, path=SEARCHED)
         }
     )
@@ -251,21 +258,12 @@ def inside(*command: str) -> str:
     return sh(sys.executable, __file__, "run", "--", *command)
 
 
-def shown(name: str) -> dict[str, str]:
-    fields = inside("scontrol", "--oneliner", "show", "node", name).split()
-    return dict(field.split("=", 1) for field in fields if "=" in field)
-
-
-def usable(name: str) -> bool:
-    return set(shown(name)["State"].lower().split("+")) <= USABLE
-
-
 def wait(ready: Callable[[], bool], problem: str, name: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
-            print(machine.tail(STATE / "log" / f"{name}.log"), file=sys.stderr)
-            raise Failure(f"{problem} in {seconds:.0f} s: {shown(name)['State']}")
+            print(boot.tail(STATE / "log" / f"{name}.log"), file=sys.stderr)
+            raise Failure(f"{problem} in {seconds:.0f} s: {DAEMONS.state(inside, name)}")
         time.sleep(0.2)
 
 
@@ -287,10 +285,13 @@ def main() -> None:
     verbs.add_parser("down", help=down.__doc__).set_defaults(act=lambda _given: down())
     verb = verbs.add_parser("run", help="Run a command on the login node, or on another.")
     verb.add_argument("--node", default=LOGIN, metavar="NODE")
+    verb.add_argument("--user", action="store_true", help="as a user who is not root")
     verb.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] COMMAND …")
     verb.set_defaults(
         act=lambda given: run(
-            given.node, given.command[1:] if given.command[0] == "--" else given.command
+            given.node,
+            given.command[1:] if given.command[0] == "--" else given.command,
+            given.user,
         )
     )
     for act in (kill, cut, join, drain, start):

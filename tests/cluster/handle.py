@@ -1,30 +1,55 @@
 """The cluster for the tests: the commands of `cluster.py`, and some more."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from cluster.namespaces import LOGIN, STATE, processes
+import pytest
+
+from cluster.namespaces import LOGIN, UID, processes, state_of
 from waiting import until
 
+# Status of cluster.py if a cluster cannot run on this machine.
+IMPOSSIBLE = 2
 PROGRAM = [sys.executable, str(Path(__file__).with_name("cluster.py"))]
 
 
 class Cluster:
-    """A running cluster. All nodes see `shared`; `/scratch` and `/tmp` are a node's own."""
+    """A running cluster of Slurm. All nodes see `shared`; `/scratch` and `/tmp` are a node's own.
 
-    shared = STATE / "shared"
+    Attributes:
+        kind: its scheduler, see cluster.py.
+        as_user: options of `cluster.py run` for the user who owns jobs.
+    """
+
+    kind = "slurm"
+    as_user: tuple[str, ...] = ()
 
     def __init__(self) -> None:
+        self.state_folder = state_of(self.kind)
+        self.shared = self.state_folder / "shared"
         self.nodes = sorted(
-            (entry.name for entry in (STATE / "nodes").iterdir()), key=lambda name: int(name[1:])
+            (entry.name for entry in (self.state_folder / "nodes").iterdir()),
+            key=lambda name: int(name[1:]),
         )
 
-    @staticmethod
-    def running() -> bool:
-        return bool(processes(LOGIN))
+    @classmethod
+    def running(cls) -> bool:
+        return bool(processes(LOGIN, state_of(cls.kind)))
+
+    @classmethod
+    def environment(cls) -> dict[str, str]:
+        """For cluster.py."""
+        return os.environ | {"CLUSTER_KIND": cls.kind}
+
+    def inside(self, node: str | None = None, *, as_root: bool = False) -> list[str]:
+        """The command that runs a command on a node, or on the login node."""
+        user = () if as_root else self.as_user
+        return [*PROGRAM, "run", "--node", node or LOGIN, *user, "--"]
 
     def run(
         self,
@@ -33,14 +58,15 @@ class Cluster:
         cwd: Path | None = None,
         timeout: float = 60,
         env: Mapping[str, str] | None = None,
+        as_root: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node or another node; its output is text. `env` is added
         to the environment.
         """
         return subprocess.run(
-            _inside(node, command),
+            [*self.inside(node, as_root=as_root), *map(str, command)],
             cwd=cwd,
-            env=os.environ | (env or {}),
+            env=self.environment() | (env or {}),
             timeout=timeout,
             capture_output=True,
             text=True,
@@ -67,28 +93,31 @@ class Cluster:
     ) -> subprocess.Popen[str]:
         """Start a command. Signals to it reach the command; it ends with the command."""
         return subprocess.Popen(
-            _inside(node, command), env=os.environ | (env or {}), text=True, **options
+            [*self.inside(node), *map(str, command)],
+            env=self.environment() | (env or {}),
+            text=True,
+            **options,
         )
 
     def kill(self, node: str) -> None:
         """A power cut."""
-        _do("kill", node)
+        self.do("kill", node)
 
     def cut(self, node: str) -> None:
         """Cut it off the network."""
-        _do("cut", node)
+        self.do("cut", node)
 
     def join(self, node: str) -> None:
         """Reconnect it to the network."""
-        _do("join", node)
+        self.do("join", node)
 
     def drain(self, node: str) -> None:
         """Give it no new jobs."""
-        _do("drain", node)
+        self.do("drain", node)
 
     def start(self, node: str) -> None:
         """Put it back in service after any of these."""
-        _do("start", node)
+        self.do("start", node)
 
     def state(self, node: str) -> str:
         """Its state in `sinfo`: idle, mixed, down* …"""
@@ -100,15 +129,71 @@ class Cluster:
         """Command lines of the processes on a node or the login node, by process number on the
         host.
         """
-        return processes(node or LOGIN)
+        return processes(node or LOGIN, self.state_folder)
+
+    def do(self, verb: str, node: str) -> None:
+        done = subprocess.run(
+            [*PROGRAM, verb, node],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _inside(node: str | None, command: tuple[object, ...]) -> list[str]:
-    return [*PROGRAM, "run", "--node", node or LOGIN, "--", *map(str, command)]
+class PbsCluster(Cluster):
+    """A running cluster of OpenPBS, whose jobs belong to a user who is not root."""
+
+    kind = "pbs"
+    as_user = ("--user",)
+
+    def await_end(self, job: str, timeout: float = 60) -> None:
+        until(lambda: self.job(job).get("job_state") == "F", timeout)
+
+    def give(self, folder: Path) -> None:
+        """Make a folder and all in it the user's."""
+        subprocess.run(["chown", "--recursive", f"{UID}:{UID}", str(folder)], check=True)
+
+    def job(self, job: str) -> dict[str, Any]:
+        """What qstat shows of a job."""
+        shown = self.run("qstat", "-x", "-f", "-F", "json", job).stdout
+        return json.loads(shown, strict=False)["Jobs"][job] if shown.strip() else {}
+
+    def state(self, node: str) -> str:
+        """Its state in `pbsnodes`: free, job-busy, down …"""
+        shown = json.loads(self.run("pbsnodes", "-F", "json", node).stdout)
+        return str(shown["nodes"][node]["state"])
 
 
-def _do(verb: str, node: str) -> None:
-    done = subprocess.run(
-        [*PROGRAM, verb, node], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+class GridEngineCluster(PbsCluster):
+    """A running cluster of Grid Engine, for jobs in which ssh reaches the nodes."""
+
+    kind = "gridengine"
+
+    def await_end(self, job: str, timeout: float = 60) -> None:
+        until(lambda: job not in self.run("qstat", "-u", "*").stdout, timeout)
+
+
+def bring_up(kind: type[Cluster]) -> Iterator[Cluster]:
+    """The cluster from `cluster.py up`, or one that ends with the tests."""
+    found = kind.running()
+    if not found:
+        done = subprocess.run(
+            [*PROGRAM, "up", "--end-with-parent"],
+            env=kind.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        # Continuous integration has what a Slurm needs.
+        needed = os.environ.get("CI") and kind is Cluster
+        if done.returncode not in (0, IMPOSSIBLE) or (done.returncode and needed):
+            pytest.fail(done.stdout, pytrace=False)
+        if done.returncode:
+            pytest.skip(done.stdout.splitlines()[-1])
+    yield kind()
+    if not found:
+        subprocess.run([*PROGRAM, "down"], env=kind.environment(), check=True)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STATE = Path(os.environ.get("CLUSTER_FOLDER", "/var/tmp")).resolve() / "ddp-test-cluster"
+FOLDER = Path(os.environ.get("CLUSTER_FOLDER", "/var/tmp")).resolve()
+# The scheduler: slurm or pbs.
+KIND = os.environ.get("CLUSTER_KIND", "slurm")
 LOGIN = "login"
 
 PR_SET_PDEATHSIG = 1
@@ -33,6 +35,8 @@ UNSHARE = [
     "--propagation",
     "private",
 ]
+# The cluster's owner of jobs that must not be root's: name, number.
+USER, UID = "alice", 2000
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,22 +44,37 @@ class Failure(Exception):
     """One line for the user."""
 
 
+class Impossible(Failure):
+    """It cannot run on this machine."""
+
+
+def state_of(kind: str) -> Path:
+    """The folder of a cluster."""
+    return FOLDER / f"ddp-test-{kind}"
+
+
+STATE = state_of(KIND)
+
+
 def environment(member: str) -> dict[str, str]:
     """A member's initial environment: only the name by which it is found, and PATH."""
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    path += ":/opt/pbs/bin:/opt/pbs/sbin" if KIND == "pbs" else ""
     return {
         "PATH": path,
         "LANG": "C.UTF-8",
-        "CLUSTER_FOLDER": str(STATE.parent),
+        "CLUSTER_FOLDER": str(FOLDER),
+        "CLUSTER_KIND": KIND,
+        **({"OPENPBS": os.environ["OPENPBS"]} if "OPENPBS" in os.environ else {}),
         "CLUSTER_MEMBER": f"{STATE}/{member}",
     }
 
 
-def init(member: str) -> int | None:
+def init(member: str, state: Path = STATE) -> int | None:
     """Process 1 of a member, by its number here. It is searched each time, so that no record can
     be stale.
     """
-    mark = f"CLUSTER_MEMBER={STATE}/{member}".encode()
+    mark = f"CLUSTER_MEMBER={state}/{member}".encode()
     for pid in _pids():
         try:
             if _first_of_its_namespace(pid) and mark in Path(
@@ -67,9 +86,9 @@ def init(member: str) -> int | None:
     return None
 
 
-def processes(member: str) -> dict[int, str]:
+def processes(member: str, state: Path = STATE) -> dict[int, str]:
     """Command lines by process number here; empty if the member is off."""
-    first = init(member)
+    first = init(member, state)
     if first is None:
         return {}
     namespace, found = _namespace(first), {}
@@ -88,8 +107,11 @@ def processes(member: str) -> dict[int, str]:
     return found
 
 
-def enter(pid: int, command: list[str]) -> int:
+def enter(pid: int, command: list[str], as_user: bool = False) -> int:
     """Run a command beside process `pid`, in this folder and environment; returns like `waitpid`.
+
+    Args:
+        as_user: as USER, not as root.
 
     Not nsenter: it forks for the pid namespace, and a signal then ends nsenter but not the command.
     """
@@ -115,6 +137,8 @@ def enter(pid: int, command: list[str]) -> int:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON | {signal.SIGCHLD})
             os.chdir(folder)
+            if as_user:
+                become_user()
             os.execvp(command[0], command)
         except OSError as problem:
             os.write(2, f"cluster: {problem.strerror}: {problem.filename or command[0]}\n".encode())
@@ -128,6 +152,15 @@ def enter(pid: int, command: list[str]) -> int:
                 return status
         elif got.si_code != SI_KERNEL:  # what the terminal sends, it has sent to the command too
             os.kill(child, got.si_signo)
+
+
+def become_user() -> None:
+    os.setgroups([])
+    os.setgid(UID)
+    os.setuid(UID)
+    os.environ.update(HOME=str(STATE / "home"), USER=USER, LOGNAME=USER, SHELL="/bin/bash")
+    # root's own: uid 2000 may not write there.
+    os.environ.pop("XDG_RUNTIME_DIR", None)
 
 
 def sh(*command: object) -> str:

@@ -1,12 +1,12 @@
-"""A node: `node.py on NAME` starts it in the machine; `node.py become NAME` becomes its slurmd."""
+"""A node: `node.py on NAME` starts it in the machine; `node.py become NAME` becomes its daemon."""
 
-import os
+import importlib
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from namespaces import ROOT, STATE, UNSHARE, environment, sh
+from namespaces import KIND, ROOT, STATE, UNSHARE, environment, sh
 
 
 def power_on(name: str) -> None:
@@ -24,7 +24,7 @@ def become(name: str) -> None:
         hide(f"/{folder}", by=STATE / "nodes" / name / folder)
     # Nodes have equal process numbers, and file names are often made from them.
     sh("mount", "-t", "tmpfs", "shm", "/dev/shm")
-    os.execvp("slurmd", ["slurmd", "-D"])
+    importlib.import_module(f"{KIND}_daemons").become(name)
 
 
 def hide(folder: str, by: Path) -> None:

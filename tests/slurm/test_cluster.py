@@ -294,7 +294,7 @@ def test_the_host_does_not_notice_and_nothing_stays(
     program("up", elsewhere, "--nodes=1")
     assert host() == before
     assert living(tmp_path)
-    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "ddp-test-cluster" / "shared"))
+    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "ddp-test-slurm" / "shared"))
     for _ in range(2):
         program("down", elsewhere)
         assert not living(tmp_path)
@@ -351,4 +351,4 @@ def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_
     assert done.returncode == 1
     assert "slurmdbd did not come up" in done.stdout.splitlines()[-1]
     assert "NoSuchSetting" in done.stdout
-    assert not (tmp_path / "ddp-test-cluster").exists()
+    assert not (tmp_path / "ddp-test-slurm").exists()

@@ -123,6 +123,7 @@ def test_a_cluster_comes_to_the_weights_of_one_machine(checkout: SlurmCheckout) 
     assert one == other
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("first")
 def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: SlurmCheckout) -> None:
     """1x3, 1x4, 2x3 and 2x4, the latter on n[1,3], all at once and each counting every test image
@@ -144,6 +145,7 @@ def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: Slur
                 assert hosts(results) == ["n1"] * nproc + ["n3"] * nproc
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("first")
 def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(
     cluster: Cluster, checkout: SlurmCheckout
@@ -300,6 +302,7 @@ def assert_nothing_queued(cluster: Cluster) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.faults
 def test_a_controller_that_does_not_answer_is_said_in_time(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_controller_that_does_not_answer_is_said_in_time(
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("first")
 def test_without_accounting_squeue_is_asked_and_it_is_said(
     cluster: Cluster, checkout: SlurmCheckout
@@ -336,6 +340,7 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(
     assert evaluated(checkout.path / "results/first/run") == TEST_IMAGES
 
 
+@pytest.mark.faults
 def test_a_node_with_a_full_tmp_trains_all_the_same(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:

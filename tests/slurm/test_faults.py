@@ -195,7 +195,8 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
         # Snakemake shows the rule's log last, and this is its last line.
         assert re.search(rf"^    launch: {error}.*\n    =+\n", said, re.MULTILINE), last
     if fault == "raises":
-        assert "rank 1 on n2 | Traceback (most recent call last):\n" in said
+        # Its beginning is left out if it is long.
+        assert re.search(r"^.*rank 1 on n2 \|   File ", said, re.MULTILINE), last
     assert not (training.results / "model.safetensors").exists()
     assert (training.results / "logs/rank=1.log").exists()
 

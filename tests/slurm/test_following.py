@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from submissions import TINY, submitted
@@ -78,6 +80,7 @@ def state(cluster: Cluster, job: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.faults
 def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
@@ -102,6 +105,7 @@ def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     assert re.search(r"^slurm: sacct gives job states again, after \d+ s$", ends.said, re.MULTILINE)
 
 
+@pytest.mark.faults
 def test_while_the_controller_is_away_a_job_starts_and_is_followed(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:

@@ -135,7 +135,6 @@ class Job(Training):
             LAUNCH,
             "--nodes",
             str(nodes),
-            "--end-with-parent",
             "--requeue",
             "--log",
             f"{output}/train.log",
@@ -144,7 +143,8 @@ class Job(Training):
         ]
         self.script = self.results / "job.sh"
         self.script.write_text(
-            f"#!/bin/bash\n{shlex.join([sys.executable, *launch, '--', *train])}\nexit $?\n"
+            f"#!/bin/bash\n{shlex.join([sys.executable, *launch])} --end-with $$ -- "
+            f"{shlex.join(train)}\nexit $?\n"
         )
         self.submit()
 
@@ -334,8 +334,8 @@ def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
     # starts says so.
     cluster.kill(node)
     cluster.start(node)
-    job.await_end(300)
-    long.await_end(300)
+    job.await_end(600)
+    long.await_end(600)
     assert job.epochs == long.epochs
     assert sha256(job.results / "model.safetensors") == sha256(long.results / "model.safetensors")
     print(
@@ -390,7 +390,7 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
     )
     assert states.stdout.split() == ["REQUEUED"] * (len(states.stdout.split()) - 1) + ["COMPLETED"]
     assert len(states.stdout.split()) >= 2
-    long.await_end(300)
+    long.await_end(600)
     assert sha256(results / "model.safetensors") == sha256(long.results / "model.safetensors")
     assert len(submitted(said)) == 2
 

@@ -175,6 +175,7 @@ def fails_in_time(
     assert "status 1" in said
 
 
+@pytest.mark.faults
 def test_nodes_whose_own_name_is_loopback_s_find_each_other(cluster: Cluster, folder: Path) -> None:
     """As Debian has it: 127.0.1.1 for the host itself, the network's addresses for the others."""
     with ExitStack() as changed:

@@ -16,9 +16,11 @@ import yaml
 from ddp.base.environment import Environment
 from ddp.base.errors import Refusal
 from ddp.data.datasets import DATASETS
+from ddp.data.own.declaration import KEYS
 from ddp.data.sources import READERS
 from ddp.experiment.config import SITE, Experiment, Run, default_run
 from ddp.experiment.schema import read_config, schema, with_types
+from ddp.experiment.table import with_table
 from ddp.launching.plan import launcher_names
 from ddp.models.names import OWN_MODELS
 
@@ -32,7 +34,8 @@ REFUSED = [
     ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
     (
         {"dataset": {"name": "mnist"}},
-        f'dataset.name: "mnist" is not one of {", ".join(DATASETS)}',
+        f'dataset.name: "mnist" is not one of {", ".join(DATASETS)}; for your own images give '
+        "dataset.folder, docs/your-own.md",
     ),
     (
         {"dataset": {"source": "torrent"}},
@@ -99,6 +102,21 @@ REFUSED = [
     ({"shift": 40}, "shift: 40 is too large; the most is 16"),
     ({"widths": [32, 64]}, "widths: [32, 64] is too short; three whole numbers are needed"),
     ({"widths": [1, 2, 3, 4]}, "widths: [1, 2, 3, 4] is too long; three whole numbers are needed"),
+    ({"crop_size": 0}, "crop_size: 0 is too small; the least is 1"),
+    ({"crop_size": "big"}, 'crop_size: "big" is not a whole number or null'),
+    ({"test_size": [8, 8, 8]}, "test_size: [8, 8, 8] is too long; height and width are needed"),
+    (
+        {"dataset": {"name": "x", "folder": "y", "image_size": [8]}},
+        "dataset.image_size: [8] is too short; height and width are needed",
+    ),
+    (
+        {"dataset": {"name": "x", "folder": "y", "channels": 2}},
+        "dataset.channels: 2 is not one of 1, 3, null",
+    ),
+    (
+        {"model_args": {"x": 1}},
+        "model_args: airbench takes none; they are for your own model or timm's",
+    ),
     ({"widths": [32, 64, "x"]}, 'widths: "x" is not a whole number'),
     ({"device": "gpu"}, 'device: "gpu" is not one of auto, cpu, cuda'),
     ({"optimizer": "adam"}, 'optimizer: "adam" is not one of sgd, adamw, muon'),
@@ -132,7 +150,8 @@ REFUSED = [
     ),
     (
         {"model": "vit_b_16"},
-        "model: vit_b_16 does not take 32x32 images: Wrong image height! Expected 224 but got 32!",
+        "model: vit_b_16 does not take 32x32x3 images: Wrong image height! Expected 224 but got "
+        "32!",
     ),
     (
         {"nodes": 3, "global_batch_size": 500},
@@ -312,15 +331,73 @@ def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
     )
 
 
+def test_keys_vary_together_in_runs_and_are_combined_with_the_axes(tmp_path) -> None:
+    rows = [{"nodes": 1, "global_batch_size": 250}, {"nodes": 2, "global_batch_size": 500}]
+    experiment = Experiment.from_config({"experiment": "test", "runs": rows, "seed": [0, 1]})
+    assert list(experiment.runs) == [
+        "global_batch_size~250_nodes~1_seed~0",
+        "global_batch_size~250_nodes~1_seed~1",
+        "global_batch_size~500_nodes~2_seed~0",
+        "global_batch_size~500_nodes~2_seed~1",
+    ]
+    assert experiment.axes == {"global_batch_size": [250, 500], "nodes": [1, 2], "seed": [0, 1]}
+    assert Experiment.from_json(experiment.science).runs == experiment.runs
+    pattern = re.compile(experiment.name_pattern)
+    assert pattern.fullmatch("global_batch_size~250_nodes~1_seed~0")
+    assert not pattern.fullmatch("global_batch_size~250_nodes~2_seed~0")
+    table = tmp_path / "runs.csv"
+    table.write_text("nodes,global_batch_size\n1,250\n2,500\n")
+    read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]})
+    assert Experiment.from_config(read).runs == experiment.runs
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"runs": [{"nodes": 1}, {"nodes": 2, "seed": 1}]}, "seed is not in all of them"),
+        ({"runs": [{"nodes": 1}, {"nodes": 1.0}]}, "is there twice; give it once"),
+        ({"runs": [{"nodes": 1}], "nodes": [1, 2]}, "nodes is an axis too; keep one of the two"),
+        ({"runs": [{"nodess": 1}]}, "runs.nodess: unknown key; did you mean nodes?"),
+        ({"runs": [{"nodes": "x"}]}, 'runs.nodes: "x" is not a whole number'),
+        ({"runs": [{}]}, "a run without a key"),
+        ({"batch_per_process": 9, "global_batch_size": 9}, "global_batch_size is given too"),
+        ({"learning_rate_rule": "linear"}, "scales with batch_per_process"),
+    ],
+)
+def test_runs_that_contradict_each_other_are_refused(given: dict, line: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(line)):
+        Experiment.from_config({"experiment": "test"} | given)
+
+
+def test_with_a_batch_per_process_batch_and_learning_rate_follow_the_geometry() -> None:
+    config = {"experiment": "test", "batch_per_process": 100, "nodes": [1, 4], "learning_rate": 0.5}
+    for rule, rates in (("none", [0.5, 0.5]), ("linear", [0.5, 2]), ("square_root", [0.5, 1])):
+        runs = Experiment.from_config(config | {"learning_rate_rule": rule}).runs.values()
+        assert [run.global_batch_size for run in runs] == [100, 400]
+        assert [run.learning_rate for run in runs] == rates
+
+
 def test_a_list_of_one_is_an_axis_too_so_that_a_second_value_moves_no_folder() -> None:
     assert list(Experiment.from_config({"experiment": "test", "seed": [0]}).runs) == ["seed~0"]
     assert list(Experiment.from_config({"experiment": "test"}).runs) == ["run"]
+
+
+OWN_MODEL = f"{ROOT}/examples/your-own/my_models.py:Net"
 
 
 def test_every_key_of_a_run_can_be_an_axis() -> None:
     others = {
         "dataset": "digits",
         "model": "resnet18",
+        "model_args": {"width": 3},
+        "initial_weights": "other.safetensors",
+        "schedule": "cosine",
+        "loss": "focal",
+        "crop": "resized",
+        "crop_size": [24, 28],
+        "test_size": [24, 28],
+        "colour": 0.5,
+        "order": "blocks",
         "widths": [1, 2, 3],
         "optimizer": "adamw",
         "cpus_per_proc": 3,
@@ -352,6 +429,7 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         experiment = Experiment.from_config(
             {"experiment": "test", "global_batch_size": 502}
             | ({"nodes": 2} if field.name == "gradient_compression" else {})
+            | ({"model": OWN_MODEL} if field.name == "model_args" else {})
             | config
         )
         assert list(experiment.axes) == [field.name], field.name
@@ -368,13 +446,16 @@ def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:
-    site = ("experiment", "dataset", "widths", "model", "gradient_compression", "test_views", *SITE)
+    site = (
+        *("experiment", "dataset", "widths", "model", "gradient_compression", "test_views"),
+        *("crop_size", "test_size", "runs", "batch_per_process", "learning_rate_rule", *SITE),
+    )
     config = {
         key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site
     }
     with pytest.raises(
         Refusal,
-        match=r"21 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
+        match=r"29 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
     ):
         Experiment.from_config({"experiment": "test"} | config)
 
@@ -461,7 +542,10 @@ def test_every_experiment_we_ship_is_valid_for_us_and_for_an_editor(path: Path) 
 
 
 def test_the_readme_has_every_key_with_the_schema_s_default_and_description() -> None:
-    rows = generate.key_rows()
+    rows = [
+        *generate.key_rows(schema()["properties"]),
+        *generate.key_rows(generate.own_keys()),
+    ]
     found = [
         line
         for line in (ROOT / "config" / "README.md").read_text().splitlines()
@@ -472,12 +556,18 @@ def test_the_readme_has_every_key_with_the_schema_s_default_and_description() ->
 
 def test_schema_and_library_know_the_same_keys_and_names() -> None:
     assert jsonschema.Draft202012Validator.check_schema(schema()) is None
-    site = {"experiment", "dataset.source", "dataset.archive", "dataset.url", "test_views", *SITE}
+    site = {
+        *("experiment", "dataset.source", "dataset.archive", "dataset.url", "test_views"),
+        *("runs", "batch_per_process", "learning_rate_rule"),
+        *(f"dataset.{key}" for key in KEYS),
+        *SITE,
+    }
     assert {
         key.replace("dataset.name", "dataset") for key in generate.keys(schema()["properties"])
     } - site == {field.name for field in dataclasses.fields(Run)}
     assert {*schema()["properties"]["launcher"]["enum"], "none"} == set(launcher_names())
-    assert schema()["$defs"]["dataset"]["enum"] == list(DATASETS)
+    named = schema()["properties"]["dataset"]["properties"]["name"]["description"]
+    assert all(f"`{name}`" in named for name in DATASETS)
     sources = schema()["properties"]["dataset"]["properties"]["source"]["enum"]
     assert sources == ["auto", *READERS]
     assert all(set(spec.sources) <= set(READERS) for spec in DATASETS.values())

@@ -3,7 +3,7 @@
 import pytest
 
 from ddp.launching.agents import Outcome
-from ddp.launching.endings import Ending
+from ddp.launching.endings import LATE, Ending
 from ddp.launching.failure import Failure, Source
 from ddp.launching.failure import first_failure as found_failure
 from ddp.schedulers.registry import SCHEDULERS
@@ -88,9 +88,9 @@ def test_what_was_asked_to_stop_and_has_saved_was_preempted() -> None:
     ]
     by_slurm = Outcome(stopped=True, failed=0, status=1)
     assert first_failure(by_slurm, endings, [], "7") == Failure(
-        f"{SAVED}; the reason: sacct -X -j 7", preempted=True
+        f"{SAVED}; the reason: sacct -X -j 7", preempted=True, saved=True
     )
-    assert first_failure(by_slurm, endings, [], None) == Failure(SAVED, preempted=True)
+    assert first_failure(by_slurm, endings, [], None) == Failure(SAVED, preempted=True, saved=True)
 
 
 def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
@@ -98,7 +98,9 @@ def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
         stopped("rank 1 on n2", "another rank was asked to", 1.0),
         stopped("rank 0 on n1", "SIGUSR1", 2.0, saved=True),
     ]
-    assert first_failure(FAILED, endings, [], "7") == Failure(SAVED, preempted=True, again=True)
+    assert first_failure(FAILED, endings, [], "7") == Failure(
+        SAVED, preempted=True, again=True, saved=True
+    )
 
 
 def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
@@ -107,11 +109,11 @@ def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
         stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True),
     ]
     assert first_failure(FAILED, endings, [], "7") == Failure(
-        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True
+        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True, saved=True
     )
     killed = ["srun: error: n2: task 1: Killed"]
     assert first_failure(FAILED, endings, killed, "7") == Failure(
-        f"n2: Killed; {SAVED}", again=True
+        f"n2: Killed; {SAVED}", again=True, saved=True
     )
     agent = Outcome(failed=1, status=-9)
     assert first_failure(agent, endings, [], None).line.startswith(
@@ -148,7 +150,9 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     )
     assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
     endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
-    assert first_failure(FAILED, endings, errors, None) == Failure(f"{killed}; {SAVED}", again=True)
+    assert first_failure(FAILED, endings, errors, None) == Failure(
+        f"{killed}; {SAVED}", again=True, saved=True
+    )
     peer = Ending(
         "rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",)
     )
@@ -169,7 +173,7 @@ def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
         report={"saved": "epoch 2"},
     )
     assert first_failure(FAILED, [killed, peer], [], "7") == Failure(
-        "rank 1 on n2 was ended by SIGKILL", again=True
+        "rank 1 on n2 was ended by SIGKILL", again=True, saved=True
     )
     assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
 
@@ -179,3 +183,23 @@ def test_stopped() -> None:
     assert first_failure(Outcome(stopped=True), [], [], "7") == Failure(
         "stopped; cancelled, preempted, or out of time: sacct -X -j 7"
     )
+
+
+LOST = "n3 is lost: it has not answered for 20 s"
+
+
+def test_a_lost_node_is_named_and_worth_starting_again() -> None:
+    """Its peers say only that they lost it, or that they had to be killed."""
+    peer = Ending("rank 0 on n1", "ended with status 1", 1.0, ("RuntimeError: [gloo/transport] x",))
+    late = Ending("rank 1 on n2", f"{LATE} 25 s of SIGTERM", 2.0)
+    source = Source("remote_step", LOST, lost=LOST)
+    for endings in ([], [peer], [late], [late, peer]):
+        assert found_failure(FAILED, endings, [], source) == Failure(LOST, again=True)
+
+
+def test_a_failure_before_a_node_is_lost_is_the_first_one() -> None:
+    own = Ending("rank 1 on n2", "ended with status 1", 1.0, ("ValueError: no",))
+    source = Source("remote_step", LOST, lost=LOST)
+    found = found_failure(FAILED, [own], [], source)
+    assert found.line == "rank 1 on n2: ValueError: no"
+    assert not found.again

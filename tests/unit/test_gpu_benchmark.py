@@ -10,6 +10,7 @@ import pytest
 from checkout import ROOT
 
 
+@pytest.mark.faults
 def test_a_small_case_on_the_cpu(digits: Path, tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
     small = {

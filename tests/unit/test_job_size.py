@@ -7,7 +7,7 @@ from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from ddp.experiment.config import Experiment
-from ddp.experiment.job_size import evaluation_size, training_size
+from ddp.experiment.job_size import Images, evaluation_size, training_size
 from ddp.schedulers.registry import resources
 
 
@@ -97,3 +97,15 @@ def test_on_several_nodes_the_rule_is_the_batch_step() -> None:
     assert [size["mpi"] for size in sizes] == ["", "srun"]
     (run,) = Experiment.from_config({"experiment": "test"}).runs.values()
     assert "mpi" not in resources(evaluation_size(run))
+
+
+def test_memory_and_local_disk_follow_the_size_of_the_images() -> None:
+    (run,) = Experiment.from_config(
+        {"experiment": "test", "global_batch_size": 64, "nproc_per_node": 2}
+    ).runs.values()
+    usual = training_size(run)
+    photographs = training_size(run, Images(224, 224, 40_000_000_000))
+    # 32 images of 224 x 224 in each process, and as much page cache as is asked for.
+    assert photographs.memory == usual.memory + 2 * (32 * 224 * 224 // 1000 - 1000) + 15_000
+    assert resources(photographs)["disk_mb"] == 40_000
+    assert resources(usual)["disk_mb"] == 200

@@ -355,11 +355,10 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     await_end(ours)
 
 
-# Alone: it compares all temporary folders of launches on this machine.
 @pytest.mark.faults
 def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
-    before = leftovers()
     process, ours = training(digits, tmp_path)
+    folder = temporary(process)
     os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
     said = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 1, said
@@ -369,32 +368,39 @@ def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_p
         re.MULTILINE,
     ), said
     await_end(ours)
-    assert leftovers() == before
+    assert not folder.exists()
 
 
-# Alone: it compares all temporary folders of launches on this machine.
 @pytest.mark.faults
 def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> None:
-    before = leftovers()
     process, ours = training(digits, tmp_path)
-    (left,) = leftovers() - before
-    assert stat.S_IMODE((parent_folder() / left).stat().st_mode) == 0o700
+    left = temporary(process)
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
     process.kill()
     await_end(ours)
-    assert leftovers() == before | {left}
+    assert left.exists()
     alive = subprocess.Popen(
         [sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))]
     )
-    until(lambda: left not in leftovers(), 30)
-    # It removes its own too, and only its own.
-    assert len(leftovers() - before) == 1
+    until(lambda: not left.exists(), 30)
+    # It removes its own too, but not before its end.
+    own = temporary(alive)
+    assert own.exists()
     assert alive.wait(60) == 0
-    assert leftovers() == before
+    assert not own.exists()
 
 
-def leftovers() -> set[str]:
-    """The temporary folders."""
-    return {path.name for path in parent_folder().glob("launch-*")}
+def temporary(launch: subprocess.Popen) -> Path:
+    """The temporary folder that it holds open."""
+    until(lambda: held(launch), 30)
+    (folder,) = held(launch)
+    return folder
+
+
+def held(launch: subprocess.Popen) -> list[Path]:
+    links = Path(f"/proc/{launch.pid}/fd").iterdir()
+    folders = [link.readlink() for link in links]
+    return [folder for folder in folders if folder.parent == parent_folder()]
 
 
 def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
@@ -460,6 +466,7 @@ def test_a_dry_run_of_srun_needs_no_slurm(tmp_path) -> None:
     assert all("MASTER_ADDR=NODE-0" in line and "RANK=$SLURM_PROCID" in line for line in nodes)
 
 
+@pytest.mark.faults
 def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     """`srun` needs Slurm and is compared there."""
     run = (
@@ -500,10 +507,8 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-# Alone: it compares all temporary folders of launches on this machine.
 @pytest.mark.faults
 def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
-    before = leftovers()
     run = (
         '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, '
         '"flip": false, "nodes": 2}'
@@ -521,11 +526,11 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
         )
         for number in range(2)
     ]
-    # They do write there while they run.
-    until(lambda: len(leftovers() - before) == 2, 60)
+    folders = [temporary(process) for process in processes]
+    assert len(set(folders)) == 2
     assert [process.wait(120) for process in processes] == [0, 0]
     one, other = (
         (tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2)
     )
     assert one == other
-    assert leftovers() == before
+    assert not any(folder.exists() for folder in folders)

@@ -118,6 +118,7 @@ def meanwhile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callabl
         yield {function: pool.submit(function, folder / function.__name__) for function in slow}
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("meanwhile")
 def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
     digits, reference, tmp_path

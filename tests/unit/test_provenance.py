@@ -47,7 +47,7 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
 
 
 @pytest.mark.parametrize(("file", "old", "new"), [
-    ("ddp/training/steps.py", "label_smoothing=run.label_smoothing", "label_smoothing=0.0"),
+    ("ddp/training/losses.py", "label_smoothing=smoothing", "label_smoothing=0.0"),
     ("ddp/data/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
     ("ddp/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
     ("ddp/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),

@@ -117,6 +117,7 @@ def test_interrupted_again_and_again_at_random_moments(
     assert noted == saved, problem
 
 
+@pytest.mark.faults
 def test_stopped_after_the_last_step_of_an_epoch(digits, tmp_path) -> None:
     """With one step per epoch, every stop comes between the last step of an epoch and its end."""
     whole_set = {"global_batch_size": 1298, "epochs": 12}
@@ -271,8 +272,8 @@ def other_code(folder: Path) -> Path:
     shutil.copytree(
         SCRIPTS.parent, folder / "workflow", ignore=shutil.ignore_patterns("__pycache__")
     )
-    path = folder / "workflow" / "scripts" / "ddp" / "training" / "steps.py"
-    path.write_text(path.read_text().replace("VALIDATION_BATCH = 500", "VALIDATION_BATCH = 499"))
+    path = folder / "workflow" / "scripts" / "ddp" / "data" / "batches.py"
+    path.write_text(path.read_text().replace("PASS = 500", "PASS = 499"))
     return path.parents[2]
 
 
@@ -314,7 +315,8 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(
 # batch sizes.
 OTHER_RECIPES = (
     {"optimizer": "muon", "cutout": 4},
-    {"precision": "fp16", "optimizer": "adamw"},
+    # A CPU computes slowly in fp16.
+    {"precision": "fp16", "optimizer": "adamw", "widths": [2, 2, 2]},
     {"compile": "default", "precision": "bf16", "processes": 2},
 )
 

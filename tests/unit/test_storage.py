@@ -100,6 +100,7 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
     assert result(disk.output) == reference(1)
 
 
+@pytest.mark.faults
 def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, disk) -> None:
     disk.output.mkdir()
     options = ["--save-every-epochs", 4, "--save-every-seconds", 1000]
@@ -126,6 +127,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
     assert result(disk.output) == reference(1)
 
 
+@pytest.mark.faults
 def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], reference, disk) -> None:
     """The training is complete; only the outputs are written when there is space."""
     shutil.copytree(finished(1), disk.output)
@@ -143,6 +145,7 @@ def test_weights_that_do_not_fit(digits, finished: Callable[[int], Path], refere
     assert result(disk.output) == reference(1)
 
 
+@pytest.mark.faults
 def test_logs_that_do_not_fit_are_no_reason_to_stop(digits, reference, disk, tmp_path) -> None:
     # Of nothing, tmpfs makes no limit.
     (disk.path / "ballast").write_bytes(bytes(4096))

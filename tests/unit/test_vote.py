@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,28 @@ def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_
         rank["buffers"] for each in found for rank in each.ranks
     ]:
         assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_a_signal_while_python_shuts_down_does_not_hide_how_a_rank_ended() -> None:
+    """What is left in `sys.modules` is deleted after Python has restored the signals' effects."""
+    script = """
+import os, signal, sys
+from ddp.ranks import stopping
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+stopping.listen(None)
+sys.modules["last"] = Last()
+sys.exit("train: refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "train: refused\n")

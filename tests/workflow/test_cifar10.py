@@ -108,7 +108,7 @@ def official_form(data: Path, folder: Path) -> type:
     the same arrays, but not its file names and batch labels, which we do not know; so its MD5s are
     its own.
     """
-    splits = {split: DataFolder.read(data).load(split) for split in ("train", "test")}
+    splits = {split: DataFolder.read(data).split(split) for split in ("train", "test")}
     parts = {
         f"data_batch_{n + 1}": ("train", slice(n * 10_000, (n + 1) * 10_000)) for n in range(5)
     } | {"test_batch": ("test", slice(None))}
@@ -137,6 +137,7 @@ def official_form(data: Path, folder: Path) -> type:
     )
 
 
+@pytest.mark.faults
 def test_archive_and_url_give_the_same_content_as_npm(done, tmp_path) -> None:
     folders = [tmp_path / name for name in ("made", "archive", "url")]
     for folder in folders:
@@ -157,5 +158,5 @@ def test_archive_and_url_give_the_same_content_as_npm(done, tmp_path) -> None:
 
 def test_there_are_five_thousand_training_images_of_each_class(done) -> None:
     data = done.path / "results/data/cifar10"
-    _, labels = DataFolder.read(data).load("train")
+    _, labels = DataFolder.read(data).split("train")
     assert np.bincount(labels).tolist() == [5_000] * 10

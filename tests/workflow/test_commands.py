@@ -258,8 +258,9 @@ def test_snakemake_that_removes_the_log_of_a_run_in_training_removes_a_link(smal
         ),
         (
             {"PBS_NODEFILE": "nodes"},
-            "warning: this PBS job has 2 nodes, and profiles/local uses only this one; there is no "
-            "profile for PBS yet",
+            "warning: this PBS job has 2 nodes, and profiles/local uses only this one; leave the "
+            "job and run `snakemake --profile profiles/pbs` on the login node, or use --config "
+            "hosts=$PBS_NODEFILE",
         ),
         ({"SLURM_JOB_NUM_NODES": "1"}, None),
     ],

@@ -1,6 +1,7 @@
 """The whole graph on the digits: its output, what it reruns, and that reruns give the same."""
 
 import csv
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from checkout import Checkout
+from ddp.experiment.config import Run
 
 CONFIG = """
 experiment: tiny
@@ -146,7 +148,7 @@ def test_history_has_a_row_per_epoch(done) -> None:
 def test_run_json_says_how_it_came_about(done) -> None:
     about = read(done.results / RUNS[3] / "run.json")
     assert about["config"]["learning_rate"] == 0.4
-    assert len(about["config"]) == 25
+    assert set(about["config"]) == {field.name for field in dataclasses.fields(Run)}
     assert {"cpu", "onednn_isa", "mkl", "aten"} <= set(about["attempts"][0])
     assert about["ranks"][1]["cpu"] == about["attempts"][0]["cpu"] != ""
     assert [(rank["rank"], rank["device"], rank["threads"]) for rank in about["ranks"]] == [
@@ -254,6 +256,7 @@ def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
         path.write_text(text)
 
 
+@pytest.mark.faults
 def test_training_stages_for_itself_and_gives_the_same_bits(done) -> None:
     """The scratch is emptied after staging, and each geometry is trained a second time."""
     before = {run: sha256(done.results / run / "model.safetensors") for run in RUNS[:2]}

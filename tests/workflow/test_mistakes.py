@@ -39,7 +39,7 @@ MISTAKES = [
         ["dataset={archive: ~/no-such-file}"],
         "config: dataset.archive: ~/no-such-file is not there, or not a file; give the path",
     ),
-    (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32 images: "),
+    (["model=alexnet", "optimizer=sgd"], "config: model: alexnet does not take 32x32x3 images: "),
 ]
 
 

@@ -1,5 +1,6 @@
 """In: the configuration. Out: EXPERIMENT with its checked and named runs, and what the rules share."""
 
+import json
 import os
 import shlex
 import sys
@@ -15,10 +16,12 @@ sys.path += [
 
 from ddp.base.errors import Refusal
 from ddp.base.provenance import code_sha256
-from ddp.data.datasets import DATASETS
 from ddp.experiment import job_size
-from ddp.experiment.config import Experiment
+from ddp.experiment.paths import with_paths
+from ddp.experiment.programs import ProgramExperiment, read_experiment
 from ddp.experiment.schema import read_config, with_types
+from ddp.experiment.table import with_table
+from ddp.models.names import code_of
 from ddp.schedulers import registry
 from session import Session
 
@@ -31,31 +34,19 @@ os.environ.update(
 try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
-    EXPERIMENT = Experiment.from_config(with_types(config))
+    FOLDERS = [Path(each).parent for each in reversed(workflow.configfiles)]
+    EXPERIMENT = read_experiment(with_table(with_paths(with_types(config), FOLDERS)))
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
 except Refusal as refusal:
     sys.exit(str(refusal))
 
 
+PROGRAM = isinstance(EXPERIMENT, ProgramExperiment)
 # A site's own settings are resources, not parameters: if they change, nothing is trained again.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
 LAUNCHER = EXPERIMENT.config["launcher"]
-RESUME = {
-    "exact": "",
-    "other_world_size": " --other-world-size",
-    "fresh": " --fresh",
-}
-SAVING = (
-    f"--save-every-epochs {EXPERIMENT.config['save_every_epochs']}"
-    f" --save-every-seconds {EXPERIMENT.config['save_every_seconds']}"
-    f"{RESUME[EXPERIMENT.config['resume']]}"
-)
-ORIGIN = shlex.join(
-    f"--{key}={value}"
-    for key, value in EXPERIMENT.config["dataset"].items()
-    if key != "name" and value is not None
-)
+HOSTS = f" --hosts {shlex.join(EXPERIMENT.hosts)}" if EXPERIMENT.hosts else ""
 
 
 def transport(wildcards):
@@ -63,6 +54,8 @@ def transport(wildcards):
     # A dry run does not know which scheduler will run the job; with `auto` the command finds out.
     # The Snakemake inside a job may have any executor, so there the environment decides.
     executor = workflow.executor_plugin.name
+    if EXPERIMENT.hosts:
+        return registry.on_hosts(EXPERIMENT.hosts).transport
     if executor == "dryrun":
         return "auto"
     if workflow.remote_exec:
@@ -74,10 +67,15 @@ def sized_by(size):
     """A job's resources, from a function of its run."""
 
     def resource(name):
-        return lambda wildcards: registry.resources(size(run_of(wildcards)))[name]
+        return lambda wildcards: registry.resources(
+            size(run_of(wildcards), SESSION.images_of(run_of(wildcards).dataset))
+        )[name]
 
     example = next(iter(EXPERIMENT.runs.values()))
-    return {name: resource(name) for name in registry.resources(size(example))}
+    return {
+        name: resource(name)
+        for name in registry.resources(size(example, job_size.USUAL))
+    }
 
 
 onstart:
@@ -105,6 +103,30 @@ def data_of(wildcards):
     return f"results/data/{run_of(wildcards).dataset}/manifest.json"
 
 
+def trust_of(wildcards):
+    """The option of `evaluate` for the code of a run's own network; empty for other networks."""
+    code = code_of(run_of(wildcards).model)
+    return f" --trust-code {code}" if code else ""
+
+
+def sources_of(wildcards):
+    """The manifests of what the program reads."""
+    files = [f"results/{EXPERIMENT.name}/files/manifest.json"] * bool(
+        EXPERIMENT.config["files"]
+    )
+    return ([data_of(wildcards)] if run_of(wildcards).dataset else []) + files
+
+
+def places_of(wildcards):
+    """The same as options of the programs."""
+    data = run_of(wildcards).dataset
+    return (f" --data results/data/{data}" if data else "") + (
+        f" --files results/{EXPERIMENT.name}/files"
+        if EXPERIMENT.config["files"]
+        else ""
+    )
+
+
 def geometry_of(wildcards):
     """A run's geometry as options of `launch`, which passes it on to the program."""
     run = run_of(wildcards)
@@ -115,12 +137,15 @@ def geometry_of(wildcards):
 
 
 def cpus_of(wildcards):
-    """The CPUs of a run's processes on this machine."""
+    """The CPUs of a run's processes on this machine; all of its CPUs if the run has other hosts."""
     cores = workflow.resource_settings.cores or 1
+    if EXPERIMENT.hosts:
+        # One training at a time: the next one would use the same hosts.
+        return cores
     return job_size.cpus_on_one_machine(run_of(wildcards), cores)
 
 
 wildcard_constraints:
     experiment=EXPERIMENT.name,
     run=EXPERIMENT.name_pattern,
-    dataset="|".join(DATASETS),
+    dataset="|".join(EXPERIMENT.datasets) or "none",

@@ -1,6 +1,21 @@
 """In: the configuration. Out: results/data/<dataset>/, the arrays and their manifest."""
 
 
+localrules:
+    fetch,
+
+
+ORIGIN = shlex.join(
+    [f"--own={EXPERIMENT.own.to_json()}"]
+    if EXPERIMENT.own
+    else [
+        f"--{key}={EXPERIMENT.config['dataset'][key]}"
+        for key in ("source", "archive", "url")
+        if (EXPERIMENT.config["dataset"] or {}).get(key) is not None
+    ]
+)
+
+
 rule fetch:
     output:
         manifest="results/data/{dataset}/manifest.json",
@@ -16,6 +31,8 @@ rule fetch:
         origin=ORIGIN,
     params:
         fetch=f"{SCRIPTS}/fetch.py",
+        # Changes with the user's own images, and with the form of the manifest.
+        content=lambda wildcards: SESSION.fingerprint or "2",
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.fetch:q} --dataset {wildcards.dataset} {resources.origin}"

@@ -1,5 +1,23 @@
 """In: the files of all runs. Out: the experiment's tables, figures and report.html."""
 
+TARGETS = expand(
+    "results/{experiment}/{run}/evaluation.json",
+    experiment=EXPERIMENT.name,
+    run=EXPERIMENT.runs,
+) + multiext(
+    f"results/{EXPERIMENT.name}/",
+    "summary.csv",
+    "curves.csv",
+    "report.html",
+    "loss.svg",
+    "accuracy.svg",
+)
+
+
+localrules:
+    aggregate,
+    plot,
+
 
 rule aggregate:
     input:

@@ -3,20 +3,29 @@
 The adapter between Snakemake and the library, with common.smk.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ddp.base import atomic
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line
 from ddp.checkpointing import owner
 from ddp.data.datasets import DATASETS
+from ddp.data.files import fingerprint
+from ddp.data.folder import SOURCE, DataFolder
+from ddp.experiment import job_size
 from ddp.experiment.config import Experiment
-from ddp.reporting import results
+from ddp.experiment.programs import ProgramExperiment
+from ddp.programs.folders import Folders
+from ddp.reporting import measures, progress, results
 from ddp.schedulers import registry
 from ddp.schedulers.base import Watch
 
@@ -36,11 +45,14 @@ class Session:
         scripts: folder of the programs.
     """
 
-    def __init__(self, workflow: Any, experiment: Experiment, scripts: str) -> None:
+    def __init__(
+        self, workflow: Any, experiment: Experiment | ProgramExperiment, scripts: str
+    ) -> None:
         self.workflow, self.experiment, self.scripts = workflow, experiment, Path(scripts)
         self.results = Path("results") / experiment.name
         self.watch = Watch()
         self.began = time.time()
+        self.folders: dict[str, DataFolder] = {}
 
     def check_command_line(self) -> None:
         """Refuse incompatible options, and print the experiment and what it would replace.
@@ -54,11 +66,45 @@ class Session:
             return
         self.refuse_other_geometry()
         self.refuse_software_deployment()
+        self.refuse_wrong_hosts()
         self.refuse_crowd()
+        if self.experiment.own:
+            self.experiment.own.refuse_missing()
+            # A syntax error in the user's file is found here.
+            _ = self.experiment.own.settings
         self.refuse_missing_archive()
+        if isinstance(self.experiment, ProgramExperiment):
+            refuse_missing_program(self.experiment)
+            # Looks at every file.
+            _ = self.files_fingerprint
+        else:
+            refuse_missing_weights(self.experiment)
+            self.refuse_unfit_runs(self.experiment)
         tell(self.experiment.summary)
-        if changes := results.replaced(self.experiment, list(self.experiment.runs), self.results):
+        if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+
+    def replaced(self, names: list[str]) -> dict[str, str]:
+        """Finished runs that training again would replace, with what has changed."""
+        changes = results.replaced(self.experiment, names, self.results)
+        own = self.experiment.own
+        if own and self.stale:
+            finished = [name for name in names if (self.results / name / "run.json").exists()]
+            changes |= dict.fromkeys(finished, f"other images of {own.name}")
+        if isinstance(self.experiment, ProgramExperiment):
+            now = self.experiment.sources_sha256
+            for name in names:
+                with suppress(FileNotFoundError, Refusal):
+                    about = results.read_about(self.results / name / "run.json", "program_run")
+                    config = self.experiment.config
+                    if about["sources_sha256"] != now:
+                        changes.setdefault(name, f"{self.experiment.program_name} has changed")
+                    for key in ("directory", "outputs"):
+                        if about[key] != config[key]:
+                            changes.setdefault(name, f"another value of {key}")
+                    if config["files"] and self.files_changed:
+                        changes.setdefault(name, "other files")
+        return changes
 
     def refuse_other_geometry(self) -> None:
         for rule in ("stage", "train"):
@@ -77,6 +123,19 @@ class Session:
                         f"change {key} in the configuration instead"
                     )
 
+    def refuse_wrong_hosts(self) -> None:
+        """Refuse hosts that no rule would use, and a profile that needs hosts but has none."""
+        wanted = self.workflow.resource_settings.overwrite_resources.get("train", {})
+        transport = wanted.get("transport")
+        if "ssh" in str(getattr(transport, "raw", transport)) and not self.experiment.hosts:
+            registry.on_hosts([]).allocation(1)
+        # A cluster's profile gives jobs, this machine's cores.
+        if self.experiment.hosts and self.workflow.resource_settings.nodes:
+            raise Refusal(
+                "config: hosts: a scheduler's jobs have nodes of their own; leave hosts out, or "
+                "use profiles/ssh"
+            )
+
     def refuse_software_deployment(self) -> None:
         methods = {method.name for method in self.workflow.deployment_settings.deployment_method}
         if "APPTAINER" in methods:
@@ -94,13 +153,12 @@ class Session:
         """Refuse more processes than this machine can run; a cluster's scheduler knows its own
         nodes.
         """
-        # Before the first job, and in a dry run, only this distinguishes the profiles: a cluster's
-        # gives jobs, this machine's cores.
+        # Before the first job, and in a dry run, only this distinguishes the profiles.
         if self.workflow.resource_settings.nodes:
             return
         cpus = os.cpu_count() or 1
         for run in self.experiment.runs.values():
-            if run.world_size > MOST_PER_CPU * cpus:
+            if run.world_size > MOST_PER_CPU * cpus and not self.experiment.hosts:
                 raise Refusal(
                     f"config: nproc_per_node: {run.world_size} processes ({run.nodes} x "
                     f"{run.nproc_per_node}) on this machine's {cpus} "
@@ -109,12 +167,12 @@ class Session:
 
     def refuse_missing_archive(self) -> None:
         """Refuse a missing archive before fetch would."""
-        settings = self.experiment.config["dataset"]
+        settings = self.experiment.config["dataset"] or {"archive": None, "source": "auto"}
         archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
         wanted = {
             run.dataset
             for run in self.experiment.runs.values()
-            if "archive" in DATASETS[run.dataset].sources
+            if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
         }
         fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
         if archive and not fetched and not Path(archive).expanduser().is_file():
@@ -122,6 +180,73 @@ class Session:
                 f"config: dataset.archive: {archive} is not there, or not a file; give the path of "
                 "the official archive"
             )
+
+    def refuse_unfit_runs(self, experiment: Experiment) -> None:
+        """Refuse runs that the user's own images, as far as they are known, do not fit."""
+        own = experiment.own
+        if own is None:
+            return
+        # Imported here, because torch takes seconds.
+        from ddp.training.data import edges, refuse_unfit_data, refuse_unfit_network
+
+        data, tried = self.data_folder(own.name), set()
+        for run in experiment.runs.values():
+            keys = json.dumps([value for key, value in vars(run).items() if key != "seed"])
+            if keys in tried:
+                continue
+            tried.add(keys)
+            try:
+                if data:
+                    refuse_unfit_data(run, data)
+                elif own.image_size and own.channels and own.classes:
+                    window = edges(run.crop_size) or own.image_size
+                    refuse_unfit_network(run, window, own.channels, own.classes)
+            except Refusal as refusal:
+                raise Refusal(f"config: {refusal}") from None
+
+    def data_folder(self, dataset: str) -> DataFolder | None:
+        """The data set, if it has been fetched from what the configuration names."""
+        if dataset not in self.folders and not self.stale:
+            with suppress(Refusal, OSError):
+                self.folders[dataset] = DataFolder.read(Path("results/data") / dataset)
+        return self.folders.get(dataset)
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Of the user's images, see `Own.fingerprint`; computed once, as it looks at every file."""
+        return self.experiment.own.fingerprint if self.experiment.own else None
+
+    @cached_property
+    def files_fingerprint(self) -> str:
+        """Of the files that the user's program reads."""
+        return fingerprint(map(Path, self.experiment.config["files"]))
+
+    @cached_property
+    def files_changed(self) -> bool:
+        """Whether they would be hashed again."""
+        record = self.results / "files" / SOURCE
+        try:
+            return record.read_text() != self.files_fingerprint
+        except OSError:
+            return True
+
+    @property
+    def stale(self) -> bool:
+        """Whether the user's images would be imported again."""
+        own = self.experiment.own
+        if own is None:
+            return False
+        try:
+            return (Path("results/data") / own.name / SOURCE).read_text() != self.fingerprint
+        except OSError:
+            return True
+
+    def images_of(self, dataset: str | None) -> job_size.Images:
+        """The size of a data set and of its images; a usual size if it is not known yet."""
+        data = self.data_folder(dataset) if self.experiment.own and dataset else None
+        if data is None:
+            return job_size.USUAL
+        return job_size.Images(*data.image_shape[:2], data.bytes)
 
     def start(self) -> None:
         """Check what the jobs need, before the first one starts.
@@ -137,7 +262,7 @@ class Session:
                 "--group-components: every run is a job of its own size; leave the option out"
             )
         names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
-        changes = results.replaced(self.experiment, names, self.results)
+        changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
             line = results.replacement_line(self.experiment.name, changes)
             raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
@@ -145,29 +270,37 @@ class Session:
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
         executor = self.workflow.executor_plugin.name
-        if executor == registry.SCHEDULERS[registry.LOCAL].executor:
+        hosts = self.experiment.hosts
+        if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
             for every in registry.SCHEDULERS.values():
                 if warning := every.idle_nodes(os.environ):
                     tell(f"warning: {warning}")
-        if scheduler := registry.of_executor(executor):
+        scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
+        if scheduler:
             self.watch = scheduler.watch(self.describe, tell)
             self.watch.start(self.workflow)
+        # For `watch`, which shows runs that have not begun too. Nothing is refused after this.
+        with suppress(OSError):
+            atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
 
     def end(self) -> None:
         """Print how each run ended, and make a partial report if runs are missing."""
         if not self.workflow.is_main_process:
             return
         self.forget_states()
+        own = isinstance(self.experiment, ProgramExperiment)
         jobs = [job for rule in ("stage", "train", "evaluate") for job in self.jobs(rule)]
         unfinished = {
             job.wildcards.run for job in jobs if not self.workflow.dag.noneedrun_finished(job)
         }
-        names = list(dict.fromkeys(job.wildcards.run for job in self.jobs("evaluate")))
+        last = "evaluate" if self.jobs("evaluate") else "train"
+        names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
+        read = measures.result_line if own else results.read_accuracy
         for name in [name for name in names if name not in unfinished][:MOST_SHOWN]:
-            tell(f"{self.experiment.name}/{name}: {results.read_accuracy(self.results / name)}")
+            tell(f"{self.experiment.name}/{name}: {read(self.results / name)}")
         missing = [self.why_missing(name) for name in self.experiment.runs if name in unfinished]
         partial = self.results / "partial"
-        tables = self.jobs("plot")
+        tables = self.jobs("report" if own else "plot")
         if not missing and tables and all(map(self.workflow.dag.noneedrun_finished, tables)):
             shutil.rmtree(partial, ignore_errors=True)
             tell(f"report: {self.results}/report.html; table: {self.results}/summary.csv")
@@ -181,7 +314,10 @@ class Session:
 
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
-        found = results.why_missing(name, self.results / name)
+        trained_by = (
+            "run.json" if isinstance(self.experiment, ProgramExperiment) else "model.safetensors"
+        )
+        found = results.why_missing(name, self.results / name, trained_by)
         # The log of an earlier command says nothing about a job that was refused or never started.
         if found.log and Path(found.log).stat().st_mtime >= self.began:
             return found
@@ -206,7 +342,9 @@ class Session:
             str(folder),
         ]
         plot = [str(self.scripts / "plot.py"), "--tables", str(folder), "--output", str(folder)]
-        for program in (aggregate, plot):
+        compare = [str(self.scripts / "compare.py"), *aggregate[1:]]
+        own = isinstance(self.experiment, ProgramExperiment)
+        for program in [compare] if own else [aggregate, plot]:
             if subprocess.run(
                 [sys.executable, *program, *common], stdout=subprocess.DEVNULL, check=False
             ).returncode:
@@ -223,7 +361,13 @@ class Session:
         A Snakemake that was killed reruns what it has not seen finished, and then needs the states.
         """
         for job in self.jobs("train"):
-            if self.workflow.dag.noneedrun_finished(job):
+            if not self.workflow.dag.noneedrun_finished(job):
+                continue
+            if isinstance(self.experiment, ProgramExperiment):
+                # A program may have left its only result there.
+                with suppress(OSError):
+                    Folders(Path(job.params.results)).finished.touch()
+            else:
                 shutil.rmtree(f"{job.params.results}/state", ignore_errors=True)
 
     def jobs(self, rule: str) -> list[Any]:
@@ -235,6 +379,28 @@ class Session:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def refuse_missing_weights(experiment: Experiment) -> None:
+    """Refuse weights to start from that are not there."""
+    for run in experiment.runs.values():
+        if run.initial_weights and not Path(run.initial_weights).is_file():
+            raise Refusal(
+                f"config: initial_weights: {run.initial_weights} is not there, or not a file"
+            )
+
+
+def refuse_missing_program(experiment: ProgramExperiment) -> None:
+    """Refuse a program that is not there or is no Python, and a missing directory."""
+    directory = experiment.config["directory"]
+    if directory is not None and not Path(directory).is_dir():
+        raise Refusal(f"config: directory: {directory} is not there, or not a folder")
+    for key in ("sources_sha256", "evaluation_sha256"):
+        try:
+            getattr(experiment, key)
+        except Refusal as refusal:
+            which = "program" if key == "sources_sha256" else "evaluate"
+            raise Refusal(f"config: {which}: {refusal}") from None
 
 
 def parts(job: Any) -> Iterable[Any]:

@@ -3,6 +3,17 @@
 `stage` and `train` form a group: one job, one allocation, so that what is staged is where the training runs.
 """
 
+RESUME = {
+    "exact": "",
+    "other_world_size": " --other-world-size",
+    "fresh": " --fresh",
+}
+SAVING = (
+    f"--save-every-epochs {EXPERIMENT.config['save_every_epochs']}"
+    f" --save-every-seconds {EXPERIMENT.config['save_every_seconds']}"
+    f"{RESUME[EXPERIMENT.config['resume']]}"
+)
+
 
 rule stage:
     input:
@@ -19,6 +30,7 @@ rule stage:
         **sized_by(job_size.training_size),
         runtime=10,
         transport=transport,
+        hosts=HOSTS,
         scratch=SCRATCH,
     params:
         launch=f"{SCRIPTS}/launch.py",
@@ -26,7 +38,7 @@ rule stage:
         nodes=lambda wildcards: run_of(wildcards).nodes,
         data=subpath(input.manifest, parent=True),
     shell:
-        "python {params.launch:q} --transport {resources.transport} --launcher none --nodes {params.nodes}"
+        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --requeue --nodes {params.nodes}"
         " --log {log:q} --collect {output.report:q} --"
         " {params.stage:q} --data {params.data:q} --scratch {resources.scratch}"
 
@@ -35,6 +47,7 @@ rule train:
     input:
         manifest=data_of,
         staging="results/{experiment}/{run}/staging.json",
+        initial=lambda wildcards: run_of(wildcards).initial_weights or [],
     output:
         model="results/{experiment}/{run}/model.safetensors",
         history="results/{experiment}/{run}/history.csv",
@@ -51,9 +64,11 @@ rule train:
         **sized_by(job_size.training_size),
         runtime=120,
         transport=transport,
+        hosts=HOSTS,
         launcher=LAUNCHER,
         scratch=SCRATCH,
         saving=SAVING,
+        images_in=EXPERIMENT.config["images_in"],
     params:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
@@ -63,9 +78,10 @@ rule train:
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),
         code=code_sha256("train.py"),
+        network=lambda wildcards: code_of(run_of(wildcards).model),
     shell:
-        "python {params.launch:q} --transport {resources.transport} --launcher {resources.launcher}"
-        " --end-with-parent --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
+        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher {resources.launcher}"
+        " --end-with $PPID --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
         " --log {log:q} --rank-logs {params.results:q}/logs --state {params.results:q}/state --"
         " {params.train:q} --run {params.changes:q} --data {params.data:q}"
-        " --scratch {resources.scratch} --output {params.results:q} {resources.saving}"
+        " --scratch {resources.scratch} --output {params.results:q} --images-in {resources.images_in} {resources.saving}"

@@ -10,12 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
 from ddp.experiment.config import Experiment
 from ddp.reporting.history import read_history
-from ddp.reporting.results import read_about, read_evaluation, spreadsheet_text
-from ddp.reporting.tables import read_table
+from ddp.reporting.results import read_about, read_evaluation
+from ddp.reporting.tables import read_table, write_table
 
 
 def main() -> None:
@@ -47,9 +46,9 @@ def main() -> None:
         )
         table = pd.DataFrame(list(summary))
         best = str(table["run"].iloc[int(table["accuracy"].argmax())])
-        write(table, args.output / "summary.csv")
-        write(pd.concat(curves), args.output / "curves.csv")
-        write(
+        write_table(table, args.output / "summary.csv")
+        write_table(pd.concat(curves), args.output / "curves.csv")
+        write_table(
             confusion(best, read_evaluation(args.results / best / "evaluation.json")),
             args.output / "confusion.csv",
         )
@@ -57,8 +56,16 @@ def main() -> None:
 
 def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
     """A run's confusion matrix, one row per pair of classes."""
+    names = evaluation["class_names"]
     rows = [
-        {"run": run, "true_class": true, "predicted_class": predicted, "images": images}
+        {
+            "run": run,
+            "true_class": true,
+            "predicted_class": predicted,
+            "images": images,
+            "true_name": names[true],
+            "predicted_name": names[predicted],
+        }
         for true, row in enumerate(evaluation["confusion_matrix"])
         for predicted, images in enumerate(row)
     ]
@@ -126,15 +133,6 @@ def run_curves(
     for position, (key, value) in enumerate(axes.items()):
         curves.insert(position, key, value)
     return curves
-
-
-def write(table: pd.DataFrame, path: Path) -> None:
-    for column in table.select_dtypes(include=["object", "string"]):
-        table[column] = [
-            spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in table[column]
-        ]
-    with atomic.replacing(path) as temporary:
-        table.to_csv(temporary, index=False)
 
 
 if __name__ == "__main__":

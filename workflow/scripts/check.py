@@ -7,8 +7,10 @@ import argparse
 from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import Experiment
+from ddp.experiment.paths import with_paths
+from ddp.experiment.programs import read_experiment
 from ddp.experiment.schema import read_config, with_types
+from ddp.experiment.table import with_table
 
 
 def main() -> None:
@@ -18,7 +20,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file
     with told_in_one_line("check"):
-        print(Experiment.from_config(with_types(read_config(path))).summary)
+        config = with_paths(with_types(read_config(path)), [path.parent])
+        print(read_experiment(with_table(config)).summary)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Run this node's command of the launch plan, which comes as JSON on stdin.
 
-A scheduler starts this on every node and sends each node the whole plan: that needs no shared
-file and has no limit of length. First this checks that the node can reach rank 0's node, because
-launchers take minutes to find out and do not say where.
+The plan has the number of each node; a scheduler starts this on every node and sends each node the
+plan or its own part of it. That needs no shared file and has no limit of length. First this checks
+that the node can reach rank 0's node, because launchers take minutes to find out and do not say
+where.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def main() -> None:
     node = int(value_here(args.node))
     if args.reach:
         end_if_unreachable(args.reach, node)
-    own = plan[node]
+    own = plan[str(node)]
     os.environ.update({name: value_here(value) for name, value in own["environment"].items()})
     # These signals are for the ranks, which listen to them. They reach every process of the job
     # (sbatch --signal) and would end a launcher. Ignored here, they stay ignored in the command.

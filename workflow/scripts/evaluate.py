@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
+from ddp.data.batches import images_per_pass
 from ddp.data.folder import DataFolder, file_sha256
+from ddp.data.shares import fits, mapped_tensor
 from ddp.evaluation import metrics
 from ddp.evaluation.views import in_order, predictions
 from ddp.models import weights
@@ -38,13 +40,16 @@ def main() -> None:
     add("--model", type=Path, required=True, help="model.safetensors of the run")
     add("--checkpoints", type=Path, help="folder with epoch=NNN.safetensors")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--batch-size", type=int, default=500, help="images per forward pass")
+    add("--batch-size", type=int,
+        help="images per forward pass; 500 of 32 x 32, fewer larger ones")  # fmt: skip
+    add("--trust-code", nargs="?", const="any", metavar="SHA256",
+        help="run the Python code of a user's network, any or with this SHA-256")  # fmt: skip
     add("--views", choices=VIEWS, default="plain",
         help="views of each image whose logits are averaged")  # fmt: skip
     add("--output", type=Path, required=True, help="evaluation.json to write")
     args = parser.parse_args()
     with told_in_one_line("evaluate", MAKE):
-        if args.batch_size < 1:
+        if args.batch_size is not None and args.batch_size < 1:
             raise Refusal(f"--batch-size is {args.batch_size}; it must be at least 1")
         with process_group(args.device) as process:
             evaluate(args, process)
@@ -56,10 +61,18 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     Checkpoints are for curves, beside the validation after each epoch, which has one view too.
     """
     data = DataFolder.read(args.data)
-    images, labels = (torch.tensor(array, device=process.device) for array in data.load("test"))
+    # What the ranks read is what each of them has checked.
+    data.refuse_changed("test")
+    arrays = data.split("test")
+    images, labels = mapped_tensor(arrays[0]), torch.tensor(arrays[1], device=process.device)
+    if fits(arrays[0], process.device):
+        images = images.to(process.device)
+    batch_size = args.batch_size or images_per_pass(arrays[0])
 
     def evaluated(path: Path, views: str) -> Found:
-        return evaluate_weights(path, views, args.batch_size, data, images, labels, process)
+        return evaluate_weights(
+            path, views, batch_size, args.trust_code, data, images, labels, process
+        )
 
     final = evaluated(args.model, args.views)
     model_sha256 = file_sha256(args.model)
@@ -77,6 +90,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             "model_sha256": model_sha256,
             "data_sha256": data.sha256,
             "dataset": data.dataset,
+            "class_names": data.class_names,
             "views": args.views,
         }
         plain = {"plain": of_plain(final), "checkpoints": checkpoints}
@@ -90,6 +104,7 @@ def evaluate_weights(
     path: Path,
     views: str,
     batch_size: int,
+    trusted: str | None,
     data: DataFolder,
     images: Tensor,
     labels: Tensor,
@@ -100,10 +115,15 @@ def evaluate_weights(
     Raises:
         Refusal: the weights are for another number of classes, or a loss is not finite.
     """
-    classifier = weights.load(path).move_to(process.device)
-    classes = classifier.description["classes"]
+    classifier = weights.load(path, trusted).move_to(process.device)
+    classes, channels = classifier.description["classes"], len(classifier.mean)
     if classes != data.classes:
         raise Refusal(f"{path} is for {classes} classes, {data.dataset} has {data.classes}")
+    if channels != data.image_shape[2]:
+        raise Refusal(
+            f"{path} is for images with {channels} channels, {data.dataset} has "
+            f"{data.image_shape[2]}"
+        )
     found = {}
     rows_by_views = predictions(classifier, images, labels, batch_size, views, process)
     for name, rows in rows_by_views.items():

@@ -1,7 +1,8 @@
-"""Fetch a data set from one of its sources into .npy arrays and a manifest.
+"""Fetch a data set from one of its sources, or import the user's own, into .npy arrays and a
+manifest.
 
-The bytes are the same from every source, because their SHA-256 is checked. The manifest is written
-last, so an interrupted fetch never counts as complete.
+The bytes of a built-in data set are the same from every source, because their SHA-256 is checked.
+The manifest is written last, so an interrupted fetch never counts as complete.
 """
 
 import argparse
@@ -10,6 +11,9 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +26,13 @@ from ddp.data import sources
 from ddp.data.datasets import ARRAYS, DATASETS
 from ddp.data.folder import (
     MANIFEST,
+    SOURCE,
     content_sha256,
     file_sha256,
     refuse_wrong_content,
     whole_sha256,
 )
+from ddp.data.own.declaration import Own
 
 # Seconds to wait for another fetch of the same data: longer than any of its sources may take.
 GIVE_UP = 3 * sources.MOST_SECONDS
@@ -36,23 +42,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dataset", choices=DATASETS, required=True)
+    parser.add_argument("--dataset", required=True, help="name of the data set")
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
     parser.add_argument("--archive", type=Path, help="path of the official archive")
     parser.add_argument("--url", help="address of a mirror of the official archive")
+    parser.add_argument("--own", metavar="JSON", help="the user's own images, see data/own.py")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
     with told_in_one_line("fetch"):
+        if not args.own and args.dataset not in DATASETS:
+            raise Refusal(f"--dataset {args.dataset} is not one of {', '.join(DATASETS)}")
         args.output.mkdir(parents=True, exist_ok=True)
         with locked(args.output / ".lock", tell, GIVE_UP):
             # The leftovers of a killed fetch occupy space that this one needs.
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             atomic.remove_leftovers(args.output)
-            refuse_full_disk(args.output, DATASETS[args.dataset].room)
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=args.output) as work:
-                source, arrays = first_working_source(args, Path(work))
-                store(args.dataset, source, arrays, args.output)
+            if not args.own:
+                refuse_full_disk(args.output, DATASETS[args.dataset].room)
+            with (
+                tempfile.TemporaryDirectory(prefix=".fetch-", dir=args.output) as work,
+                naming(args.output, Path(work)),
+            ):
+                if args.own:
+                    own = Own.from_json(args.own)
+                    # Before the import: what changes during it is imported again.
+                    fingerprint = own.fingerprint
+                    publish(imported(own, Path(work)), Path(work), args.output)
+                    atomic.write_text(args.output / SOURCE, fingerprint)
+                else:
+                    publish(fetched(args, Path(work)), Path(work), args.output)
+
+
+@contextmanager
+def naming(output: Path, work: Path) -> Iterator[None]:
+    """Name the output in errors: a failed write names no path, or one in the temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        if not error.filename or str(error.filename).startswith(str(work)):
+            error.filename = str(output)
+        raise
 
 
 def tell(line: str) -> None:
@@ -92,9 +122,7 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
             return source, arrays
         except (Refusal, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                # The disk is full, so no other source is tried. A failed write does not name its
-                # path.
-                error.filename = str(args.output)
+                # No other source is tried.
                 raise
             reason = os_error_line(error) if isinstance(error, OSError) else str(error)
             failures.append(f"{source}: {reason.removeprefix(f'{source}: ')}")
@@ -110,32 +138,86 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
     )
 
 
-def store(dataset: str, source: str, arrays: sources.Arrays, folder: Path) -> None:
-    """Write each array atomically, and then the manifest."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    files: dict[str, dict[str, Any]] = {}
+def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Write the arrays of a built-in data set; returns what its manifest says about them."""
+    source, arrays = first_working_source(args, work)
+    spec = DATASETS[args.dataset]
     for name in ARRAYS:
-        path = folder / f"{name}.npy"
-        with atomic.replacing(path) as temporary, temporary.open("wb") as file:
+        with (work / f"{name}.npy").open("wb") as file:
             # Not np.save, whose error on a full disk gives no cause: "n requested and m written".
             np.lib.format.write_array_header_1_0(
                 file, np.lib.format.header_data_from_array_1_0(arrays[name])
             )
             file.write(np.ascontiguousarray(arrays[name]).data)
-        files[path.name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
-    content = {name: content_sha256(arrays[name]) for name in ARRAYS}
-    manifest = {
-        "dataset": dataset,
+    return {
+        "dataset": args.dataset,
         "source": source,
-        "classes": DATASETS[dataset].classes,
+        "classes": spec.classes,
+        "class_names": list(spec.class_names),
+        "image_shape": list(spec.image_shape),
+        "dtype": "uint8",
         "images": {split: len(arrays[f"{split}_labels"]) for split in ("train", "test")},
-        "sha256": whole_sha256(content),
+        "settings": {},
+        "skipped": [],
+    }
+
+
+def imported(own: Own, work: Path) -> dict[str, Any]:
+    """Write the arrays of the user's own images; returns what their manifest says about them."""
+    # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
+    from ddp.data.own.importing import import_own
+
+    own.refuse_missing()
+    found = import_own(own, work, lambda line: tell(one_line(line)))
+    if found.skipped:
+        tell(f"warning: {len(found.skipped):,} unreadable images are left out, see the manifest")
+    return {
+        "dataset": own.name,
+        "source": own.kind,
+        "classes": len(found.class_names),
+        "class_names": list(found.class_names),
+        "image_shape": list(found.shape),
+        "dtype": found.dtype,
+        "images": found.images,
+        "settings": own.settings,
+        "skipped": list(found.skipped),
+    }
+
+
+def array_sha256(path: Path) -> str:
+    """SHA-256 of the content of an .npy file."""
+    return content_sha256(np.load(path, mmap_mode="r"))
+
+
+def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
+    """Move the arrays to their folder, and write the manifest last."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    paths = {name: work / f"{name}.npy" for name in ARRAYS}
+    with ThreadPoolExecutor() as threads:
+        # All at once: the images of the train split take most of the time.
+        written = threads.map(atomic.fsync, paths.values())
+        of_files = threads.map(file_sha256, paths.values())
+        of_arrays = threads.map(array_sha256, paths.values())
+        whole = dict(zip(ARRAYS, of_files, strict=True))
+        content = dict(zip(ARRAYS, of_arrays, strict=True))
+        list(written)
+    files: dict[str, dict[str, Any]] = {
+        path.name: {"sha256": whole[name], "bytes": path.stat().st_size}
+        for name, path in paths.items()
+    }
+    for path in paths.values():
+        path.replace(folder / path.name)
+    manifest = about | {
+        "sha256": whole_sha256(content, about["settings"]),
         "content_sha256": content,
         "files": files,
     }
     atomic.write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    height, width, channels = about["image_shape"]
+    images = " and ".join(f"{count:,} {split}" for split, count in about["images"].items())
     print(
-        f"fetch: {dataset} from {source}: "
+        f"fetch: {about['dataset']} from {about['source']}: {images} images of {height} x {width} "
+        f"x {channels} in {about['classes']:,} classes, "
         f"{sum(file['bytes'] for file in files.values()) / 1e6:,.1f} MB in {folder}"
     )
 

@@ -16,15 +16,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from ddp.base import atomic, signing
 from ddp.base.environment import Environment
 from ddp.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
+from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
 from ddp.checkpointing.owner import refuse_owned
 from ddp.experiment.job_size import cpus_per_process
-from ddp.launching.agents import Output, log_file, run_all
+from ddp.launching.agents import Output, Sink, log_file, run_all
 from ddp.launching.endings import ending, records
 from ddp.launching.failure import Failure, Source, first_failure
 from ddp.launching.gpus import usable_gpus
@@ -58,6 +59,9 @@ def main() -> None:
     transports.append("auto: the nodes of the job that this process is part of, otherwise local")
     add("--transport", choices=("auto", *registry.SCHEDULERS), default="auto",
         help="; ".join(transports))  # fmt: skip
+    add("--hosts", nargs="+", metavar="HOST",
+        help="for transport ssh: hosts in the order of their ranks, this machine first, or a file "
+        "with one host a line, such as $PBS_NODEFILE")  # fmt: skip
     add("--launcher", choices=launcher_names(), default="torchrun",
         help="none: the program once per node")  # fmt: skip
     add("--nodes", type=positive, default=1)
@@ -72,8 +76,9 @@ def main() -> None:
         help="folder for one log per rank and one of the launcher")  # fmt: skip
     add("--state", type=Path, metavar="FOLDER",
         help="folder of the run's states; refuse if another job owns the run")  # fmt: skip
+    add("--name", help="of the program in messages; default: of its file")
     add("--collect", type=Path, metavar="FILE", help="JSON file for the reports of all nodes")
-    add("--end-with-parent", action="store_true", help="stop when the parent process ends")
+    add("--end-with", type=positive, metavar="PID", help="stop when this process ends")
     add("--requeue", action="store_true",
         help="requeue the job if the program stops because its time is up, or fails after it has "
         "saved something new")  # fmt: skip
@@ -81,12 +86,25 @@ def main() -> None:
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
+    # What gets away from a killed supervisor comes to this process.
+    adopt_orphans()
     with told_in_one_line("launch"), logged(args.log):
-        if args.transport == "auto":
-            scheduler = registry.active(os.environ)
-        else:
-            scheduler = registry.SCHEDULERS[args.transport]
-        launch(args, scheduler)
+        try:
+            launch(args, scheduler_of(args))
+        finally:
+            end_descendants()
+
+
+def scheduler_of(args: argparse.Namespace) -> Scheduler:
+    """The scheduler of --transport and --hosts.
+
+    Raises:
+        Refusal: the two do not fit together.
+    """
+    if args.transport == "auto":
+        return registry.on_hosts(args.hosts) if args.hosts else registry.active(os.environ)
+    scheduler = registry.SCHEDULERS[args.transport]
+    return scheduler.on(args.hosts) if args.hosts else scheduler
 
 
 def positive(text: str) -> int:
@@ -134,6 +152,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             else 0,
             dispatch=[sys.executable, str(HERE / "dispatch.py")],
             reach="" if job.one_machine else f"{job.addresses[0]}:{open_port}",
+            folder=launcher_folder(args),
         )
         if args.dry_run:
             print(*scheduler.preview(step), sep="\n")
@@ -194,7 +213,10 @@ def folder_for_launcher(args: argparse.Namespace, job: Allocation) -> AbstractCo
 
 
 def launcher_folder(args: argparse.Namespace) -> Path:
-    return (args.rank_logs or Path()) / "launcher"
+    """For files that all nodes see, beside the logs."""
+    if args.rank_logs:
+        return args.rank_logs / "launcher"
+    return args.log.parent if args.log else Path()
 
 
 def run(
@@ -213,21 +235,22 @@ def run(
         args.rank_logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
         log = files.enter_context(log_of(args))
-        errors = log
+        errors: Sink = log
         if args.rank_logs:
             files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
             # Ranks have their own logs. What is left on stderr is the launcher's, and it is much
             # when a rank fails.
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
         output = Output(log, errors)
-        outcome = run_all(commands, output, GRACE, args.end_with_parent)
-        found = records(output.records)
+        outcome = run_all(commands, output, GRACE, args.end_with)
+        found = records(output.records or [])
         if not outcome.good:
             endings = [ending(record["ending"]) for record in found if "ending" in record]
             source = Source(
                 scheduler.starter(outcome.failed or 0),
                 scheduler.explain(output.errors),
                 job.inspect,
+                scheduler.lost(output.errors),
             )
             failure = first_failure(outcome, endings, output.errors, source)
             explain_and_end(failure, args, log, scheduler, job)
@@ -243,7 +266,7 @@ def run(
 def explain_and_end(
     failure: Failure,
     args: argparse.Namespace,
-    log: IO[str],
+    log: Sink,
     scheduler: Scheduler,
     job: Allocation,
 ) -> NoReturn:
@@ -253,7 +276,7 @@ def explain_and_end(
     if failure.again and args.requeue and job.job:
         # A job that is being cancelled must not be requeued.
         time.sleep(CANCELLED_WITHIN)
-        refused = scheduler.requeue(job)
+        refused = scheduler.requeue(job, failure.saved)
         requeued = refused is None
         line += f"; job {job.job} is " + (
             "requeued to resume" if requeued else f"not requeued: {refused}"
@@ -264,14 +287,15 @@ def explain_and_end(
         print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
     verb = "was preempted" if failure.preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
-    whole = f"{Path(args.program[0]).stem} {verb}: {line}{see}"
+    whole = f"{args.name or Path(args.program[0]).stem} {verb}: {line}{see}"
     for text in failure.details:
         print(text, file=sys.stderr)
     if requeued:
         print(f"launch: {whole}", file=sys.stderr, flush=True)
-        # If this process ended before the scheduler ended the job, Snakemake would take the job
-        # for failed and delete its output.
-        time.sleep(ENDED_BY_SCHEDULER)
+        if scheduler.ends_requeued:
+            # If this process ended before the scheduler ended the job, Snakemake would take the
+            # job for failed and delete its output.
+            time.sleep(ENDED_BY_SCHEDULER)
     raise Stopped(whole) if failure.preempted else Failed(whole)
 
 
@@ -288,7 +312,7 @@ def logged(log: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def log_of(args: argparse.Namespace) -> Iterator[IO[str]]:
+def log_of(args: argparse.Namespace) -> Iterator[Sink]:
     """The log of the whole launch. With --rank-logs it lies there, and --log is a link to it.
 
     Snakemake deletes the log of a rule before it runs the rule, even if another job is running

@@ -25,26 +25,12 @@ from matplotlib.ticker import (
 
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
-from ddp.data.datasets import DATASETS
 from ddp.experiment.config import Experiment
 from ddp.reporting import page
+from ddp.reporting.figures import PALETTE, STYLE, colour_of
 from ddp.reporting.results import VIEWS
 from ddp.reporting.tables import read_table
 
-# Okabe and Ito's colours, for any colour vision.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE: dict[Any, Any] = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.h_pad": 0.12,
-    "figure.constrained_layout.w_pad": 0.12,
-    "font.size": 11,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    # With these settings the same table gives the same bytes.
-    "svg.hashsalt": "ddp",
-}
 # Style and legend of each column of curves.csv.
 SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("training", {"linestyle": ":"}),
@@ -111,7 +97,7 @@ def main() -> None:
             figures["accuracy_by_axis"] = draw_axes(
                 summary, settings, experiment.numeric_axes, title
             )
-        figures["confusion"] = draw_confusion(confused, experiment)
+        figures["confusion"] = draw_confusion(confused)
         paths = {name: args.output / f"{name}.svg" for name in figures}
         for name, figure in figures.items():
             with atomic.replacing(paths[name]) as temporary, mpl.rc_context(STYLE):
@@ -275,10 +261,9 @@ def draw_axes(summary: pd.DataFrame, settings: list[str], numeric: list[str], ti
         return figure
 
 
-def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
+def draw_confusion(confused: pd.DataFrame) -> Figure:
     """The confusion matrix of one run; colour is the share of the true class."""
     run = str(confused["run"].iloc[0])
-    names = DATASETS[experiment.runs[run].dataset].class_names
     matrix = confused.pivot(
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
@@ -299,7 +284,9 @@ def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
                     fontsize=9,
                     color=colour,
                 )
-            labels = names or tuple(map(str, range(classes)))
+            names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
+            # Between two dollar signs matplotlib reads a formula.
+            labels = [name.replace("$", r"\$") for name in names]
             axes.set_xticks(range(classes), labels, rotation=45, ha="right")
             axes.set_yticks(range(classes), labels)
         axes.set_xlabel("predicted class")
@@ -309,14 +296,6 @@ def draw_confusion(confused: pd.DataFrame, experiment: Experiment) -> Figure:
         )
         figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
         return figure
-
-
-def colour_of(number: int, groups: int) -> Any:
-    return (
-        PALETTE[number]
-        if groups <= len(PALETTE)
-        else plt.get_cmap("viridis")(number / (groups - 1))
-    )
 
 
 def spread_words(summary: pd.DataFrame, settings: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Stage a data folder on this node's scratch and report where it is.
+"""Stage a data set and the user's files on this node's scratch and report where they are.
 
 `launch` runs it once on every node of the job, on all nodes at once, and collects the reports.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ddp.base.environment import Environment, add_to_report
 from ddp.base.errors import told_in_one_line
+from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
 from ddp.data.staging import stage
 
@@ -19,16 +20,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True, help="the shared data folder")
+    parser.add_argument("--data", type=Path, help="the shared data folder")
+    parser.add_argument("--files", type=Path, help="the folder that collect.py has made")
     parser.add_argument(
         "--scratch", nargs="*", default=[],
         help="node-local folders to try in order; $NAME is expanded on the node",
     )  # fmt: skip
     args = parser.parse_args()
     with told_in_one_line("stage", MAKE):
-        staged = stage(DataFolder.read(args.data), args.scratch, Environment.read().job_scratch)
-        print(staged)
-        add_to_report(**asdict(staged))
+        sources = [DataFolder.read(args.data)] if args.data else []
+        sources += [read_files(args.files)] if args.files else []
+        own = Environment.read().job_scratch
+        first, *others = [stage(source, args.scratch, own) for source in sources]
+        print(first, *others, sep="\n")
+        add_to_report(**asdict(first))
+        for files in others:
+            add_to_report(files=asdict(files))
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ from typing import IO, Any
 
 from ddp.base.environment import Environment
 from ddp.base.errors import STOPPED, os_error_line
-from ddp.base.processes import end_with_parent, how, last_words
-from ddp.launching.agents import Output, log_file, run_all
-from ddp.launching.endings import Ending, send
+from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
+from ddp.launching.agents import Allowance, Output, log_file, run_all
+from ddp.launching.endings import LATE, Ending, send
 from ddp.schedulers.base import Command
 
 # Seconds from SIGTERM to SIGKILL: all is over before torchrun, which gives 30, kills us.
 GRACE = 25
+# Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
+MOST_SHOWN = 10_000_000
 
 
 def main() -> None:
@@ -35,6 +37,8 @@ def main() -> None:
     args = parser.parse_args()
     # torchrun gives ranks a session of their own, in which they would outlive it.
     end_with_parent(signal.SIGTERM)
+    # A program may start daemons; they come to this process, which ends them.
+    adopt_orphans()
     rank, node = os.environ.get("RANK"), Environment.read().node_rank
     name = f"rank={rank}" if rank is not None else f"node={node}"
     who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
@@ -59,19 +63,25 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
     with os.fdopen(os.memfd_create("report"), "r") as result:
         with log_file(log or Path(os.devnull), "w") as sink:
             # A rank's errors go to its own log if there is one, not to everybody's.
-            output = Output(sink, sink, show_errors=not log)
+            output = Output(
+                sink, sink, show_errors=not log, records=None, shown=Allowance(MOST_SHOWN)
+            )
             contract = Environment(report=Path(f"/dev/fd/{result.fileno()}"))
             command = Command(
                 (sys.executable, *program), contract.variables(), pass_fds=(result.fileno(),)
             )
             outcome = run_all([command], output, GRACE)
+            end_descendants()
         report = read_report(result)
         if outcome.status == STOPPED:
             report.setdefault("stopped", f"exit status {STOPPED}")
         # A program that ends because we are told to end only tells what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)
-            ended = Ending(who, how(outcome.status), time.time(), words, str(log or ""), report)
+            in_words = how(outcome.status)
+            if outcome.stopped and outcome.status == -signal.SIGKILL:
+                in_words = f"{LATE} {GRACE} s of SIGTERM"
+            ended = Ending(who, in_words, time.time(), words, str(log or ""), report)
             send(ended.record())
         elif outcome.good and report:
             send({"result": {"node_rank": node} | report})

@@ -6,6 +6,7 @@ It writes to --output:
     model.safetensors                  the weights
     history.csv                        one row per epoch
     checkpoints/epoch=NNN.safetensors  the weights of the epochs to keep
+    network/                           the Python files of a network of the user's
     run.json                           provenance
     state/                             its states, from which it resumes
 """
@@ -18,9 +19,10 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from ddp.base import atomic
 from ddp.base.environment import Environment, add_to_report
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.base.provenance import code_sha256, git_state, versions
+from ddp.base.sources import sources_sha256
+from ddp.base.tree import decode, encode
 from ddp.checkpointing.owner import acquire
 from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import Request, State, checkpoint, newest, progress
@@ -41,7 +45,8 @@ from ddp.data.folder import DataFolder, file_sha256
 from ddp.data.staging import Staged, stage
 from ddp.experiment.config import Run
 from ddp.models import weights
-from ddp.ranks.process_group import Process, broadcast, describe, gather, process_group
+from ddp.models.names import code_of
+from ddp.ranks.process_group import TIMEOUT, Process, broadcast, describe, gather, process_group
 from ddp.ranks.processor import processor
 from ddp.ranks.stopping import listen
 from ddp.reporting.history import write_history
@@ -49,6 +54,8 @@ from ddp.training.loop import Training
 
 gc.enable()
 
+# Bytes per second at which the data are read at least, twice over.
+SLOW = 50_000_000
 MAKE = "snakemake --profile profiles/local --force"
 
 
@@ -67,6 +74,8 @@ def main() -> None:
         help="save the state after every N epochs")  # fmt: skip
     add("--save-every-seconds", type=int, default=300, metavar="N",
         help="and within an epoch, N seconds after the last save")  # fmt: skip
+    add("--images-in", choices=("auto", "disk", "memory"), default="auto",
+        help="where the training images are, as images_in in config/README.md")  # fmt: skip
     resume = parser.add_mutually_exclusive_group()
     resume.add_argument(
         "--fresh", action="store_true", help="start over, without the states of other jobs"
@@ -79,11 +88,16 @@ def main() -> None:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
         contract = Environment.read()
         run = Run.from_json(args.run, contract)
-        with process_group(run.device) as process:
-            train(run, process, contract, args)
+        data = DataFolder.read(args.data)
+        # The first rank of a node reads all data before the others go on.
+        patience = TIMEOUT + timedelta(seconds=data.bytes / SLOW)
+        with process_group(run.device, patience) as process:
+            train(run, data, process, contract, args)
 
 
-def train(run: Run, process: Process, contract: Environment, args: argparse.Namespace) -> None:
+def train(
+    run: Run, data: DataFolder, process: Process, contract: Environment, args: argparse.Namespace
+) -> None:
     """Train `run` as one of its processes, resuming from its newest state.
 
     Raises:
@@ -94,17 +108,19 @@ def train(run: Run, process: Process, contract: Environment, args: argparse.Name
         raise Refusal(
             f"{process.world_size} processes were started, the run is for {run.world_size}"
         )
-    data = DataFolder.read(args.data)
     folder = args.output / "state"
     name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
     with ExitStack() as stack:
         stop = listen(contract.stop_at)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
-        staged = stage(data, args.scratch, contract.job_scratch)
+        staged = staged_here(data, process, contract, args.scratch)
         if staged.status == "fallback" and process.local_rank == 0:
             print(staged)
         code = code_sha256("train.py")
-        training = Training(run, process, data, staged, code)
+        if own := code_of(run.model):
+            # A user's network is code of this run too.
+            code = sources_sha256({"train.py": code, "network": own})
+        training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
         ranks = gather(placement(process, staged), process)
         request = Request(run, data.sha256, code, name, args.fresh, args.other_world_size)
         resume(training, folder, request)
@@ -136,6 +152,23 @@ def train(run: Run, process: Process, contract: Environment, args: argparse.Name
         if owner:
             owner.check()
             publish(training, folder, args.output, ranks, saver)
+
+
+def staged_here(
+    data: DataFolder, process: Process, contract: Environment, scratch: list[str]
+) -> Staged:
+    """Where this node's data are. The first rank of each node stages them; the others would read
+    all of them only to check them again.
+    """
+    own = stage(data, scratch, contract.job_scratch) if process.local_rank == 0 else None
+    found = gather(asdict(own) if own else None, process)
+    everywhere = decode(broadcast(encode(found) if process.first else None, process) or b"")
+    return Staged(**everywhere[process.rank - process.local_rank])
+
+
+def first_tells(process: Process) -> Callable[[str], None]:
+    """Prints a line on rank 0 only."""
+    return tell if process.first else lambda _text: None
 
 
 def tell(text: str) -> None:
@@ -204,6 +237,7 @@ def clear(output: Path, training: Training) -> None:
     (output / "checkpoints").mkdir(exist_ok=True)
     for name in ("model.safetensors", "run.json", "history.csv"):
         (output / name).unlink(missing_ok=True)
+    shutil.rmtree(output / "network", ignore_errors=True)
     if training.history:
         write_history(output / "history.csv", training.history)
 
@@ -226,11 +260,19 @@ def publish(
     for epoch in training.checkpoints:
         kept = checkpoint(folder, epoch)
         atomic.write_bytes(output / "checkpoints" / kept.name, kept.read_bytes())
+    # The user's network is in the weights file too, which is complete without this folder.
+    for name, text in training.classifier.description.get("sources", {}).items():
+        source = output / "network" / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(source, text)
     weights.save(training.classifier, output / "model.safetensors")
     about = {
         "config": asdict(training.run),
         "git": git_state(),
         "code_sha256": training.code_sha256,
+        "network_sha256": network_sha256(training),
+        "augmentation": asdict(training.shares.how),
+        "parameters": sum(each.numel() for each in training.classifier.parameters()),
         "data_sha256": training.data.sha256,
         "data_source": training.data.manifest["source"],
         "versions": versions(),
@@ -243,6 +285,12 @@ def publish(
         "metrics": training.history[-1],
     }
     atomic.write_text(output / "run.json", json.dumps(about, indent=2) + "\n")
+
+
+def network_sha256(training: Training) -> str | None:
+    """SHA-256 of the user's network; null for a network that is not the user's."""
+    sources = training.classifier.description.get("sources")
+    return sources_sha256(sources) if sources else None
 
 
 def epoch_line(row: dict[str, Any], epochs: int) -> str:

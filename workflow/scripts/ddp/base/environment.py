@@ -20,7 +20,7 @@ CONVERTERS = {
     "nodes": int,
     "nproc_per_node": int,
     "stop_at": float,
-    "report": Path,
+    **dict.fromkeys(("report", "data", "files", "results", "outputs", "state", "parameters"), Path),
 }
 
 
@@ -41,6 +41,12 @@ class Environment:
         job_scratch: name of a variable with a scratch folder that the scheduler removes after
             the job, such as SLURM_TMPDIR.
         report: file for `add_to_report`.
+        data: folder with the staged data set.
+        files: folder with the staged files.
+        results: folder for the results of a user's program, in which it starts.
+        outputs: folder with the declared outputs, for a program that evaluates them.
+        state: folder for what the program needs to continue after an interruption.
+        parameters: JSON file with the values of the run.
     """
 
     node_rank: int | None = None
@@ -54,6 +60,12 @@ class Environment:
     stop_at: float | None = None
     job_scratch: str | None = None
     report: Path | None = None
+    data: Path | None = None
+    files: Path | None = None
+    results: Path | None = None
+    outputs: Path | None = None
+    state: Path | None = None
+    parameters: Path | None = None
 
     def variables(self) -> dict[str, str]:
         """The variables that are set, as they stand in a process's environment."""

@@ -24,3 +24,16 @@ def torchvision() -> ModuleType:
             "docs/environments.md"
         ) from None
     return torchvision
+
+
+def timm() -> ModuleType:
+    """timm, with its models.
+
+    Raises:
+        Refusal: it is not installed.
+    """
+    try:
+        import timm
+    except ImportError:
+        raise Refusal("timm is not installed here; pip install timm") from None
+    return timm

@@ -1,12 +1,19 @@
 """How processes end: their parent, their exit status, their last lines."""
 
 import ctypes
+import os
 import re
 import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+# <linux/prctl.h>
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
 # Lines of torch's C++ log, which may follow a Python traceback.
@@ -18,6 +25,37 @@ RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")
 def end_with_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent dies, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none gets away."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The living processes below a process, see proc(5)."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        # A process may end while we look.
+        with suppress(ValueError, OSError):
+            # The name of the program, in parentheses, may contain anything.
+            fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                parents[int(folder.name)] = int(fields[1])
+    found, below = [], {ancestor}
+    while below := {pid for pid, parent in parents.items() if parent in below}:
+        found += sorted(below)
+    return found
+
+
+def end_descendants() -> None:
+    """Kill every process below this one, with those that `adopt_orphans` has brought here."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def how(status: int) -> str:

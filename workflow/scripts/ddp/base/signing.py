@@ -1,7 +1,8 @@
 """Signatures for values that cross a network or a store to which others may write.
 
 `launch` makes a secret for each job. The ranks get it in their environment: through a pipe on this
-machine, through srun's standard input on other nodes. It is on no command line and in no file.
+machine, through srun's standard input on other nodes, or from a file that only this user can read.
+It is on no command line.
 """
 
 import hashlib

@@ -103,8 +103,11 @@ class Owner:
             who = f"taken over by {self.taken.who}" if self.taken.name else "released by somebody"
             raise Refusal(f"{run} was {who}; this training ends here")
 
-    def begin_at(self, epoch: int, step: int) -> None:
+    def begin_at(self, epoch: int, step: int, where: str = "") -> None:
         """Note the position from which the training starts.
+
+        Args:
+            where: the position in words.
 
         Raises:
             Refusal: the same job has started from there too often, or another job has taken the
@@ -115,8 +118,8 @@ class Owner:
         starts = self.record.starts + 1 if self.record.position == (epoch, step) else 1
         if starts > MOST_STARTS:
             raise Refusal(
-                f"{self.record.name} has started {MOST_STARTS} times after epoch {epoch}, step "
-                f"{step} and got no further; "
+                f"{self.record.name} has started {MOST_STARTS} times "
+                f"{where or f'after epoch {epoch}, step {step}'} and got no further; "
                 "read the logs of its attempts, and run the same command again"
             )
         self.write(replace(self.record, position=(epoch, step), starts=starts))

@@ -5,9 +5,8 @@ The configuration's schema, the rules and the documentation take the names from 
 
 from dataclasses import dataclass
 
-# Every data set becomes uint8 images (n, 32, 32, 3) and uint8 labels (n,), one .npy file each.
+# Every data set becomes images (n, h, w, c) and labels (n,), one .npy file each.
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-IMAGE_SHAPE = (32, 32, 3)
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class Dataset:
         sha256: SHA-256 of each array's content (its bytes in C order, without the .npy header),
             by array name; an empty one is not checked.
         class_names: by label; empty if a label is its own name or the names are not listed here.
+        image_shape: (h, w, c); the images are uint8.
         torchvision: name of torchvision's class that knows the official archive, if it has one.
         archive_bytes: size of that archive.
     """
@@ -36,12 +36,9 @@ class Dataset:
     room: int
     sha256: dict[str, str]
     class_names: tuple[str, ...] = ()
+    image_shape: tuple[int, int, int] = (32, 32, 3)
     torchvision: str = ""
     archive_bytes: int = 0
-
-    def held_out(self, fraction: float) -> int:
-        """Number of training images that a validation fraction holds out."""
-        return round(fraction * self.train_images)
 
 
 DATASETS = {

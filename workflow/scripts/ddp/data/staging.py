@@ -184,6 +184,7 @@ def copy_once(source: DataFolder, target: Path) -> str:
                 # A link to a device, or a file of a terabyte, would fill the scratch.
                 if not file.is_file() or file.stat().st_size != known["bytes"]:
                     refuse_damaged(source, [name])
+                (work / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, work / name)
             (work / MANIFEST).write_text(json.dumps(source.manifest, indent=2) + "\n")
             if source.at(work).damaged_files():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ddp.data.batches import pad
+from ddp.data.batches import centred, pad
 from ddp.models.classifier import Classifier
 from ddp.ranks.process_group import Process
 
@@ -23,6 +23,10 @@ def predictions(
 ) -> dict[str, list[Tensor]]:
     """This process's share of the predictions, with one view and with the requested views.
 
+    Args:
+        images: (n, h, w, c), in any memory.
+        labels: on the device of this process.
+
     Returns:
         By views, tensors over its images, on the CPU: index in the test set, predicted class,
         its probability, cross-entropy.
@@ -32,7 +36,9 @@ def predictions(
     chunks = every.split(batch_size)[process.rank :: process.world_size]
     rows: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
     for chunk in chunks:
-        for name, logits in predict_with_views(classifier, images[chunk], views).items():
+        pixels = images[chunk.to(images.device)].to(process.device)
+        size = classifier.description.get("test_size", images.shape[1:3])
+        for name, logits in predict_with_views(classifier, centred(pixels, size), views).items():
             logits = logits.double()
             confidence, predicted = logits.softmax(1).max(1)
             loss = F.cross_entropy(logits, labels[chunk].long(), reduction="none")
@@ -49,7 +55,7 @@ def predict_with_views(
     """Logits from one view of each image, as `plain`, and their mean over the views.
 
     Args:
-        images: uint8 (b, h, w, 3).
+        images: (b, h, w, c).
         views: `plain`; `flip`, with the mirror image; `flip_shift`, with two shifts of both too.
 
     Returns:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,16 +19,35 @@ from ddp.base.errors import Refusal, shown
 from ddp.base.reading import parse_json
 from ddp.data.addresses import refuse_credentials
 from ddp.data.datasets import DATASETS
+from ddp.data.own.declaration import Own
 from ddp.experiment.schema import validate
-from ddp.models.names import OWN_MODELS, refuse_unfit_model, with_muon, with_widths
+from ddp.models.names import (
+    OWN_MODELS,
+    TIMM,
+    Form,
+    is_own,
+    refuse_unknown_model,
+    with_muon,
+    with_widths,
+)
 
 # Keys that change no result, besides the source of the data.
-SITE = ("launcher", "scratch", "save_every_epochs", "save_every_seconds", "resume", "replace")
+SITE = (
+    "launcher",
+    "hosts",
+    "scratch",
+    "save_every_epochs",
+    "save_every_seconds",
+    "resume",
+    "replace",
+    "images_in",
+)
 # Where a run is computed. `launch` takes these keys and passes them on to the program.
 GEOMETRY = ("nodes", "nproc_per_node", "cpus_per_proc", "device")
 MOST_SHOWN = 8  # values of an axis that are listed one by one
 # Runs of an experiment. A dry run of 10,000 takes half a minute.
 MOST_RUNS = 10_000
+UNFIT = re.compile(r"[^A-Za-z0-9._,=+-]")  # in a name of a folder
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 
 
@@ -38,6 +57,8 @@ class Run:
 
     dataset: str
     model: str
+    model_args: dict[str, Any]
+    initial_weights: str | None
     widths: tuple[int, int, int]
     epochs: int
     global_batch_size: int
@@ -46,8 +67,16 @@ class Run:
     momentum: float
     weight_decay: float
     warmup: float
+    schedule: str
+    loss: str
     label_smoothing: float
     flip: bool
+    crop: str
+    crop_size: int | list[int] | None
+    crop_area: float
+    test_size: int | list[int] | None
+    colour: float
+    order: str
     shift: int
     cutout: int
     validation_fraction: float
@@ -63,18 +92,49 @@ class Run:
     seed: int
 
     @property
+    def values(self) -> dict[str, Any]:
+        """Every key."""
+        return vars(self)
+
+    @property
     def world_size(self) -> int:
         return self.nodes * self.nproc_per_node
 
-    @property
-    def validation_images(self) -> int:
-        """Number of training images held out for validation."""
-        return DATASETS[self.dataset].held_out(self.validation_fraction)
+    def validation_images(self, train_images: int) -> int:
+        """Number of training images held out for validation, of so many in the data set."""
+        return round(self.validation_fraction * train_images)
 
-    @property
-    def training_images(self) -> int:
-        """Number of images of an epoch."""
-        return DATASETS[self.dataset].train_images - self.validation_images
+    def training_images(self, train_images: int) -> int:
+        """Number of images of an epoch, of so many in the data set."""
+        return train_images - self.validation_images(train_images)
+
+    def refuse_unfit_counts(self, train_images: int) -> None:
+        """Refuse a run that needs more images than the train split of its data set has.
+
+        Raises:
+            Refusal: naming the key to change.
+        """
+        held_out = self.validation_images(train_images)
+        training = self.training_images(train_images)
+        if training < 1 or (self.validation_fraction and not held_out):
+            raise Refusal(
+                f"validation_fraction: {self.validation_fraction} of the {train_images:,} images "
+                f"of {self.dataset} leaves {held_out} for validation and {training} for training; "
+                "both need one"
+            )
+        if self.global_batch_size > training:
+            raise Refusal(
+                f"global_batch_size: {self.global_batch_size} is more than the {training:,} "
+                f"training images of {self.dataset}; use at most that"
+            )
+        # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
+        share = training // -(-training // self.global_batch_size) // self.world_size
+        if share < 2:
+            raise Refusal(
+                f"global_batch_size: {self.global_batch_size} on {self.world_size} processes "
+                f"leaves a process {share} images in some steps, too few for BatchNorm; use "
+                f"{4 * self.world_size} or more"
+            )
 
     def to_json(self) -> str:
         """Every key, as a JSON object."""
@@ -106,7 +166,7 @@ class Run:
             | given
             | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
         )
-        experiment = Experiment.from_config(config)
+        experiment = Experiment.from_config(config, own=True)
         if experiment.axes:
             raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
         return next(iter(experiment.runs.values()))
@@ -143,7 +203,7 @@ def default_run() -> Run:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Common:
     """A named product of axes.
 
     Attributes:
@@ -155,35 +215,24 @@ class Experiment:
     name: str
     config: dict[str, Any]
     axes: dict[str, list[Any]]
-    runs: dict[str, Run]
+    runs: Mapping[str, Any]
 
-    @staticmethod
-    def from_config(config: Mapping[str, Any]) -> "Experiment":
-        """Check the configuration, fill in the defaults and multiply out the axes.
+    @property
+    def own(self) -> Own | None:
+        """The user's own data set; None if all are built in."""
+        dataset = self.config["dataset"]
+        return Own.from_config(dataset) if dataset else None
 
-        Raises:
-            Refusal: a key is unknown, has the wrong type, or contradicts another one.
-        """
-        resolved = validate(config)
-        values = resolved | {"dataset": resolved["dataset"]["name"]}
-        fields = [field.name for field in dataclasses.fields(Run)]
-        axes = {key: values[key] for key in fields if is_axis(key, values[key])}
-        refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"])
-        refuse_too_many(axes)
-        refuse_bad_paths(resolved)
-        runs = {}
-        for point in itertools.product(*axes.values()):
-            varied = dict(zip(axes, point, strict=True))
-            chosen = {key: values[key] for key in fields} | varied
-            run = Run(**chosen | {"widths": tuple(chosen["widths"])})
-            refuse_impossible(run, axes)
-            runs[run_name(varied)] = run
-        if (longest := max(map(len, runs))) > LONGEST_NAME:
-            raise Refusal(
-                f"config: {len(axes)} axes make a folder name of {longest} characters; vary fewer "
-                f"keys (at most {LONGEST_NAME})"
-            )
-        return Experiment(resolved["experiment"], resolved, axes, runs)
+    @property
+    def datasets(self) -> list[str]:
+        names = dict.fromkeys(run.dataset for run in self.runs.values())
+        return [name for name in names if name is not None]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that the user names; a single one may be a file of hosts."""
+        given = self.config["hosts"]
+        return [given] if isinstance(given, str) else given
 
     @property
     def summary(self) -> str:
@@ -212,11 +261,64 @@ class Experiment:
 
     def axis_values(self, name: str) -> dict[str, Any]:
         """A run's name and its value on each axis, as in tables."""
-        values = {key: getattr(self.runs[name], key) for key in self.axes}
+        values = {key: self.runs[name].values[key] for key in self.axes}
         return {"run": name} | {
-            key: "-".join(map(str, value)) if isinstance(value, tuple) else value
+            key: value_text(list(value) if isinstance(value, tuple) else value)
+            if value is None or isinstance(value, tuple | list | dict)
+            else value
             for key, value in values.items()
         }
+
+    @property
+    def name_pattern(self) -> str:
+        """Regular expression for the names of the runs. Its length grows with the axes, not
+        with their product.
+        """
+        if self.config["runs"]:
+            return any_of(frozenset(self.runs))
+        names = (
+            f"{key}~{any_of(frozenset(map(value_text, values)))}"
+            for key, values in self.axes.items()
+        )
+        return "_".join(names) or "run"
+
+
+@dataclass(frozen=True)
+class Experiment(Common):
+    """An experiment with the built-in trainer."""
+
+    runs: dict[str, Run]
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], own: bool = False) -> "Experiment":
+        """Check the configuration, fill in the defaults and multiply out the axes.
+
+        Args:
+            own: a data set that is not built in need not be declared; programs read its manifest.
+
+        Raises:
+            Refusal: a key is unknown, has the wrong type, or contradicts another one.
+        """
+        resolved = validate(config)
+        values = resolved | {"dataset": resolved["dataset"]["name"]}
+        fields = [field.name for field in dataclasses.fields(Run)]
+        axes = {key: values[key] for key in fields if is_axis(key, values[key])}
+        refuse_bad_batches(config, resolved)
+        refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"], own)
+        refuse_too_many(axes, len(resolved["runs"]))
+        refuse_bad_paths(resolved)
+        pairs = resolved["runs"]
+        runs = {}
+        for name, point in product(axes, pairs, fields):
+            chosen = {key: values[key] for key in fields} | point
+            chosen |= scaled(chosen, resolved)
+            run = Run(**chosen | {"widths": tuple(chosen["widths"])})
+            try:
+                refuse_impossible(run, axes)
+            except Refusal as refusal:
+                raise Refusal(f"config: {refusal}") from None
+            runs[name] = run
+        return Experiment(resolved["experiment"], resolved, all_axes(axes, pairs, fields), runs)
 
     @staticmethod
     def from_json(text: str) -> "Experiment":
@@ -225,18 +327,7 @@ class Experiment:
         Raises:
             Refusal: it is not a JSON object, or not a valid configuration.
         """
-        return Experiment.from_config(parse_option("--config", text))
-
-    @property
-    def name_pattern(self) -> str:
-        """Regular expression for the names of the runs. Its length grows with the axes, not
-        with their product.
-        """
-        names = (
-            f"{key}~{any_of(frozenset(map(value_text, values)))}"
-            for key, values in self.axes.items()
-        )
-        return "_".join(names) or "run"
+        return Experiment.from_config(parse_option("--config", text), own=True)
 
     @property
     def science(self) -> str:
@@ -256,9 +347,94 @@ class Experiment:
         )
 
 
+def product(
+    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every point of the product of the axes and the pairs, with the name of its folder.
+
+    Args:
+        pairs: runs in which keys vary together; empty for none.
+        order: of the keys in a name.
+
+    Raises:
+        Refusal: the pairs have different keys or repeat one, or a name is too long.
+    """
+    for pair in pairs:
+        if pair.keys() != pairs[0].keys():
+            key = next(iter(pair.keys() ^ pairs[0].keys()))
+            raise Refusal(f"config: runs: {key} is not in all of them; give it in each run")
+        for key in pair:
+            if key in axes:
+                raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")
+    seen = set()
+    for pair in pairs or [{}]:
+        for values in itertools.product(*axes.values()):
+            chosen = dict(pair) | dict(zip(axes, values, strict=True))
+            point = {key: chosen[key] for key in [*order, *chosen] if key in chosen}
+            name = run_name(point)
+            if name in seen:
+                raise Refusal(f"config: runs: {shown(dict(pair))} is there twice; give it once")
+            seen.add(name)
+            if len(name) > LONGEST_NAME:
+                raise Refusal(
+                    f"config: {len(point)} axes make a folder name of {len(name)} characters; "
+                    f"vary fewer keys (at most {LONGEST_NAME})"
+                )
+            yield name, point
+
+
+def all_axes(
+    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
+) -> dict[str, list[Any]]:
+    """The axes with those of the pairs, each with its different values, in this order."""
+    found = dict(axes)
+    for pair in pairs:
+        for key, value in pair.items():
+            values = found.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
+
+
+def scaled(chosen: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The global batch and the learning rate of a run with `batch_per_process`; empty without."""
+    per_process = config["batch_per_process"]
+    if per_process is None:
+        return {}
+    processes = chosen["nodes"] * chosen["nproc_per_node"]
+    factor = {"none": 1.0, "linear": float(processes), "square_root": math.sqrt(processes)}
+    return {
+        "global_batch_size": per_process * processes,
+        "learning_rate": chosen["learning_rate"] * factor[config["learning_rate_rule"]],
+    }
+
+
+def refuse_bad_batches(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse two sizes of a batch, and a rule without a size per process.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    paired = any("global_batch_size" in run for run in config["runs"])
+    if config["batch_per_process"] is None:
+        if config["learning_rate_rule"] != "none":
+            raise Refusal(
+                "config: learning_rate_rule: scales with batch_per_process; give that, or leave "
+                "the rule out"
+            )
+    elif "global_batch_size" in given or paired:
+        raise Refusal("config: batch_per_process: global_batch_size is given too; keep one of them")
+
+
+# Keys whose single value may be a list.
+LISTS = ("widths", "crop_size", "test_size")
+
+
 def is_axis(key: str, value: Any) -> bool:
-    """Whether the value is a list of values. A single `widths` is itself a list."""
-    return isinstance(value, list) and (key != "widths" or isinstance(value[0], list))
+    """Whether the value is a list of values."""
+    return isinstance(value, list) and (
+        key not in LISTS or any(isinstance(each, list) for each in value)
+    )
 
 
 def run_name(point: Mapping[str, Any]) -> str:
@@ -268,7 +444,11 @@ def run_name(point: Mapping[str, Any]) -> str:
 
 def value_text(value: Any) -> str:
     """A value as in the name of a run's folder."""
-    return "-".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+    if isinstance(value, dict):
+        return ",".join(f"{key}={value_text(part)}" for key, part in value.items()) or "none"
+    text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+    # Such as my_models.py:Net.
+    return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())
 
 
 def values_text(values: Sequence[Any]) -> str:
@@ -314,72 +494,60 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         Refusal: naming the key to change.
     """
     # First, because a mistyped model also contradicts other keys.
-    if run.model not in OWN_MODELS:
-        refuse_unfit_model(run.model)
+    refuse_unknown_model(run.model)
     if run.global_batch_size % run.world_size:
         raise Refusal(
-            f"config: global_batch_size: {run.global_batch_size} does not divide among "
+            f"global_batch_size: {run.global_batch_size} does not divide among "
             f"{run.world_size} processes "
             f"({run.nodes} nodes x {run.nproc_per_node}); "
             f"use {max(1, round(run.global_batch_size / run.world_size)) * run.world_size}"
         )
-    if run.training_images < 1 or (run.validation_fraction and not run.validation_images):
-        raise Refusal(
-            f"config: validation_fraction: {run.validation_fraction} of the "
-            f"{DATASETS[run.dataset].train_images:,} images of "
-            f"{run.dataset} leaves {run.validation_images} for validation and "
-            f"{run.training_images} for training; both need one"
-        )
-    if run.global_batch_size > run.training_images:
-        raise Refusal(
-            f"config: global_batch_size: {run.global_batch_size} is more than the "
-            f"{run.training_images:,} training images "
-            f"of {run.dataset}; use at most that"
-        )
-    # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
-    share = (
-        run.training_images // -(-run.training_images // run.global_batch_size) // run.world_size
-    )
-    if share < 2:
-        raise Refusal(
-            f"config: global_batch_size: {run.global_batch_size} on {run.world_size} processes "
-            f"leaves a process {share} images in some "
-            f"steps, too few for BatchNorm; use {4 * run.world_size} or more"
-        )
+    if built_in := DATASETS.get(run.dataset):
+        run.refuse_unfit_counts(built_in.train_images)
+        if run.model not in OWN_MODELS:
+            # Imported here, because torch takes seconds.
+            from ddp.models.fitting import refuse_unfit_model
+
+            form = Form(*built_in.image_shape, built_in.classes)
+            refuse_unfit_model(run.model, run.widths, run.model_args, form)
     if not run.validation_fraction and "validation_seed" in axes:
         raise Refusal(
-            "config: validation_seed: an axis that validation_fraction 0 ignores; give one value, "
+            "validation_seed: an axis that validation_fraction 0 ignores; give one value, "
             "or a fraction above 0"
         )
     if run.model not in with_widths() and "widths" in axes:
         raise Refusal(
-            f"config: widths: an axis that model {run.model} ignores; give one value, or only "
+            f"widths: an axis that model {run.model} ignores; give one value, or only "
             f"{' and '.join(with_widths())}"
         )
+    if run.model_args and not (is_own(run.model) or run.model.startswith(TIMM)):
+        raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
     if run.optimizer == "adamw" and "momentum" in axes:
         raise Refusal(
-            "config: momentum: an axis that optimizer adamw ignores; give one value, or only sgd "
-            "and muon"
+            "momentum: an axis that optimizer adamw ignores; give one value, or only sgd and muon"
         )
     if run.world_size == 1 and "gradient_compression" in axes:
         raise Refusal(
-            "config: gradient_compression: an axis that a single process ignores; give one value, "
+            "gradient_compression: an axis that a single process ignores; give one value, "
             "or more processes"
         )
     if run.optimizer == "muon" and run.model not in with_muon():
         raise Refusal(
-            f"config: optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
+            f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
             f"of {run.model}; use sgd or adamw"
         )
     if run.optimizer == "muon" and run.precision == "fp16":
         raise Refusal(
-            "config: precision: muon cannot skip the steps that the gradient scaler of fp16 "
+            "precision: muon cannot skip the steps that the gradient scaler of fp16 "
             "rejects; use bf16, or sgd or adamw"
         )
 
 
-def refuse_too_many(axes: Mapping[str, list[Any]]) -> None:
+def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:
     """Refuse a repeated value on an axis, and too many runs.
+
+    Args:
+        pairs: number of runs in which keys vary together.
 
     Raises:
         Refusal: naming the axis, or the number of runs.
@@ -388,7 +556,7 @@ def refuse_too_many(axes: Mapping[str, list[Any]]) -> None:
         # As text: 1 and 1.0 are the same folder, and lists are not hashable.
         if len({value_text(value) for value in values}) < len(values):
             raise Refusal(f"config: {key}: {shown(values)} has a value twice; give each value once")
-    if (runs := math.prod(map(len, axes.values()))) > MOST_RUNS:
+    if (runs := math.prod(map(len, axes.values())) * max(1, pairs)) > MOST_RUNS:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
             f"{MOST_RUNS:,}; give some axes fewer values"
@@ -401,9 +569,9 @@ def refuse_bad_paths(config: Mapping[str, Any]) -> None:
     Raises:
         Refusal: naming the key.
     """
-    paths = [("scratch", path) for path in config["scratch"]] + [
-        ("dataset.archive", config["dataset"]["archive"] or "")
-    ]
+    paths = [("scratch", path) for path in config["scratch"]]
+    if config["dataset"]:
+        paths.append(("dataset.archive", config["dataset"]["archive"] or ""))
     for key, path in paths:
         if "\0" in path or not path.isprintable():
             raise Refusal(f"config: {key}: {shown(path)} is not a path")
@@ -414,16 +582,45 @@ def refuse_bad_paths(config: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any]) -> None:
+def refuse_impossible_source(
+    datasets: Sequence[str], settings: Mapping[str, Any], own: bool
+) -> None:
     """Refuse a source that does not have the data set.
+
+    Args:
+        own: a data set that is not built in need not be declared.
 
     Raises:
         Refusal: naming the key to change.
     """
+    if declared := Own.from_config(settings):
+        if len(datasets) > 1:
+            raise Refusal(
+                f"config: dataset.{declared.kind}: it is one data set, not {' and '.join(datasets)}"
+            )
+        if declared.name in DATASETS:
+            raise Refusal(
+                f"config: dataset.name: {declared.name} is built in; give your own images another "
+                "name"
+            )
+        for key, usual in (("source", "auto"), ("archive", None), ("url", None)):
+            if settings[key] != usual:
+                raise Refusal(
+                    f"config: dataset.{key}: is for built-in data sets; leave it out beside "
+                    f"dataset.{declared.kind}"
+                )
+        return
     if settings["url"] is not None:
         refuse_credentials(settings["url"])
     source = settings["source"]
     for dataset in datasets:
+        if dataset not in DATASETS:
+            if own:
+                continue
+            raise Refusal(
+                f"config: dataset.name: {shown(dataset)} is not one of {', '.join(DATASETS)}; for "
+                "your own images give dataset.folder, docs/your-own.md"
+            )
         options = ("auto", *DATASETS[dataset].sources)
         if source not in options:
             raise Refusal(
@@ -436,7 +633,11 @@ def refuse_impossible_source(datasets: Sequence[str], settings: Mapping[str, Any
             "archive"
         )
     for key in ("archive", "url"):
-        from_it = [dataset for dataset in datasets if key in DATASETS[dataset].sources]
+        from_it = [
+            dataset
+            for dataset in datasets
+            if dataset in DATASETS and key in DATASETS[dataset].sources
+        ]
         if settings[key] is not None and len(from_it) > 1:
             raise Refusal(
                 f"config: dataset.{key}: one {key} cannot hold {' and '.join(from_it)}; fetch them "

@@ -33,10 +33,26 @@ MERGE = "tag:yaml.org,2002:merge"
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
-WIDTHS_WANTED = "three whole numbers are needed"
+# Of keys that are lists themselves, by their length.
+NUMBERS_WANTED = {
+    2: "height and width are needed",
+    3: "three whole numbers are needed",
+}
 TEXT_KEYS = (
     "experiment",
+    "program",
+    "command",
+    "arguments",
+    "directory",
+    "files",
+    "outputs",
+    "evaluate",
     "model",
+    "schedule",
+    "loss",
+    "crop",
+    "order",
+    "images_in",
     "optimizer",
     "device",
     "precision",
@@ -44,10 +60,20 @@ TEXT_KEYS = (
     "gradient_compression",
     "test_views",
     "launcher",
+    "hosts",
     "scratch",
     "resume",
 )
+# Texts of those keys that are null nevertheless.
+NO_PROGRAM = [(key, "null") for key in ("program", "command", "directory", "evaluate")]
+TEXT_KEYS_OF_DATASET = (
+    *("name", "source", "archive", "url"),
+    *("folder", "arrays", "labels", "python"),
+)
 PATTERN_WORDS = {
+    "parameters": "a name of letters, digits and _, the first a letter",
+    "program": "a file such as train.py, or a module",
+    "dataset.name": "letters, digits, - and _, the first a letter or digit",
     "experiment": "letters, digits, - and _, the first a letter or digit",
     "dataset.url": "an address that begins with http:// or https://",
     "scratch": "an absolute path, nor one that begins with $NAME or ~",
@@ -58,14 +84,25 @@ PATTERN_WORDS = {
 def schema() -> dict[str, Any]:
     """The configuration's JSON schema (draft 2020-12), with the declared data sets and models."""
     found = yaml.safe_load((SCHEMAS / "config.schema.yaml").read_text())
-    found["$defs"]["dataset"]["enum"] = list(DATASETS)
     properties = found["properties"]
     dataset = properties["dataset"]["properties"]
     sources = [source for declared in DATASETS.values() for source in declared.sources]
     dataset["source"]["enum"] = list(dict.fromkeys(["auto", *sources]))
     describe(dataset["name"], DATASETS)
     describe(properties["model"], OWN_MODELS)
+    properties["runs"]["items"] |= {"properties": run_keys(found), "additionalProperties": False}
     return found
+
+
+def run_keys(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a single value of every key that can be an axis."""
+    references = {
+        key: spec["$ref"].removesuffix("_axis")
+        for key, spec in found["properties"].items()
+        if spec.get("$ref", "").endswith("_axis")
+    }
+    references["dataset"] = "#/$defs/dataset"
+    return {key: {"$ref": reference} for key, reference in references.items()}
 
 
 def describe(spec: dict[str, Any], declared: Mapping[str, Dataset | Model]) -> None:
@@ -90,7 +127,18 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     for error in sorted(validator.iter_errors(dict(config)), key=position):
         raise Refusal(refusal_line(error))
     resolved = with_defaults(config, schema()["properties"])
-    return {key: typed(key, value, as_float=is_number(key)) for key, value in resolved.items()}
+    if isinstance(resolved["runs"], str):
+        raise Refusal(f"config: runs: {shown(resolved['runs'])} is text; give a list of runs here")
+    resolved |= {"runs": [with_numbers(run) for run in resolved["runs"]]}
+    return with_numbers(resolved)
+
+
+def with_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of keys, with numbers in the type of their key."""
+    return {
+        key: typed(key, value, as_float=is_number(key)) if key in schema()["properties"] else value
+        for key, value in values.items()
+    }
 
 
 def refuse_oversized(config: Any) -> None:
@@ -179,6 +227,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         return (
             "config: experiment: is missing; name the experiment, its results go to results/<name>/"
         )
+    wanted = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
     wording = {
         "minimum": f"{text} is too small; the least is {limit}",
         "maximum": f"{text} is too large; the most is {limit}",
@@ -186,15 +235,16 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "exclusiveMaximum": f"{text} is too large; it must be below {limit}",
         "minLength": "the text is empty",
         "maxLength": f"{text} is too long; the most is {limit} characters",
-        "minItems": f"{text} is too short; "
-        f"{'an axis needs at least one value' if limit == 1 else WIDTHS_WANTED}",
-        "maxItems": f"{text} is too long; "
-        f"{WIDTHS_WANTED if limit == 3 else f'an experiment has at most {limit} runs'}",
+        "minItems": f"{text} is too short; {wanted or 'an axis needs at least one value'}",
+        "maxItems": f"{text} is too long; {wanted or f'an experiment has at most {limit} runs'}",
+        "maxProperties": f"{text} has more than {limit} entries",
         "const": f"{text} is neither a whole number nor {limit}",
+        "minProperties": "a run without a key; give it one, or leave it out",
         "not": f"{text} is taken: results/{value} holds the data sets; choose another name",
     }
     if error.validator == "enum":
-        return f"config: {key}: {text} is not one of {', '.join(limit)}"
+        allowed = ", ".join("null" if each is None else str(each) for each in limit)
+        return f"config: {key}: {text} is not one of {allowed}"
     if error.validator == "pattern":
         return f"config: {key}: {text} is not {PATTERN_WORDS[key]}"
     if error.validator == "type":
@@ -227,6 +277,8 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
     def parsed(value: Any) -> Any:
         if isinstance(value, list):
             return [parsed(item) for item in value]
+        if isinstance(value, dict):
+            return {key: parsed(item) for key, item in value.items()}
         if isinstance(value, str):
             if value in WORDS:
                 return WORDS[value]
@@ -237,11 +289,15 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
         return value
 
     typed_config = {
-        key: value if key in TEXT_KEYS else parsed(value) for key, value in config.items()
+        key: value if key in TEXT_KEYS and (key, value) not in NO_PROGRAM else parsed(value)
+        for key, value in config.items()
     }
     if isinstance(dataset := config.get("dataset"), dict):
         typed_config["dataset"] = {
-            key: None if value == "null" else value for key, value in dataset.items()
+            key: (None if value == "null" else value)
+            if key in TEXT_KEYS_OF_DATASET
+            else parsed(value)
+            for key, value in dataset.items()
         }
     return typed_config
 

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -9,20 +10,26 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, TypeAlias
 
 from ddp.base.processes import end_with_parent
-from ddp.launching.endings import marked
+from ddp.launching.endings import marked, unmarked
 from ddp.schedulers.base import Command
 
 # Enough for the last words of torchrun on each of many nodes.
 LAST_LINES = 10_000
+# Characters that are kept of each of them.
+LAST_CHARACTERS = 4_000
+# Bytes after which a line is cut: a program may never end one.
+LONGEST_LINE = 65_536
+# Characters of a log; its older half then gives way to new lines.
+MOST_LOGGED = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -35,15 +42,33 @@ class Output:
     Attributes:
         log: for stdout.
         error_log: for stderr; may be the same.
-        records: lines of records in the output, see `endings.records`; they go nowhere else.
+        records: lines of records in the output, see `endings.records`; they go nowhere else. None
+            for the output of a program, which has no records, whatever it prints.
         errors: the last lines of stderr of all commands.
+        shown: what may still be shown; None for no limit.
     """
 
-    log: IO[str]
-    error_log: IO[str]
+    log: "Sink"
+    error_log: "Sink"
     show_errors: bool = False
-    records: list[str] = field(default_factory=list)
+    records: list[str] | None = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    shown: "Allowance | None" = None
+
+
+class Allowance:
+    """Bytes that may still be shown."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+
+    def take(self, text: bytes) -> bytes:
+        """The text to show: as it is, a notice once when the allowance is used up, or nothing."""
+        before, self.left = self.left, self.left - len(text)
+        if self.left >= 0:
+            return text
+        notice = f"supervise: more than {self.most:,} bytes of output; the rest is only in the log"
+        return notice.encode() + b"\n" if before >= 0 else b""
 
 
 @dataclass(frozen=True)
@@ -75,17 +100,17 @@ class Outcome:
 
 
 def run_all(
-    commands: Sequence[Command], output: Output, grace: float, stop_with_parent: bool = False
+    commands: Sequence[Command], output: Output, grace: float, stop_with: int | None = None
 ) -> Outcome:
     """Run every command until all have ended, or until one fails, which ends the others.
 
     Args:
         grace: seconds from SIGTERM to SIGKILL.
-        stop_with_parent: also end them when our parent process ends. After a killed Snakemake, the
+        stop_with: also end them when this process ends. After a killed Snakemake, the
             training would otherwise write to the same files as the next one.
     """
     with stop_signals() as stop:
-        parent = os.getppid()
+        gone = watched(stop_with)
         agents = [start(command, output) for command in commands]
         while (
             not stop.is_set()
@@ -93,7 +118,7 @@ def run_all(
             and failed(agents) is None
         ):
             time.sleep(0.05)
-            if stop_with_parent and os.getppid() != parent:
+            if gone():
                 stop.set()
         first = failed(agents)
         # First to all of them: one after the other could exceed the scheduler's grace period.
@@ -109,15 +134,59 @@ def run_all(
         return Outcome(stop.is_set(), first, agents[first].process.returncode)
 
 
+def watched(pid: int | None) -> Callable[[], bool]:
+    """Tells whether a process has ended; without a process, never."""
+    if pid is None:
+        return lambda: False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return lambda: bool(poll.poll(0))
+
+
 @contextmanager
-def log_file(path: Path, mode: str = "a") -> Iterator[IO[str]]:
-    """A log file. A full disk neither fails the program nor hides its messages."""
-    file = path.open(mode, encoding="utf-8")
+def log_file(path: Path, mode: str = "a") -> Iterator["Log"]:
+    """A log file. A full disk neither fails the program nor hides its messages, and a flood of
+    output does not fill the disk.
+    """
+    file = Log(path, mode)
     try:
         yield file
     finally:
         with suppress(OSError):
             file.close()
+
+
+class Log:
+    """A text file that keeps the last MOST_LOGGED characters at most, the older ones in a file
+    beside it with the suffix `.old`.
+    """
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path, self.size = path, 0
+        self.file = path.open(mode, encoding="utf-8")
+        self.lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self.lock:
+            if self.size + len(text) > MOST_LOGGED // 2 and self.path.is_file():
+                self.file.close()
+                self.path.replace(self.path.with_name(f"{self.path.name}.old"))
+                self.file, self.size = self.path.open("w", encoding="utf-8"), 0
+            self.size += len(text)
+            return self.file.write(text)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+Sink: TypeAlias = IO[str] | Log
 
 
 @contextmanager
@@ -191,18 +260,28 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
     show = output.show_errors or not is_error
     raw = show and not is_error and sys.stdout.isatty()
     pending = b""
+
+    def tell(text: bytes) -> None:
+        text = output.shown.take(text) if output.shown else text
+        ours.write(text)
+        ours.flush()
+
     # A pseudo-terminal ends with an error, a pipe with an empty read.
     with suppress(OSError):
         while chunk := os.read(stream.fileno(), 65536):
             if raw:
-                ours.write(chunk)
-                ours.flush()
+                tell(chunk)
             *lines, pending = (pending + chunk).split(b"\n")
+            if len(pending) > LONGEST_LINE:
+                # A progress bar that redraws itself, or a line without end.
+                *_, pending = pending.rsplit(b"\r", 1)
+                while len(pending) > LONGEST_LINE:
+                    lines.append(pending[:LONGEST_LINE])
+                    pending = pending[LONGEST_LINE:]
             for line in lines:
                 text = copy_line(line, command, output, is_error)
                 if text and show and not raw:
-                    ours.write(text.encode() + b"\n")
-                    ours.flush()
+                    tell(text.encode() + b"\n")
     if pending:
         copy_line(pending, command, output, is_error)
 
@@ -211,11 +290,13 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     """Log a line, or keep it if it is a record; returns the part to show."""
     # A progress bar redraws itself after a carriage return; only its last form is logged.
     text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
-    if marked(text):
+    if output.records is None:
+        text = unmarked(text)
+    elif marked(text):
         output.records.append(text)
         return ""
     if is_error:
-        output.errors.append(text)
+        output.errors.append(text[-LAST_CHARACTERS:])
     label, text = command.label(text)
     if text.strip():
         # If the disk is full, keep reading: otherwise the program would block on a full pipe.

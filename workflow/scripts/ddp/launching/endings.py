@@ -18,6 +18,8 @@ CHUNK = (
     700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
 )
 
+# How a process ended that was told to end and had to be killed.
+LATE = "did not end within"
 # Words of torch, gloo and NCCL in a process that lost its peer.
 LOST_A_PEER = re.compile(
     r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
@@ -56,13 +58,13 @@ class Ending:
     @property
     def is_consequence(self) -> bool:
         """Whether another process caused it: it lost a peer, or was told to end."""
-        return self.lost_a_peer or self.how.startswith("was ended by SIGTERM")
+        return self.lost_a_peer or self.how.startswith(("was ended by SIGTERM", LATE))
 
     @property
     def error(self) -> str:
         """One line: who it was, with its last line or else how it ended."""
         said = self.lines[-1] if self.lines else ""
-        if self.how.startswith("was ended by") or not said:
+        if self.how.startswith(("was ended by", LATE)) or not said:
             return f"{self.who} {self.how}"
         return f"{self.who}: {' '.join(said.split())}"
 
@@ -89,6 +91,11 @@ def record_lines(record: dict) -> list[str]:
 def marked(line: str) -> bool:
     """Whether the line belongs to a record, with any label in front of it."""
     return MARK in line
+
+
+def unmarked(line: str) -> str:
+    """A line of a program's own that is no record, whatever it contains."""
+    return line.replace(MARK[0], "\N{SYMBOL FOR RECORD SEPARATOR}")
 
 
 def records(lines: Iterable[str]) -> list[dict]:
@@ -118,4 +125,8 @@ def cause(endings: Sequence[Ending]) -> Ending:
     The time alone does not decide: the peers of a killed rank notice its end before its parent
     does.
     """
-    return min(endings, key=lambda ending: (ending.lost_a_peer, ending.time))
+
+    def order(ending: Ending) -> tuple[bool, bool, float]:
+        return ending.how.startswith(LATE), ending.lost_a_peer, ending.time
+
+    return min(endings, key=order)

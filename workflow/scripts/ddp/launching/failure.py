@@ -20,13 +20,15 @@ class Failure:
         again: an immediate restart is useful. It is not if a signal of the scheduler's stopped
             the program: the scheduler restarts it if it wants to. After a failure it is only if
             the program had saved something new; so a program that fails again and again at the
-            same place is not restarted for ever.
+            same place is not restarted for ever. A lost node is no fault of the program's.
+        saved: whether the program had saved something new.
     """
 
     line: str
     details: tuple[str, ...] = ()
     preempted: bool = False
     again: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,18 @@ class Source:
         starter: name of the process that ended first, `srun` for one.
         explanation: why it failed, if the scheduler said so.
         inspect: command that shows why the job ended; empty outside a job.
+        lost: a node that was lost, if the scheduler has noticed.
     """
 
     starter: str
     explanation: str | None = None
     inspect: str = ""
+    lost: str | None = None
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether a whole node was lost, not only the command on it."""
+        return " is lost: " in (self.lost or "")
 
 
 def first_failure(
@@ -56,43 +65,48 @@ def first_failure(
     stopped = [ending for ending in endings if "stopped" in ending.report]
     failed = [ending for ending in endings if "stopped" not in ending.report]
     saved = any("saved" in ending.report for ending in endings)
+    again = saved or source.node_lost
     if stopped and not failed:
         # Rank 0 says where it has saved.
         teller = min(stopped, key=lambda ending: "saved" not in ending.report)
         said = teller.lines[-1] if teller.lines else f"{teller.who} stopped"
         terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
-        if outcome.stopped or not terminated:
+        if outcome.stopped or not (terminated or source.lost):
             by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
-            return Failure(said + by, preempted=True, again=not outcome.stopped)
+            return Failure(said + by, preempted=True, again=not outcome.stopped, saved=saved)
         # Neither the scheduler nor this process sent the signal. Either a process between the
         # scheduler and a rank was killed, which is a failure although the ranks have saved, or
         # somebody stopped one rank.
         if by_force := killed(outcome, errors, source):
-            return Failure(f"{by_force}; {said}", again=saved)
+            return Failure(f"{by_force}; {said}", again=again, saved=saved)
         first = min(terminated, key=lambda ending: ending.time)
-        return Failure(f"{first.who} got SIGTERM; {said}", preempted=True, again=saved)
+        line = f"{first.who} got SIGTERM; {said}"
+        return Failure(line, preempted=True, again=saved, saved=saved)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
         return Failure("stopped" + (reason if source.inspect else ""))
     if failed:
         first = cause(failed)
-        # When a supervisor is killed, its rank and the peers fail too.
-        if (supervisor := killed_supervisor(errors)) and first.is_consequence:
-            return Failure(supervisor, again=saved)
+        # When a supervisor is killed, or a node lost, the peers fail too.
+        if (root := killed_supervisor(errors) or source.lost) and first.is_consequence:
+            return Failure(root, again=again, saved=saved)
         several = len(first.lines) > 1
         details = tuple(f"{first.who} | {text}" for text in first.lines) if several else ()
         log = f"; its own log is {first.log}" if first.log else ""
-        return Failure(first.error + log, details, again=saved)
+        return Failure(first.error + log, details, again=saved, saved=saved)
     status = f"{source.starter} {how(outcome.status)}"
-    return Failure(killed(outcome, errors, source) or source.explanation or status)
+    line = killed(outcome, errors, source) or source.explanation or status
+    return Failure(line, again=source.node_lost)
 
 
 def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:
-    """The process between the scheduler and a rank that was killed; None if none was."""
+    """The process or node between the scheduler and a rank that was lost; None if none was."""
     if outcome.status < 0:
         return f"{source.starter} {how(outcome.status)}"
     if supervisor := killed_supervisor(errors):
         return supervisor
+    if source.lost:
+        return source.lost
     said = source.explanation
     return said if said and "Killed" in said else None
 

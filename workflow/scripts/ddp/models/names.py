@@ -1,12 +1,15 @@
 """The built-in models, each declared once; free of torch, because every dry run reads it."""
 
 import difflib
-import warnings
+import importlib.util
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from ddp.base.errors import Refusal
-from ddp.base.optional import torchvision
+from ddp.base.optional import timm, torchvision
+from ddp.base.reading import read_bytes
+from ddp.base.sources import MOST_BYTES, local_sources, sources_sha256
 
 
 @dataclass(frozen=True)
@@ -43,41 +46,94 @@ def with_muon() -> list[str]:
     return [name for name, model in OWN_MODELS.items() if model.muon]
 
 
-@cache
-def refuse_unfit_model(name: str) -> None:
-    """Refuse a model that torchvision does not have, or that cannot take 32x32 images.
+TIMM = "timm/"
 
-    This imports torchvision, which takes seconds; call it only for names outside OWN_MODELS.
+
+@dataclass(frozen=True)
+class Form:
+    """What a network takes and gives: uint8 or float images (b, h, w, c), logits (b, classes)."""
+
+    height: int
+    width: int
+    channels: int
+    classes: int
+
+    @property
+    def size(self) -> str:
+        return f"{self.height}x{self.width}x{self.channels}"
+
+
+def is_own(model: str) -> bool:
+    """Whether a model is the user's code: `my_models.py:Net`, `package.module:build`."""
+    return ":" in model
+
+
+def own_file(model: str) -> Path | None:
+    """The file of a user's network; None for a module of an installed package."""
+    path = model.rpartition(":")[0]
+    return Path(path) if path.endswith(".py") else None
+
+
+def own_sources(model: str) -> dict[str, str]:
+    """The texts of a user's network, see `sources.local_sources`; of an installed package, that of
+    its module.
+
+    Raises:
+        Refusal: it is not there.
+    """
+    if file := own_file(model):
+        return local_sources(file)
+    module = model.rpartition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise Refusal(
+            f"model: {model}: there is no module {module} here; install it, or give a file, such "
+            "as my_models.py:Net"
+        )
+    return {f"{module}.py": read_bytes(Path(spec.origin), MOST_BYTES).decode()}
+
+
+@cache
+def code_of(model: str) -> str:
+    """SHA-256 of a user's network; empty for any other model."""
+    return sources_sha256(own_sources(model)) if is_own(model) else ""
+
+
+@cache
+def refuse_unknown_model(name: str) -> None:
+    """Refuse a model that nobody has.
+
+    This imports torchvision or timm, which takes seconds, for names outside OWN_MODELS.
 
     Raises:
         Refusal: naming the model and the remedy.
     """
-    import torch
-
+    if name in OWN_MODELS:
+        return
+    if is_own(name):
+        if not name.rpartition(":")[2].isidentifier():
+            raise Refusal(f"model: {name} is not FILE.py:NAME, such as my_models.py:Net")
+        own_sources(name)
+        return
+    if name.startswith(TIMM):
+        known = timm().list_models()
+        if name.removeprefix(TIMM) not in known:
+            near = difflib.get_close_matches(name.removeprefix(TIMM), known, n=1)
+            hint = f"; did you mean {TIMM}{near[0]}?" if near else ""
+            raise Refusal(f"model: timm has no {name.removeprefix(TIMM)}{hint}")
+        return
     try:
         models = torchvision().models
     except Refusal as refusal:
-        raise Refusal(f"config: model: {name} is not built in, and {refusal}") from None
+        raise Refusal(f"model: {name} is not built in, and {refusal}") from None
     known = [*OWN_MODELS, *models.list_models(module=models)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise Refusal(
-            f"config: model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of "
+            f"model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of "
             f"torchvision.models{hint}"
-        )
-    try:
-        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            network = models.get_model(name, weights=None, num_classes=10)
-            output = network.train()(torch.empty(4, 3, 32, 32))
-    except Exception as error:
-        # The layers raise anything from AssertionError to RuntimeError; all of it means the same
-        # here.
-        raise Refusal(
-            f"config: model: {name} does not take 32x32 images: {str(error).splitlines()[0]}"
-        ) from None
-    if not isinstance(output, torch.Tensor):
-        raise Refusal(
-            f"config: model: {name} returns auxiliary outputs as well, which this trainer does not "
-            "use; choose another"
         )

@@ -1,4 +1,4 @@
-"""The networks of the built-in models, for 32 x 32 images.
+"""The networks of the built-in models, designed for 32 x 32 images.
 
 A network may have two methods that `Classifier` calls: `fit_to(images)` sets what is computed from
 the training images, and `parameter_groups(weight_decay, muon)` returns the optimizer groups with a
@@ -44,10 +44,10 @@ class Airbench(nn.Module):
     BIAS_RATE = 64.0
     FILTER_RATE = 0.145
 
-    def __init__(self, widths: Sequence[int], classes: int, residual: bool) -> None:
+    def __init__(self, widths: Sequence[int], classes: int, channels: int, residual: bool) -> None:
         super().__init__()
-        patches = 2 * 3 * 2**2  # the whitening filters and their negatives
-        self.whitening = nn.Conv2d(3, patches, kernel_size=2)
+        patches = 2 * channels * 2**2  # the whitening filters and their negatives
+        self.whitening = nn.Conv2d(channels, patches, kernel_size=2)
         self.whitening.weight.requires_grad_(False)
         ins = (patches, *widths[:-1])
         self.blocks = nn.Sequential(
@@ -57,22 +57,26 @@ class Airbench(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.blocks(nn.functional.gelu(self.whitening(images)))
-        return self.head(nn.functional.max_pool2d(hidden, 3).flatten(1)) / 9
+        # 3 x 3 for images of 32 x 32.
+        return self.head(nn.functional.max_pool2d(hidden, hidden.shape[2:]).flatten(1)) / 9
 
     def fit_to(self, images: Tensor) -> None:
         """Set the first filters to the principal directions of 2 x 2 patches, scaled to unit
         variance (section 3.2 there).
         """
-        # (n, 3, h - 1, w - 1, 2, 2) to rows of 3 x 2 x 2 values, one per patch
+        # (n, c, h - 1, w - 1, 2, 2) to rows of c x 2 x 2 values, one per patch
+        channels = images.shape[1]
         patches = (
             images.unfold(2, 2, 1)
             .unfold(3, 2, 1)
             .permute(0, 2, 3, 1, 4, 5)
-            .reshape(-1, 12)
+            .reshape(-1, channels * 4)
             .to(torch.float64)
         )
         values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
-        filters = vectors.T.reshape(-1, 3, 2, 2) / torch.sqrt(values.reshape(-1, 1, 1, 1) + 5e-4)
+        filters = vectors.T.reshape(-1, channels, 2, 2) / torch.sqrt(
+            values.reshape(-1, 1, 1, 1) + 5e-4
+        )
         self.whitening.weight.copy_(torch.cat((filters, -filters)))
 
     def parameter_groups(self, weight_decay: float, muon: bool) -> list[dict[str, Any]]:
@@ -110,29 +114,32 @@ def airbench_block(channels_in: int, channels_out: int, residual: bool) -> nn.Se
     return nn.Sequential(conv(channels_in), nn.MaxPool2d(2), norm(), nn.GELU(), *second, nn.GELU())
 
 
-def airbench(widths: Sequence[int], classes: int) -> nn.Module:
-    return Airbench(widths, classes, residual=False)
+def airbench(widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+    return Airbench(widths, classes, channels, residual=False)
 
 
-def airbench96(widths: Sequence[int], classes: int) -> nn.Module:
-    return Airbench(widths, classes, residual=True)
+def airbench96(widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+    return Airbench(widths, classes, channels, residual=True)
 
 
-def resnet18(_widths: Sequence[int], classes: int) -> nn.Module:
+def resnet18(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
     """torchvision's, with a 3 x 3 first convolution and no first pooling, as usual for 32 x 32
     images.
     """
     network = torchvision().models.resnet18(num_classes=classes)
-    network.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+    network.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
     network.maxpool = nn.Identity()
     return network
 
 
-def resnet18_imagenet(_widths: Sequence[int], classes: int) -> nn.Module:
-    return torchvision().models.resnet18(num_classes=classes)
+def resnet18_imagenet(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+    network = torchvision().models.resnet18(num_classes=classes)
+    if channels != 3:
+        network.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    return network
 
 
-def resnet9(_widths: Sequence[int], classes: int) -> nn.Sequential:
+def resnet9(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Sequential:
     """The network of his entry to DAWNBench.
 
     Source: D. Page, "How to Train Your ResNet", 2018, part 4.
@@ -146,9 +153,9 @@ def resnet9(_widths: Sequence[int], classes: int) -> nn.Sequential:
         )
 
     return nn.Sequential(
-        conv(3, 64),
+        conv(channels, 64),
         conv(64, 128), nn.MaxPool2d(2), Residual(conv(128, 128), conv(128, 128)),
         conv(128, 256), nn.MaxPool2d(2),
         conv(256, 512), nn.MaxPool2d(2), Residual(conv(512, 512), conv(512, 512)),
-        nn.MaxPool2d(4), nn.Flatten(), nn.Linear(512, classes, bias=False), Scale(0.125),
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes, bias=False), Scale(0.125),
     )  # fmt: skip

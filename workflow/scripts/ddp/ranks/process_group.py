@@ -48,12 +48,13 @@ class Process:
 
 
 @contextmanager
-def process_group(device: str) -> Iterator[Process]:
+def process_group(device: str, patience: timedelta = TIMEOUT) -> Iterator[Process]:
     """Join the processes that a launcher started with RANK, LOCAL_RANK and WORLD_SIZE; alone
     without them.
 
     Args:
         device: `cpu`, `cuda`, or `auto`: CUDA if this node has a GPU for each of its processes.
+        patience: how long a rank waits for the others.
 
     Raises:
         Refusal: there are too few GPUs, or the preflight found a problem.
@@ -76,7 +77,7 @@ def process_group(device: str) -> Iterator[Process]:
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
-        join_others(process)
+        join_others(process, patience)
     else:
         for line in warnings([describe(process)]):
             print(line, flush=True)
@@ -87,7 +88,7 @@ def process_group(device: str) -> Iterator[Process]:
             dist.destroy_process_group()
 
 
-def join_others(process: Process) -> None:
+def join_others(process: Process, patience: timedelta) -> None:
     """Join twice: for the preflight with a short time-out, then for the training with a long one.
 
     Raises:
@@ -121,7 +122,7 @@ def join_others(process: Process) -> None:
             "all-reduce failed; set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network to use"
         ) from None
     dist.destroy_process_group()
-    connect("run", TIMEOUT)
+    connect("run", patience)
 
 
 def meeting_place(process: Process, here: RankReport) -> Store:

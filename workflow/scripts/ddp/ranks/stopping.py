@@ -1,5 +1,6 @@
 """Requests to stop this process: by a signal or by the clock."""
 
+import atexit
 import signal
 import time
 from types import FrameType
@@ -43,4 +44,8 @@ def listen(deadline: float | None) -> Stopping:
     stop = Stopping(deadline)
     for number in SIGNALS:
         signal.signal(number, stop.handle)
+        # While it shuts down, Python restores the default effect of handled signals, but not of
+        # ignored ones. A rank that had refused was then ended by its launcher's SIGTERM, and its
+        # last line was lost.
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     return stop

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.experiment.config import Experiment
+from ddp.experiment.config import Common, Experiment
 from ddp.reporting.results import VIEWS
 
 PAGE = """<!doctype html>
@@ -32,6 +32,8 @@ PAGE = """<!doctype html>
 {body}
 </body></html>
 """
+# Results in the first sentence of a page; a program may have hundreds.
+MOST_NUMBERS = 4
 # Columns of summary.csv to average over seeds, with their titles and formats.
 MEANS = {
     "accuracy": ("accuracy", "{:.2%}"),
@@ -72,6 +74,53 @@ def report(
         pictures["loss"],
         f"<h2>Confusion matrix of the most accurate run, {html.escape(best)}</h2>",
         pictures["confusion"],
+        "<h2>Configuration</h2>",
+        configuration(experiment.config),
+    ]
+    return PAGE.format(
+        title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
+    )
+
+
+def of_program(
+    experiment: Common,
+    summary: pd.DataFrame,
+    numbers: list[str],
+    settings: list[str],
+    missing: pd.DataFrame | None,
+    figures: Mapping[str, bytes],
+) -> str:
+    """The page of an experiment with a program of the user's.
+
+    Args:
+        summary: one row per run.
+        numbers: its columns with results.
+        settings, missing, figures: as in `report`.
+    """
+    groups = len(summary.groupby(settings)) if settings else 1
+    ranges = [
+        f"{column} {summary[column].min():.6g}"
+        + (f" to {summary[column].max():.6g}" if summary[column].nunique() > 1 else "")
+        for column in numbers[:MOST_NUMBERS]
+    ]
+    result = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}: {', '.join(ranges)}."
+    axes = [column for column in summary.columns if column in ("run", *experiment.axes)]
+    grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
+    averaged = pd.DataFrame({"runs (n)": grouped.size()})
+    for column in numbers:
+        averaged[column] = grouped[column].mean().map("{:.6g}".format)
+        spread = grouped[column].std()
+        if spread.notna().any():
+            averaged[f"± {column}"] = spread.map("{:.2g}".format).where(spread.notna(), "–")
+    parts = [
+        f'<p class="result">{html.escape(result)}</p>',
+        warning(missing) if missing is not None else "",
+        "<h2>Mean over seeds</h2>",
+        table(averaged.reset_index() if settings else averaged),
+        "<h2>Every run</h2>",
+        table(summary[[*axes, *numbers, "attempts"]]),
+        "<h2>Figures</h2>" if figures else "",
+        *(picture(name, content) for name, content in figures.items()),
         "<h2>Configuration</h2>",
         configuration(experiment.config),
     ]
@@ -173,9 +222,9 @@ def configuration(config: dict[str, Any]) -> str:
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: value["name"] if key == "dataset" else value
+        key: value["name"] if key == "dataset" and value else value
         for key, value in config.items()
-        if key != "experiment"
+        if key != "experiment" and value not in (None, [], {})
     }
 
 

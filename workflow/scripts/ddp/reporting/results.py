@@ -9,10 +9,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ddp.base import atomic
 from ddp.base.errors import Refusal
 from ddp.base.reading import read_json
-from ddp.experiment.config import Experiment, Run
+from ddp.experiment.config import Common, Run
+from ddp.experiment.programs import ProgramRun
 
 # Shown with every accuracy: accuracies with different numbers of views are not comparable.
 VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
@@ -35,7 +38,7 @@ class Missing:
     log: str = ""
 
 
-def replaced(experiment: Experiment, names: Sequence[str], results: Path) -> dict[str, str]:
+def replaced(experiment: Common, names: Sequence[str], results: Path) -> dict[str, str]:
     """Finished runs whose configuration has changed, so that training them again replaces results.
 
     Args:
@@ -53,9 +56,10 @@ def replaced(experiment: Experiment, names: Sequence[str], results: Path) -> dic
     return found
 
 
-def changed(about: Path, run: Run) -> list[str]:
+def changed(about: Path, run: Run | ProgramRun) -> list[str]:
     try:
-        before = read_about(about)["config"]
+        own = isinstance(run, ProgramRun)
+        before = read_about(about, "program_run" if own else "run")["config"]
     except (FileNotFoundError, Refusal):
         return []
     now = json.loads(run.to_json())
@@ -66,14 +70,17 @@ def changed(about: Path, run: Run) -> list[str]:
     ]
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def read_about(path: Path, form: str = "run") -> dict[str, Any]:
     """run.json.
+
+    Args:
+        form: `program_run` for a program of the user's.
 
     Raises:
         FileNotFoundError: it does not exist.
         Refusal: it is damaged.
     """
-    return read_json(path, "run", "train the run again")
+    return read_json(path, form, "train the run again")
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
@@ -92,6 +99,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     agrees = (
         all(len(row) == classes for row in matrix)
         and len(evaluation["per_class_accuracy"]) == classes
+        and len(evaluation["class_names"]) == classes
         and sum(map(sum, matrix)) == evaluation["n"]
         and math.isclose(evaluation["accuracy"], right / evaluation["n"], abs_tol=1e-12)
         and len(set(epochs)) == len(epochs)
@@ -119,20 +127,26 @@ def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str
     return separator.join(words[:most]) + more
 
 
-def why_missing(name: str, folder: Path) -> Missing:
-    """A missing run, with the reason from the log of its failed stage."""
-    trained = (folder / "model.safetensors").exists()
-    # The program whose last line names the reason, by stage.
-    stages = {"evaluate": "evaluate: "} if trained else {"train": "launch: ", "stage": "launch: "}
-    for stage, program in stages.items():
+def why_missing(name: str, folder: Path, trained_by: str = "model.safetensors") -> Missing:
+    """A missing run, with the reason from the log of its failed stage.
+
+    Args:
+        trained_by: the file that a finished training has.
+    """
+    trained = (folder / trained_by).exists()
+    # The programs whose last line names the reason, by stage.
+    training = {"train": ("launch: ", "prepare: ", "publish: "), "stage": ("launch: ",)}
+    evaluating = {"evaluate": ("evaluate: ", "run_program: ", "publish: ")}
+    stages = evaluating if trained else training
+    for stage, programs in stages.items():
         log = folder / f"{stage}.log"
-        if reason := last_reason(log, program):
+        if reason := last_reason(log, programs):
             return Missing(name, f"{stage}: {reason}", str(log))
     return Missing(name, "trained, not evaluated" if trained else "not started")
 
 
-def last_reason(log: Path, program: str) -> str:
-    """The last line of a log that begins with this prefix, without it; empty if there is none."""
+def last_reason(log: Path, prefixes: tuple[str, ...]) -> str:
+    """The last line of a log that begins with a prefix, without it; empty if there is none."""
     try:
         if not log.is_file():
             return ""
@@ -141,9 +155,13 @@ def last_reason(log: Path, program: str) -> str:
             lines = file.read(TAIL).decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return next(
-        (line.removeprefix(program) for line in reversed(lines) if line.startswith(program)), ""
-    )
+    last = next((line for line in reversed(lines) if line.startswith(prefixes)), "")
+    return last.partition(": ")[2]
+
+
+def read_missing(path: Path) -> pd.DataFrame:
+    """The table that `write_missing` has written."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def write_missing(runs: Sequence[Missing], path: Path) -> None:

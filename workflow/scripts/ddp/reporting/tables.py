@@ -1,4 +1,4 @@
-"""Strict readers for the experiment's tables, which others may have edited."""
+"""The experiment's tables: strict readers, because others may have edited them, and a writer."""
 
 import io
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ddp.base import atomic
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import MOST, read_bytes
-from ddp.data.datasets import DATASETS
 from ddp.experiment.config import Experiment
 from ddp.reporting.history import HISTORY, VALIDATION
-from ddp.reporting.results import VIEWS
+from ddp.reporting.results import VIEWS, spreadsheet_text
 
 # The columns besides the run and its axes.
 SUMMARY = (
@@ -22,10 +22,13 @@ TEST = ("test_loss", "test_accuracy")
 COLUMNS = {
     "summary": SUMMARY,
     "curves": (*HISTORY, *TEST),
-    "confusion": ("true_class", "predicted_class", "images"),
+    "confusion": ("true_class", "predicted_class", "images", "true_name", "predicted_name"),
     "missing": ("reason", "log"),
 }
-TEXT = {"run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"}
+TEXT = {
+    *("run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"),
+    *("true_name", "predicted_name"),
+}
 WHOLE = {"n", "epoch", "step", "images", "true_class", "predicted_class"}
 MAY_BE_EMPTY = {*VALIDATION, *TEST, "commit", "dirty", "log"}
 
@@ -73,13 +76,15 @@ def check(table: pd.DataFrame, name: str, experiment: Experiment) -> None:
     ):
         raise ValueError("it has later epochs than its runs")
     if name == "confusion":
-        classes = DATASETS[experiment.runs[table["run"].iloc[0]].dataset].classes
+        classes = round(len(table) ** 0.5)
         labels = all(
             set(table[column]) == set(range(classes))
             for column in ("true_class", "predicted_class")
         )
         if table["run"].nunique() > 1 or len(table) != classes**2 or not labels:
             raise ValueError("it is not the matrix of a run")
+        if any(table.groupby("true_class")["true_name"].nunique() != 1):
+            raise ValueError("a class has several names")
 
 
 def numbers(texts: pd.Series, column: str) -> pd.Series:
@@ -98,3 +103,13 @@ def numbers(texts: pd.Series, column: str) -> pd.Series:
     if column in WHOLE and (values % 1 != 0).any():
         raise ValueError(f"{column} has a value that is not whole")
     return values.astype(np.int64) if column in WHOLE else values
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV, with no text that a spreadsheet would compute."""
+    for column in table.select_dtypes(include=["object", "string"]):
+        table[column] = [
+            spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in table[column]
+        ]
+    with atomic.replacing(path) as temporary:
+        table.to_csv(temporary, index=False)

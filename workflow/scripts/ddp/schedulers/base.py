@@ -10,7 +10,10 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from ddp.base.errors import Refusal
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Size:
         gpus: GPUs of each node.
         memory: MB of each node.
         launches: whether the job's rules call `launch`, which reaches all of its nodes.
+        scratch: MB of node-local disk on each node.
     """
 
     nodes: int
@@ -30,6 +34,7 @@ class Size:
     gpus: int
     memory: int
     launches: bool
+    scratch: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Step:
         gpus: GPUs of each node.
         dispatch: command that runs a node's command on the node, see dispatch.py.
         reach: `address:port` on the first node that every node must be able to reach.
+        folder: for files of the step that all nodes must see; it need not exist.
     """
 
     nodes: Sequence[NodeCommand]
@@ -109,6 +115,7 @@ class Step:
     gpus: int
     dispatch: Sequence[str]
     reach: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,8 @@ class Scheduler(ABC):
             them on the node.
         job_scratch: name of a variable with a scratch folder that it removes after the job.
         shared_cpus: whether the nodes of an allocation share the CPUs of one machine.
+        takes_hosts: whether the user names its hosts, see `on`.
+        ends_requeued: whether it ends a job itself that it has been asked to requeue.
     """
 
     transport: str
@@ -178,6 +187,8 @@ class Scheduler(ABC):
     task_variables: Mapping[str, str] = {}
     job_scratch: str | None = None
     shared_cpus: bool = False
+    takes_hosts: bool = False
+    ends_requeued: bool = True
 
     @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:
@@ -212,6 +223,24 @@ class Scheduler(ABC):
     def starter(self, number: int) -> str:
         """A name for one of the processes of `commands`, for an error message."""
 
+    def lost(self, errors: Sequence[str]) -> str | None:
+        """A node, or the command on it, that was lost during a step, if the scheduler noticed.
+
+        The ranks on other nodes only say that they have lost a peer.
+
+        Args:
+            errors: as `explain`.
+        """
+        return None
+
+    def on(self, hosts: Sequence[str]) -> "Scheduler":
+        """The same scheduler for these hosts, in the order of the node ranks.
+
+        Raises:
+            Refusal: it takes its nodes from the job.
+        """
+        raise Refusal(f"transport {self.transport} takes its nodes from the job; leave --hosts out")
+
     def explain(self, errors: Sequence[str]) -> str | None:
         """Why a step failed, if the scheduler said so; used if no rank could say it.
 
@@ -220,8 +249,11 @@ class Scheduler(ABC):
         """
         return None
 
-    def requeue(self, allocation: Allocation) -> str | None:
-        """End this job and put it back into the queue under the same id.
+    def requeue(self, allocation: Allocation, saved: bool) -> str | None:
+        """Have this job run again after its end.
+
+        Args:
+            saved: whether it has saved something new; otherwise only a few times in a row.
 
         Returns:
             Why this is not possible; None if it is done.
@@ -244,3 +276,11 @@ class Scheduler(ABC):
             tell: prints one line.
         """
         return Watch()
+
+
+def labelled(kind: str, line: str) -> tuple[str, str]:
+    """The label and the text of a line such as `1: text`, where 1 is the number of a task."""
+    task, colon, text = line.partition(": ")
+    if colon and task.strip().isdecimal():
+        return f"[{kind} {task.strip()}] ", text
+    return "", line

@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from ddp.schedulers.base import Allocation, Command, Scheduler, Step
 
@@ -32,18 +31,6 @@ class Local(Scheduler):
             )
             for node in step.nodes
         ]
-
-    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
-        try:
-            hosts = set(Path(environment["PBS_NODEFILE"]).read_text().split())
-        except (KeyError, OSError):
-            return None
-        if len(hosts) < 2:
-            return None
-        return (
-            f"this PBS job has {len(hosts)} nodes, and profiles/local uses only this one; "
-            "there is no profile for PBS yet"
-        )
 
     def starter(self, number: int) -> str:
         return f"the command of node {number}"

@@ -2,20 +2,22 @@
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddp import schedulers
 from ddp.schedulers.base import Scheduler, Size
 
-# The seam itself.
-OTHERS = ("base", "registry")
 LOCAL = "local"
-
+# Everything in the folder but this module.
+MODULES = [
+    importlib.import_module(f"ddp.schedulers.{found.name}")
+    for found in pkgutil.iter_modules(schedulers.__path__)
+    if found.name != __name__.rpartition(".")[2]
+]
 SCHEDULERS: dict[str, Scheduler] = {
-    scheduler.transport: scheduler
-    for module in pkgutil.iter_modules(schedulers.__path__)
-    if module.name not in OTHERS
-    for scheduler in [importlib.import_module(f"ddp.schedulers.{module.name}").SCHEDULER]
+    module.SCHEDULER.transport: module.SCHEDULER
+    for module in MODULES
+    if hasattr(module, "SCHEDULER")
 }
 
 
@@ -35,9 +37,16 @@ def of_executor(executor: str) -> Scheduler | None:
     return next((s for s in SCHEDULERS.values() if s.executor == executor), None)
 
 
+def on_hosts(hosts: Sequence[str]) -> Scheduler:
+    """The scheduler for hosts that the user names."""
+    return next(s for s in SCHEDULERS.values() if s.takes_hosts).on(hosts)
+
+
 def resources(size: Size) -> dict[str, int | str]:
     """A job's size as Snakemake resources, in the words of every scheduler.
 
     A dry run does not know which scheduler will run the job; each ignores the others' words.
     """
-    return {name: value for s in SCHEDULERS.values() for name, value in s.resources(size).items()}
+    every = {name: value for s in SCHEDULERS.values() for name, value in s.resources(size).items()}
+    # Snakemake's own name; a site decides whether it asks for local disk.
+    return every | {"disk_mb": size.scratch}

@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from ddp.base.errors import Refusal
 from ddp.experiment.config import Run
+from ddp.training.losses import LOSSES
 
 # DDP sends a full bucket of gradients during the backward pass. Several buckets overlap with it,
 # but small ones only add latency; in MB of 2**20 bytes. The 25 MB of DDP's default hold most
@@ -118,7 +118,17 @@ def distributed(
                     torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
                     autocast(run, images),
                 ):
-                    F.cross_entropy(network(images), labels).backward()
+                    LOSSES[run.loss](network(images), labels, 0.0).backward()
+                unused = [
+                    name
+                    for name, parameter in classifier.named_parameters()
+                    if parameter.requires_grad and parameter.grad is None
+                ]
+                if unused:
+                    raise Refusal(
+                        f"model: {run.model} does not use {unused[0]} in every pass, which several "
+                        "processes cannot train; set its requires_grad to False"
+                    )
                 classifier.zero_grad()
         classifier.load_state_dict(before)
         gradients.totals.clear()

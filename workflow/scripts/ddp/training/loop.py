@@ -1,13 +1,17 @@
 """One rank's training loop: model, data, progress, checkpoint and restore."""
 
 import math
+import random
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ddp.base.errors import Refusal
@@ -15,16 +19,22 @@ from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import START_OVER, State, progress
 from ddp.data import batches
 from ddp.data.folder import DataFolder
+from ddp.data.shares import Shares, fits
 from ddp.data.staging import Staged, discard
 from ddp.experiment.config import Run
-from ddp.models.classifier import build
+from ddp.models.classifier import build, images_sums, moments, some
+from ddp.models.weights import warm_start
 from ddp.ranks.process_group import Process, all_reduce, everyone_is_here
 from ddp.ranks.stopping import Stopping
 from ddp.ranks.vote import Vote
 from ddp.reporting.history import HISTORY
+from ddp.training.data import edges, how, refuse_unfit_data
 from ddp.training.gradients import distributed
 from ddp.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
 from ddp.training.steps import Stepper, average_batchnorm, random_state, set_random_state, validate
+
+# Bytes of neighbouring images that `order: blocks` reads in one piece.
+BLOCK = 32_000_000
 
 
 class Training:
@@ -34,44 +44,81 @@ class Training:
         epoch, step, seconds, history, attempts, checkpoints: as in `State`.
         totals: sums over this rank's images of the epoch, see `steps.step`.
         sizes: of an epoch's global batches.
+        shares: the images that this rank trains on.
+        held_out, val_labels: the validation images' rows and labels.
     """
 
     def __init__(
-        self, run: Run, process: Process, data: DataFolder, staged: Staged, code_sha256: str
+        self,
+        run: Run,
+        process: Process,
+        data: DataFolder,
+        staged: Staged,
+        code_sha256: str,
+        images_in: str = "auto",
+        tell: Callable[[str], None] = print,
     ) -> None:
         self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
-        # All data are in memory, on their device, before the first step.
-        images, labels = (
-            torch.tensor(array, device=process.device)
-            for array in data.at(Path(staged.path)).load("train")
-        )
+        refuse_unfit_data(run, data)
+        here = data.at(Path(staged.path))
+        # The other ranks of the node wait for the first one, and read what it has checked.
+        if process.local_rank == 0:
+            here.refuse_changed("train")
         everyone_is_here()
+        images, labels = here.split("train")
+        held_in, held_out = batches.validation_split(
+            len(labels), run.validation_images(len(labels)), run.validation_seed
+        )
+        resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
+        self.shares = Shares(images, held_in, how(run, data), process.device, resident)
+        everyone_is_here()
+        # What is mapped stays readable when its name is gone.
         if process.local_rank == 0:
             discard(staged)
-        held_in, held_out = (
-            torch.from_numpy(indices).to(process.device)
-            for indices in batches.validation_split(
-                len(labels), run.validation_images, run.validation_seed
-            )
+        self.held_out = torch.from_numpy(held_out).to(self.shares.place)
+        self.labels, self.val_labels = (
+            torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
+            for rows in (held_in, held_out)
         )
-        self.validation = images[held_out], labels[held_out].long()
-        images, self.labels = images[held_in], labels[held_in].long()
-        self.padded = batches.pad(images, run.shift)
         self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
 
         torch.manual_seed(run.seed)
-        self.classifier = build(run.model, run.widths, data.classes)
-        self.classifier.fit_to(images.cpu())
+        # A user's network may draw its weights from these.
+        random.seed(run.seed)
+        np.random.seed(run.seed % 2**32)
+        stored, window = data.image_shape[:2], self.shares.how.window
+        self.classifier = build(
+            run.model,
+            run.widths,
+            data.classes,
+            (*window, data.image_shape[2]),
+            run.model_args,
+            stored_size=stored if stored != window else None,
+            test_size=self.test_size if self.test_size != stored else None,
+            class_names=data.manifest["class_names"] if data.manifest["settings"] else None,
+            dtype=data.manifest["dtype"],
+        )
+        mean, std = moments(self.sums_of_images(), self.shares.images[:1])
+        count = min(len(self.labels), some(self.shares.images))
+        # A user's arrays may be sorted by class.
+        last = len(self.labels) - 1 if data.manifest["settings"] else count - 1
+        first = self.shares.take(torch.linspace(0, last, count).round().long())
+        self.classifier.fit(mean, std, first.cpu())
+        if run.initial_weights:
+            warm_start(self.classifier, Path(run.initial_weights), tell)
         self.classifier.average_recent_steps(run.epochs * len(self.sizes))
         self.classifier.move_to(process.device)
-        self.mean_colour = self.classifier.mean.round().to(torch.uint8)
+        colour = self.classifier.mean
+        self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
         # The same number on every rank: otherwise some ranks would wait for others in a collective.
         sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size]
         shares = [
             len(batches.share(torch.arange(size), process.rank, run.world_size)) for size in sizes
         ]
-        first = [(images[:share], self.labels[:share]) for share in shares]
-        self.network, gradients = distributed(run, self.classifier, first)
+        first_ones = [
+            (self.shares.take(torch.arange(share)), self.labels[:share]) for share in shares
+        ]
+        self.network, gradients = distributed(run, self.classifier, first_ones)
         self.optimizer = make_optimizer(run, self.classifier)
         self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
@@ -81,6 +128,35 @@ class Training:
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
         self.began = time.monotonic()
+        # A user's network may have buffers such as masks with infinities.
+        self.never_finite = {
+            name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
+        }
+
+    @property
+    def test_size(self) -> tuple[int, int]:
+        """Height and width of the middle of an image that validation and test see."""
+        return edges(self.run.test_size) or self.shares.how.window
+
+    def sums_of_images(self) -> Tensor:
+        """See `images_sums`: of all training images, each rank adding up a part of them."""
+        images, rows = self.shares.images, self.shares.rows
+        uint8 = images.dtype == torch.uint8
+        channels = images.shape[3]
+        total = torch.zeros(
+            *((channels, 256) if uint8 else (len(rows), channels, 2)),
+            dtype=torch.int64 if uint8 else torch.float64,
+            device=self.process.device,
+        )
+        mine = batches.share(torch.arange(len(rows)), self.process.rank, self.process.world_size)
+        for part in mine.split(batches.images_per_pass(images)):
+            found = images_sums(images[rows[part.to(rows.device)]]).to(total.device)
+            if uint8:
+                total += found
+            else:
+                total[part.to(total.device)] = found
+        # Of float images each sum is one rank's alone, so nothing is rounded.
+        return all_reduce(total)
 
     @property
     def steps_done(self) -> int:
@@ -153,7 +229,7 @@ class Training:
             *(rank["buffers"] for rank in ranks),
         ):
             for name, tensor in tensors.items():
-                if not tensor.isfinite().all():
+                if name not in self.never_finite and not tensor.isfinite().all():
                     raise Refusal(
                         f"after {progress(self.epoch, self.step)}: {name} is not finite; "
                         f"{self.remedy}"
@@ -186,24 +262,21 @@ class Training:
         """
         run, rank = self.run, self.process.rank
         begun = time.perf_counter() - self.seconds
+        block = None
+        if run.order == "blocks":
+            block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
         plan = batches.epoch_plan(
-            len(self.labels),
-            run.seed,
-            self.epoch + 1,
-            run.flip,
-            run.shift,
-            run.cutout,
-            self.process.device,
+            len(self.labels), run.seed, self.epoch + 1, self.shares.how, self.shares.place, block
         )
         self.network.train()
         votes: deque[tuple[int, Vote]] = deque()
-        for batch in plan.order.split(self.sizes)[self.step :]:
-            mine = batches.share(batch, rank, run.world_size)
-            pixels = batches.crop(self.padded, mine, plan)
-            if run.cutout:
-                pixels = batches.cut_out(pixels, mine, plan, run.cutout, self.mean_colour)
+        steps = plan.order.split(self.sizes)[self.step :]
+        parts = [batches.share(batch, rank, run.world_size) for batch in steps]
+        for batch, (mine, pixels) in zip(steps, self.shares.of_epoch(plan, parts), strict=True):
             lr = learning_rate(run, len(self.sizes), self.steps_done)
-            sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
+            sums, gradient = self.stepper.step(
+                lr, pixels, self.labels[mine.to(pixels.device)], len(batch)
+            )
             self.totals += sums
             self.step += 1
             show.update()
@@ -248,7 +321,14 @@ class Training:
         start = time.perf_counter()
         loss, accuracy = (all_reduce(self.totals) / n).tolist()
         average_batchnorm(self.classifier, self.run.world_size)
-        val_loss, val_accuracy = validate(self.classifier, *self.validation, self.process)
+        val_loss, val_accuracy = validate(
+            self.classifier,
+            self.shares.images,
+            self.held_out,
+            self.val_labels,
+            self.test_size,
+            self.process,
+        )
         # This is possible with finite weights: BatchNorm uses other statistics in validation.
         if val_loss is not None and not math.isfinite(val_loss):
             raise Refusal(

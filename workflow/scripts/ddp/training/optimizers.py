@@ -1,5 +1,7 @@
 """The optimizers by name, and the learning rate of each step."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,11 +102,22 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 
 def learning_rate(run: Run, steps_per_epoch: int, done: int) -> float:
-    """The learning rate of the step after `done` steps: linear warm-up to the peak, then linear
-    decay to 0.
+    """The learning rate of the step after `done` steps: linear warm-up to the peak, then the run's
+    schedule.
     """
     steps = run.epochs * steps_per_epoch
     peak = run.warmup * steps
     # At the middle of the step, so that neither the first nor the last step has a rate of 0.
     now = done + 0.5
-    return run.learning_rate * (now / peak if now < peak else (steps - now) / (steps - peak))
+    if now < peak:
+        return run.learning_rate * (now / peak)
+    left = (steps - now) / (steps - peak)
+    return run.learning_rate * SCHEDULES[run.schedule](left)
+
+
+# The share of the peak, by the share of the steps after the peak that are left.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
+    "constant": lambda _left: 1.0,
+}

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ddp.data.batches import centred, images_per_pass
 from ddp.experiment.config import Run
 from ddp.ranks.process_group import Process, all_reduce
 from ddp.training.gradients import Gradients, autocast
-
-VALIDATION_BATCH = 500
+from ddp.training.losses import LOSSES
 
 
 class Stepper:
@@ -44,9 +44,7 @@ class Stepper:
         run = self.run
         with autocast(run, images):
             logits = self.network(images)
-            loss = F.cross_entropy(
-                logits, labels, label_smoothing=run.label_smoothing, reduction="sum"
-            )
+            loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
         # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares
         # differ in size.
         self.scaler.scale(loss / batch).backward()
@@ -79,19 +77,32 @@ def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
 
 @torch.no_grad()
 def validate(
-    classifier: nn.Module, images: Tensor, labels: Tensor, process: Process
+    classifier: nn.Module,
+    images: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    size: tuple[int, int],
+    process: Process,
 ) -> tuple[float | None, float | None]:
     """Loss and accuracy over the held-out set: sums over ranks, divided once. None, None if it is
     empty.
+
+    Args:
+        images: of the whole split, (n, h, w, c), in any memory.
+        rows: of the held-out images among them, on the device of the images.
+        labels: of the held-out images, on the device of this process.
+        size: height and width of the middle of an image that the network sees.
     """
     if not len(labels):
         return None, None
     classifier.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=process.device)
-    for chunk in torch.arange(len(labels), device=process.device).split(VALIDATION_BATCH)[
+    for chunk in torch.arange(len(labels)).split(images_per_pass(images))[
         process.rank :: process.world_size
     ]:
-        logits = classifier(images[chunk])
+        pixels = centred(images[rows[chunk.to(rows.device)]], size).to(process.device)
+        chunk = chunk.to(process.device)
+        logits = classifier(pixels)
         loss = F.cross_entropy(logits, labels[chunk], reduction="none").double().sum()
         totals += torch.stack((loss, (logits.argmax(1) == labels[chunk]).sum().double()))
     loss_sum, correct = all_reduce(totals).tolist()

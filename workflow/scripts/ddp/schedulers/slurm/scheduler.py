@@ -9,11 +9,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.base.processes import last_words
-from ddp.schedulers.base import Allocation, Command, Scheduler, Size, Step, Watch
+from ddp.schedulers.base import Allocation, Command, Scheduler, Size, Step, Watch, labelled
 from ddp.schedulers.slurm.commands import field, scontrol, shown_job
 
 # Seconds that a job which has just started waits for the controller.
@@ -84,16 +85,19 @@ class Slurm(Scheduler):
         )
 
     def commands(self, step: Step) -> list[Command]:
-        plan = [
-            {"environment": node.environment | dict(step.private), "command": node.command}
+        plan = {
+            node.node_rank: {
+                "environment": node.environment | dict(step.private),
+                "command": node.command,
+            }
             for node in step.nodes
-        ]
+        }
         kind = "rank" if step.ranks else "node"
         return [
             Command(
                 srun_command(step),
                 stdin=json.dumps(plan),
-                label=lambda line: labelled(kind, line),
+                label=partial(labelled, kind),
                 # srun ends the step on SIGTERM; a killed srun would leave the step running.
                 end_signal=signal.SIGTERM,
             )
@@ -127,7 +131,7 @@ class Slurm(Scheduler):
         ]
         return others[0] if others else None
 
-    def requeue(self, allocation: Allocation) -> str | None:
+    def requeue(self, allocation: Allocation, saved: bool) -> str | None:
         assert isinstance(allocation, SlurmJob)
         try:
             # Slurm may have replaced a node that was cut off: a requeue from the old node would
@@ -228,11 +232,3 @@ def srun_command(step: Step) -> tuple[str, ...]:
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()),
         *dispatch,
     )
-
-
-def labelled(kind: str, line: str) -> tuple[str, str]:
-    """The label and the text of a line of `srun --label`, which is `1: text`."""
-    task, colon, text = line.partition(": ")
-    if colon and task.strip().isdecimal():
-        return f"[{kind} {task.strip()}] ", text
-    return "", line

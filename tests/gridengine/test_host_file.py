@@ -1,0 +1,54 @@
+"""The whole graph inside a job of a real Grid Engine, whose host file names the nodes."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from checkout import PbsCheckout
+from cluster.handle import GridEngineCluster, bring_up
+from submissions import TINY, sha256
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[GridEngineCluster]:
+    yield from bring_up(GridEngineCluster)
+
+
+@pytest.fixture
+def checkout(cluster: GridEngineCluster) -> Iterator[PbsCheckout]:
+    checkout = PbsCheckout(cluster, "profiles/ssh")
+    yield checkout
+    cluster.run("qdel", "-u", "alice")
+    shutil.rmtree(checkout.path.parent)
+
+
+def test_the_host_file_of_a_job_is_enough(
+    cluster: GridEngineCluster, checkout: PbsCheckout
+) -> None:
+    command = shlex.join(
+        [sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", *TINY, "nodes=2"]
+    )
+    lines = [
+        f"cd {shlex.quote(str(checkout.path))}",
+        f"{command} experiment=hosts hosts=$PE_HOSTFILE",
+        f"{command} experiment=local 'hosts=[]' --set-resources "
+        "stage:transport=local train:transport=local",
+    ]
+    script = checkout.path.parent / "job.sh"
+    script.write_text("\n".join(lines))
+    said = checkout.path.parent / "said"
+    options = ["-terse", "-pe", "spread", "2", "-j", "y", "-o", said, "-S", "/bin/bash"]
+    done = cluster.run("qsub", *options, script)
+    assert done.returncode == 0, done.stderr
+    cluster.await_end(done.stdout.strip(), 480)
+    results = checkout.path / "results"
+    log = results / "hosts/run/logs/rank=0.log"
+    assert log.exists(), said.read_text()
+    assert "preflight: 2 ranks on n" in (results / "hosts/run/train.log").read_text()
+    found = [sha256(results / name / "run/model.safetensors") for name in ("hosts", "local")]
+    assert found[0] == found[1]

@@ -1,0 +1,122 @@
+"""A training that `launch` starts on three nodes of the PBS cluster: in a job, or over ssh."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from checkout import PbsCheckout
+from cluster.handle import PbsCluster
+from waiting import until
+
+NODES = ("n1", "n2", "n3")
+WAYS = ("pbs", "ssh")
+RUN = {
+    "dataset": "digits", "widths": [8, 8, 8], "epochs": 1_000_000, "global_batch_size": 72,
+    "learning_rate": 0.01, "flip": False, "checkpoint_every": 0, "nodes": 3,
+}  # fmt: skip
+# sshd waits for minutes for a client that was cut off.
+DAEMONS = re.compile(r"pbs_mom|^sshd: |node\.py")
+
+
+class Launched:
+    """A training, endless unless told otherwise.
+
+    Args:
+        way: pbs, ssh, or local: three nodes on one machine.
+        changes: of the run.
+        options: of launch.
+        program: instead of the training, with its arguments.
+    """
+
+    def __init__(
+        self, cluster: PbsCluster, checkout: PbsCheckout, name: str, way: str,
+        changes: Mapping[str, object] = {}, options: tuple[str, ...] = (),
+        program: tuple[str, ...] = (), walltime: int = 600, before: str = "",
+    ) -> None:  # fmt: skip
+        self.cluster, self.way, self.job = cluster, way, ""
+        folder = f"results/{name}-{way}/run"
+        self.results = checkout.path / folder
+        self.results.mkdir(parents=True)
+        cluster.give(self.results.parent)
+        self.said = self.results / "said"
+        run = json.dumps(RUN | dict(changes))
+        training = (
+            "workflow/scripts/train.py", "--run", run, "--data", "results/data/digits", "--scratch",
+            "/scratch", "--output", folder,
+        )  # fmt: skip
+        hosts = ("--hosts", *NODES) if way == "ssh" else ()
+        launch = [
+            sys.executable, "workflow/scripts/launch.py", "--transport", way, *hosts, "--nodes",
+            "3", "--log", f"{folder}/train.log", "--rank-logs", f"{folder}/logs", "--state",
+            f"{folder}/state", *options, "--", *(program or training),
+        ]  # fmt: skip
+        self.script = self.results / "job.sh"
+        lines = [
+            "#!/bin/bash",
+            f"cd {shlex.quote(str(checkout.path))}",
+            f"exec >>{shlex.quote(str(self.said))} 2>&1",
+            "trap : TERM",
+            before,
+            shlex.join(launch),
+            "status=$?",
+            "echo status $status",
+            "exit $status",
+        ]
+        self.script.write_text("\n".join(lines) + "\n")
+        self.walltime = walltime
+        self.start()
+
+    def start(self) -> None:
+        if self.way != "pbs":
+            self.process = self.cluster.popen("bash", self.script, node="n1")
+            return
+        size = ["-l", "select=3:ncpus=1", "-l", "place=scatter", "-l", f"walltime={self.walltime}"]
+        with self.script.open() as script:
+            done = subprocess.run(
+                [*self.cluster.inside(), "qsub", *size, "-o", "/dev/null", "-j", "oe", "-r", "y"],
+                stdin=script, env=self.cluster.environment(), capture_output=True, text=True,
+                check=False, timeout=60,
+            )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        self.job = done.stdout.strip()
+
+    def trains(self, seconds: float = 90) -> None:
+        """Wait until it has trained an epoch."""
+        until(lambda: (self.results / "history.csv").exists(), seconds)
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text() if self.said.exists() else ""
+
+    def ranks(self, node: str) -> list[int]:
+        return self.find(node, "train")
+
+    def find(self, node: str, program: str) -> list[int]:
+        """Processes of Python on a node that run one of the programs, whose path has a blank."""
+        return [
+            pid
+            for pid, line in self.cluster.processes(node).items()
+            if re.match(rf"\S*python\S* ((?!\.py).)*{re.escape(program)}\.py( |$)", line)
+        ]
+
+    def stop(self) -> None:
+        """End it as a user would."""
+        if self.job:
+            self.cluster.run("qdel", self.job)
+            return
+        for pid in self.find("n1", "launch"):
+            os.kill(pid, signal.SIGTERM)
+        self.process.wait(60)
+
+
+def left(cluster: PbsCluster) -> dict[int, str]:
+    """Processes of jobs and of ssh sessions on all nodes."""
+    found = {}
+    for node in cluster.nodes:
+        found |= cluster.processes(node)
+    return {pid: line for pid, line in found.items() if line and not DAEMONS.search(line)}

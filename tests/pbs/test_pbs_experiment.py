@@ -1,0 +1,83 @@
+"""The whole graph through PBS, over ssh and on one machine, and what PBS refuses."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkout import PbsCheckout
+from cluster.handle import PbsCluster
+from submissions import TINY, sha256
+
+GEOMETRIES = ["nodes=[1, 2, 3]"]
+
+
+@pytest.fixture(scope="module")
+def through_pbs(checkout: PbsCheckout) -> str:
+    said = checkout.snakemake(*TINY, *GEOMETRIES, "experiment=pbs")
+    assert said.returncode == 0, said.stdout
+    return said.stdout
+
+
+def weights(checkout: PbsCheckout, experiment: str) -> dict[str, str]:
+    folder = checkout.path / "results" / experiment
+    return {path.parent.name: sha256(path) for path in folder.glob("*/model.safetensors")}
+
+
+def test_the_graph_through_pbs(checkout: PbsCheckout, through_pbs: str) -> None:
+    assert re.search(
+        r"pbs: job \d+\.login, stage and train of pbs/nodes~2, log .*: runs on n\d, n\d",
+        through_pbs,
+    )
+    assert (checkout.path / "results/pbs/report.html").exists()
+    assert "Nothing to be done" in checkout.run(*TINY, *GEOMETRIES, "experiment=pbs")
+    # Scripts and logs of jobs that have ended well are gone.
+    assert list((checkout.path / ".snakemake/pbs").iterdir()) == []
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("through_pbs")
+def test_one_machine_and_ssh_come_to_the_same_weights(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    for name, profile, hosts in (
+        ("one", "profiles/local", []),
+        ("ssh", "profiles/ssh", ["hosts=[n1, n2, n3]"]),
+    ):
+        done = cluster.run(
+            sys.executable, "-m", "snakemake", "--profile", profile, "--cores", "3", *TINY,
+            *GEOMETRIES, *hosts, f"experiment={name}", cwd=checkout.path, node="n1", timeout=400,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    found = [weights(checkout, name) for name in ("pbs", "one", "ssh")]
+    assert len(found[0]) == 3
+    assert found[0] == found[1] == found[2]
+
+
+def refusal(checkout: PbsCheckout, *options: str) -> str:
+    done = checkout.snakemake(*TINY, "experiment=refused", *options)
+    assert done.returncode == 1, done.stdout
+    assert not Path(checkout.path, "results/refused").exists()
+    return done.stdout
+
+
+def test_what_pbs_does_not_accept_stops_before_the_first_job(checkout: PbsCheckout) -> None:
+    unknown = refusal(checkout, "--default-resources", "pbs_queue=nowhere")
+    assert "\npbs: qsub: Unknown queue; asked with qsub -l select=1:" in unknown
+    long = refusal(checkout, "--default-resources", "pbs_queue=short")
+    assert "\npbs: qsub: Job violates queue and/or server resource limits" in long
+    wrong = refusal(checkout, "--default-resources", "pbs_queue=short", "--pbs-request", "sums")
+    assert "\npbs-request: sums; use select or totals" in wrong
+
+
+def test_a_job_that_no_node_can_run_fails_with_pbs_s_comment(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    done = checkout.snakemake(*TINY, "experiment=large", "cpus_per_proc=100")
+    assert done.returncode == 1
+    line = (
+        r"large/nodes~1: not finished: PBS job \S+ can never run: Insufficient amount of resource"
+    )
+    assert re.search(line, done.stdout), done.stdout
+    assert cluster.run("qselect", "-u", "alice").stdout == ""

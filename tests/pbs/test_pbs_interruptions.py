@@ -1,0 +1,191 @@
+"""Trainings on a real OpenPBS and over ssh that lose a node, the network, the server or their time.
+
+With `-s` they print the rows of docs/failures.md.
+"""
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkout import PbsCheckout
+from cluster.handle import PbsCluster
+from launched import WAYS, Launched, left
+from submissions import sha256
+from waiting import until
+
+pytestmark = pytest.mark.faults
+# Seconds: time-outs of a connection, and the grace of the ranks.
+LIMIT = 60
+PATIENCE = 600  # seconds; the machine may have other things to do
+EPOCHS = 200
+TRAINING = [
+    "--config", "dataset={name: digits}", "widths=[8, 8, 8]", f"epochs={EPOCHS}",
+    "global_batch_size=72", "learning_rate=0.5", "optimizer=sgd", "weight_decay=0.0013",
+    "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2", "checkpoint_every=0",
+]  # fmt: skip
+
+
+class Submitted:
+    """A training on two nodes through Snakemake; ended with the test."""
+
+    def __init__(self, checkout: PbsCheckout, name: str, *options: str) -> None:
+        self.cluster = checkout.cluster
+        self.results = checkout.path / f"results/{name}/run"
+        self.said = checkout.path / f"{name}.out"
+        with self.said.open("w") as out:
+            self.process = checkout.start(
+                *TRAINING, f"experiment={name}", *options, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text()
+
+    @property
+    def epochs(self) -> int:
+        path = self.results / "history.csv"
+        return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes of its last job, as Snakemake has shown them."""
+        return re.findall(r"stage and train .*: runs on (.*)", self.text)[-1].split(", ")
+
+    def go_on(self, epochs: int = 20) -> None:
+        """Wait for so many more epochs."""
+        before = self.epochs
+        until(lambda: self.epochs >= before + epochs, 120)
+
+    def end(self, seconds: float) -> int:
+        return self.process.wait(seconds)
+
+
+@pytest.fixture
+def submitted(checkout: PbsCheckout) -> Iterator[Callable[..., Submitted]]:
+    started = []
+
+    def start(name: str, *options: str) -> Submitted:
+        started.append(Submitted(checkout, name, *options))
+        return started[-1]
+
+    yield start
+    for training in started:
+        if training.process.poll() is None:
+            training.process.send_signal(signal.SIGINT)
+            training.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def whole(checkout: PbsCheckout) -> Path:
+    """The same training left alone."""
+    checkout.run(*TRAINING, "experiment=whole")
+    return checkout.path / "results/whole/run"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_lost_node_is_named_and_ends_the_training(
+    cluster: PbsCluster, launched: Callable[..., Launched], how: str, way: str
+) -> None:
+    training = launched(f"lost-{how}", way)
+    training.trains()
+    getattr(cluster, how)("n3")
+    try:
+        seconds = until(lambda: "status " in training.text, LIMIT)
+        rest = until(lambda: not left(cluster), LIMIT)
+    finally:
+        cluster.start("n3")
+    print(f"n3 {how} by {way}: told after {seconds:.0f} s, over after {seconds + rest:.0f} s")
+    assert re.search(r"launch: train failed: n3 is lost: it has not answered", training.text)
+
+
+def test_a_training_longer_than_its_walltime_continues_in_another_job(
+    submitted: Callable[..., Submitted], whole: Path
+) -> None:
+    """PBS gives no warning before the end, and a user cannot requeue."""
+    training = submitted("chained", "--set-resources", "stage:runtime=1", "train:runtime=1")
+    # On a loaded machine a job of a minute gets little further: a dozen jobs were seen.
+    assert training.end(2 * PATIENCE) == 0, training.text
+    continued = re.findall(r"it continues as job", training.text)
+    print(f"walltime: {len(continued)} more jobs, no epoch trained twice")
+    assert continued
+    assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+@pytest.mark.parametrize("which", ["first", "other"])
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_after_a_lost_node_the_same_command_continues(
+    cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path, how: str, which: str
+) -> None:
+    training = submitted(f"{which}-{how}")
+    training.go_on()
+    node = training.hosts[0 if which == "first" else 1]
+    getattr(cluster, how)(node)
+    done = training.epochs
+    try:
+        seconds = until(lambda: training.epochs > done + 1, PATIENCE)
+        assert training.end(PATIENCE) == 0, training.text
+    finally:
+        cluster.start(node)
+    print(f"{which} node {how}: trains again after {seconds:.0f} s")
+    assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+def test_a_restarted_server_loses_no_job(
+    cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path
+) -> None:
+    training = submitted("server")
+    training.go_on()
+    stopped = cluster.run("qterm", "-t", "quick", as_root=True)
+    assert stopped.returncode == 0, stopped.stderr
+    until(lambda: "no job states" in training.text, 60)
+    training.go_on(10)
+    assert cluster.run("/opt/pbs/sbin/pbs_server", as_root=True).returncode == 0
+    assert training.end(240) == 0, training.text
+    assert "job states again" in training.text
+    assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+def test_a_deleted_job_saves_and_is_told(
+    cluster: PbsCluster, submitted: Callable[..., Submitted]
+) -> None:
+    training = submitted("deleted")
+    training.go_on()
+    (job,) = cluster.run("qselect", "-u", "alice", "-s", "R").stdout.split()
+    assert cluster.run("qdel", job).returncode == 0
+    seconds = until(lambda: not left(cluster), LIMIT)
+    assert training.end(60) == 1
+    print(f"qdel: over on all nodes after {seconds:.0f} s")
+    assert re.search(r"launch: .*stopped \(SIGTERM\) after .*saved in ", training.text)
+    assert re.search(rf"pbs: job {job}, .*: was deleted \(qdel\)", training.text)
+
+
+def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, submitted: Callable[..., Submitted]) -> None:
+    training = submitted("interrupted")
+    training.go_on()
+    training.process.send_signal(signal.SIGINT)
+    training.end(60)
+    until(lambda: not left(cluster), LIMIT)
+    until(lambda: not cluster.run("qselect", "-u", "alice").stdout, 30)
+
+
+def test_without_job_history_the_job_s_own_status_counts(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    def history(value: bool) -> None:
+        command = f"set server job_history_enable = {value}"
+        assert cluster.run("qmgr", "-c", command, as_root=True).returncode == 0
+
+    history(False)
+    try:
+        checkout.run(*TRAINING, "epochs=2", "experiment=nohistory")
+        failing = checkout.snakemake(*TRAINING, "epochs=2", "experiment=bad", "precision=fp16",
+                                     "scratch=[/scratch]", "device=cuda")  # fmt: skip
+    finally:
+        history(True)
+    assert failing.returncode == 1
+    assert "ended with status 1" in failing.stdout

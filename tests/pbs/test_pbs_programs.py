@@ -1,0 +1,51 @@
+"""Programs of the user's through PBS and over ssh."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from checkout import PbsCheckout
+from cluster.handle import PbsCluster
+
+pytestmark = pytest.mark.faults
+EXAMPLES = "examples/programs"
+
+
+def example(name: str) -> list[str]:
+    return ["--configfile", f"{EXAMPLES}/{name}.yaml"]
+
+
+def test_a_loop_through_pbs_and_over_ssh_comes_to_the_same_numbers(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    said = checkout.run(*example("loop"))
+    assert len(re.findall(r"loop/lr~\S+: accuracy 0\.9", said)) == 2, said
+    done = cluster.run(
+        sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", "--cores", "3",
+        *example("loop"), "--config", "hosts=[n1, n2, n3]", "experiment=ssh",
+        cwd=checkout.path, node="n1", timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = checkout.path / "results"
+    for lr in ("0.05", "0.1"):
+        found = [
+            json.loads((results / name / f"lr~{lr}/evaluation.json").read_text())
+            for name in ("loop", "ssh")
+        ]
+        assert found[0] == found[1]
+
+
+def test_out_of_time_it_continues_in_another_job(checkout: PbsCheckout) -> None:
+    """PBS gives no warning; `launch` asks the program to stop a minute before the end."""
+    said = checkout.run(
+        *example("loop"), "--config", 'arguments=["--epochs","{epochs}"]',
+        "parameters={lr: 0.1, epochs: 400}", "evaluate=null", "experiment=chained",
+        "--set-resources", "stage:runtime=2", "train:runtime=2",
+    )  # fmt: skip
+    assert "it continues as job" in said
+    run = checkout.path / "results/chained/run"
+    assert len(json.loads((run / "run.json").read_text())["attempts"]) >= 2
+    lines = (run / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == [str(n) for n in range(1, 401)]

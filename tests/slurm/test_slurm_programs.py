@@ -1,0 +1,74 @@
+"""Programs of the user's on a real Slurm: started by its tasks, out of time, requeued."""
+
+import csv
+import io
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkout import SlurmCheckout
+from cluster.handle import Cluster
+from waiting import until
+
+pytestmark = pytest.mark.faults
+EXAMPLES = "examples/programs"
+
+
+def example(name: str) -> list[str]:
+    return ["--configfile", f"{EXAMPLES}/{name}.yaml"]
+
+
+def rows(run: Path) -> list[str]:
+    return [row["epoch"] for row in csv.DictReader(io.StringIO((run / "metrics.csv").read_text()))]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("loop", []),
+        ("procid", ["--config", "launcher=srun"]),
+        ("accelerated", []),
+        ("trainer", ["--config", "launcher=torchrun-c10d"]),
+    ],
+)
+def test_the_examples_complete_on_two_nodes(
+    checkout: SlurmCheckout, name: str, options: list[str]
+) -> None:
+    said = checkout.run(*example(name), *options)
+    assert re.search(rf"{name}/\S+: accuracy 0\.9", said), said
+
+
+@pytest.mark.parametrize("how", ["out of time", "requeued"])
+def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
+    """The job ends with 75 and is queued again, by `launch` or by Slurm."""
+    name = how.replace(" ", "-")
+    epochs = 400 if how == "out of time" else 260
+    command = [
+        *example("loop"), "--config", 'arguments=["--epochs","{epochs}"]',
+        f"parameters={{lr: 0.1, epochs: {epochs}}}", "evaluate=null", f"experiment={name}",
+    ]  # fmt: skip
+    if how == "out of time":
+        command += ["--set-resources", "stage:runtime=2", "train:runtime=2"]
+    run = checkout.path / f"results/{name}/run"
+    process = checkout.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        if how == "requeued":
+            until(lambda: (run / "work/metrics.csv").exists(), 120)
+            until(lambda: len((run / "work/metrics.csv").read_text().splitlines()) > 5, 60)
+            jobs = cluster.run("squeue", "--noheader", "--format=%i", "--states=R").stdout.split()
+            assert len(jobs) == 1
+            assert cluster.run("scontrol", "requeue", jobs[0]).returncode == 0
+        said = process.communicate(timeout=500)[0]
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+    assert process.returncode == 0, said
+    about = json.loads((run / "run.json").read_text())
+    assert len(about["attempts"]) >= 2
+    assert len({attempt["by"] for attempt in about["attempts"]}) == 1
+    assert rows(run) == [str(epoch) for epoch in range(1, epochs + 1)]

@@ -1,0 +1,107 @@
+"""A data set three times as large as the memory that is allowed: the same weights, all images."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp.data.own.declaration import Own
+from programs import SCRIPTS, program
+
+pytestmark = pytest.mark.faults
+
+ALLOWED = 700_000_000  # bytes; Python with torch takes half of them
+EDGE = 160
+IMAGES = 3 * ALLOWED // (EDGE * EDGE * 3)
+NET = f"""
+from torch import nn
+
+def build(classes, channels, size):
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 16, 16), nn.BatchNorm2d(8), nn.Flatten(),
+        nn.Linear(8 * {EDGE // 16} ** 2, classes),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[list[str]]:
+    """The command that enters a control group with little memory."""
+    first = Path("/sys/fs/cgroup/memory")
+    folder = (first if first.is_dir() else Path("/sys/fs/cgroup")) / f"ddp-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
+        (folder / limit).write_text(str(ALLOWED))
+    except OSError as error:
+        pytest.skip(f"limiting memory needs root and control groups: {error}")
+    yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
+    folder.rmdir()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    np.save(folder / "labels.npy", np.arange(IMAGES) % 5)
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", "w+", np.uint8, (IMAGES, EDGE, EDGE, 3)
+    )
+    random = np.random.default_rng(0)
+    for start in range(0, IMAGES, 1000):
+        some = images[start : start + 1000]
+        some[:] = random.integers(0, 256, some.shape, np.uint8)
+    del images
+    own = Own("large", "arrays", str(folder / "images.npy"), labels=str(folder / "labels.npy"),
+              test_fraction=0.05)  # fmt: skip
+    done = program(
+        "fetch", "--dataset", "large", "--own", own.to_json(), "--output", folder / "data"
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "images.npy").unlink()
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+def train(
+    large: Path, name: str, *options: str, inside: tuple[str, ...] = (), **changes: object
+) -> Path:
+    run = {
+        "dataset": "large", "model": f"{large}/net.py:build", "epochs": 1, "crop_size": 160,
+        "global_batch_size": 60, "learning_rate": 0.001, "checkpoint_every": 0,
+    } | changes  # fmt: skip
+    command = [
+        sys.executable, SCRIPTS / "train.py", "--run", json.dumps(run), "--data", large / "data",
+        "--output", large / name, *options,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*inside, *map(str, command)], capture_output=True, text=True, timeout=600, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return large / name / "model.safetensors"
+
+
+@pytest.mark.parametrize("changes", [{}, {"order": "blocks"}], ids=["any", "blocks"])
+def test_from_the_disk_and_from_memory_come_the_same_weights(
+    large: Path, limited: list[str], changes: dict
+) -> None:
+    name = changes.get("order", "random")
+    wanted = train(large, f"memory-{name}", "--images-in", "memory", **changes).read_bytes()
+    found = train(large, f"disk-{name}", inside=tuple(limited), **changes).read_bytes()
+    assert found == wanted
+
+
+def test_evaluation_counts_every_image(large: Path, limited: list[str]) -> None:
+    weights = large / "disk-random/model.safetensors"
+    output = large / "evaluation.json"
+    command = [
+        sys.executable, SCRIPTS / "evaluate.py", "--data", large / "data", "--model", weights,
+        "--trust-code", "--output", output,
+    ]  # fmt: skip
+    subprocess.run([*limited, *map(str, command)], check=True, timeout=300, capture_output=True)
+    assert json.loads(output.read_text())["n"] == 5 * round(0.05 * IMAGES / 5)

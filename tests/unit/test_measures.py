@@ -1,0 +1,184 @@
+"""What a user's program may leave: tables and numbers in many shapes; files and links."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ddp.base.errors import Refusal
+from ddp.data.files import collect, fingerprint, read_files
+from ddp.experiment.programs import ProgramExperiment, filled
+from ddp.programs.folders import Folders, differences, prepare
+from ddp.programs.outputs import publish
+from ddp.reporting.measures import read_metrics, read_result, write_result
+from programs import ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("", []),
+        ("epoch,loss\n1,0.5\n2,0.4\n", [(1, 0.5), (2, 0.4)]),
+        # Without its last end of line; with a mark of the byte order and blanks.
+        ("epoch,loss\n1,0.5\n2,0.4", [(1, 0.5), (2, 0.4)]),
+        ("\ufeffepoch, loss\n1, 0.5\n", [(1, 0.5)]),
+        # Interrupted: half a line, a second header, rows again.
+        ("epoch,loss\n1,0.5\n2", [(1, 0.5)]),
+        ("epoch,loss\n1,0.5\n2,0.9\nepoch,loss\n2,0.4\n3,0.3\n", [(1, 0.5), (2, 0.4), (3, 0.3)]),
+    ],
+)
+def test_rows_count_once(tmp_path: Path, text: str, rows: list) -> None:
+    (tmp_path / "metrics.csv").write_text(text)
+    assert [tuple(row.values()) for row in read_metrics(tmp_path / "metrics.csv")] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("epoch,loss\n1,tensor(0.5)\n", 'row 2: "tensor(0.5)" is not a number'),
+        ("epoch,epoch\n1,2\n", "must name every column, each once"),
+        ("epoch,loss\n1,2,3\n4,5\n", "row 2 has 3 cells, not 2"),
+        ("epoch,loss\n,3\n4,5\n", "row 2 has no epoch"),
+    ],
+)
+def test_other_tables_are_refused(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "metrics.csv").write_text(text)
+    with pytest.raises(Refusal, match=line.replace("(", r"\(").replace(")", r"\)")):
+        read_metrics(tmp_path / "metrics.csv")
+
+
+def test_a_result_that_is_not_finite_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"NaN, loss": NaN, "a": -Infinity, "b": 1}')
+    found = read_result(path)
+    assert found["b"] == 1
+    assert math.isnan(found["a"])
+    assert math.isnan(found["NaN, loss"])
+    write_result(path, found)
+    assert json.loads(path.read_text()) == {"NaN, loss": None, "a": None, "b": 1.0}
+    path.write_text('{"a": 1e308}')
+    with pytest.raises(Refusal, match="larger than 1e300"):
+        read_result(path)
+
+
+def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "workflow/modules")
+    monkeypatch.setenv("LAUNCH_RESULTS", str(tmp_path))
+    launched = importlib.reload(importlib.import_module("launched"))
+    import torch
+
+    launched.row(epoch=1, loss=torch.tensor(0.5))
+    launched.row(epoch=2, loss=0.25)
+    launched.row(epoch=2, loss=0.125)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,loss\n1,0.5\n2,0.125\n"
+    with pytest.raises(ValueError, match="counts epoch, this row counts step"):
+        launched.row(step=3)
+    with pytest.raises((TypeError, ValueError)):
+        launched.row(epoch=3, loss="low")
+    launched.result(ok=True, loss=float("nan"))
+    assert read_result(tmp_path / "result.json")["ok"] == 1
+
+
+def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/a").write_text("a")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/b").write_text("b")
+    (tmp_path / "d/train").symlink_to("../real")
+    (tmp_path / "d/up").symlink_to(".")
+    collect([tmp_path / "d"], tmp_path / "out", "x-files")
+    found = read_files(tmp_path / "out")
+    assert set(found.manifest["files"]) == {"d/b", "d/train/a"}
+    assert found.damaged_files() == []
+    before = fingerprint([tmp_path / "d"])
+    (tmp_path / "real/a").write_text("aa")
+    assert fingerprint([tmp_path / "d"]) != before
+    with pytest.raises(Refusal, match="absent is not there"):
+        fingerprint([tmp_path / "absent"])
+
+
+def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    (folders.work / "ck").mkdir(parents=True)
+    (folders.work / "ck/e3.pt").write_text("3")
+    (folders.work / "last.pt").symlink_to("ck/e3.pt")
+    publish(folders, ["last.pt", "ck/"])
+    assert (folders.outputs / "last.pt").read_text() == "3"
+    assert not (folders.outputs / "last.pt").is_symlink()
+    assert (folders.outputs / "ck/e3.pt").read_text() == "3"
+    for wrong, line in (("ck", "write ck/ in"), ("last.pt/", "write last.pt"), ("x", "is not in")):
+        with pytest.raises(Refusal, match=line):
+            publish(folders, [wrong])
+
+
+def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
+    folders, attempt = Folders(tmp_path), {"started": "2026-01-01T00:00:00+00:00"}
+    before = {"lr": 0.1, "sources_sha256": "a"}
+    assert not prepare(folders, before, before, "exact", attempt)
+    # Nothing was written: whatever changes, there is nothing to protect.
+    assert not prepare(folders, before, before | {"lr": 0.2}, "exact", attempt)
+    assert not prepare(folders, before, before, "exact", attempt)
+    (folders.saved / "state").write_text("")
+    assert prepare(folders, before, before, "exact", attempt)
+    now = before | {"lr": 0.2, "sources_sha256": "b"}
+    with pytest.raises(Refusal, match=r"lr was 0.1 and is 0.2, the sources changed; undo that"):
+        prepare(folders, now, now, "exact", attempt)
+    assert prepare(folders, now, now, "anyway", attempt)
+    assert (folders.saved / "state").exists()
+    assert not prepare(folders, now, now, "fresh", attempt)
+    assert not (folders.saved / "state").exists()
+    (folders.saved / "state").write_text("")
+    folders.finished.touch()
+    assert not prepare(folders, before, before, "exact", attempt)
+    assert not (folders.saved / "state").exists()
+    assert differences(before, before) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("{lr}", "0.1"),
+        ("--flag={on}", "--flag=true"),
+        ('{"a":{"b":1}}', '{"a":{"b":1}}'),
+        ("{{lr}}", "{lr}"),
+        ("{a: {lr}}", "{a: 0.1}"),
+    ],
+)
+def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
+    assert filled([word], {"lr": 0.1, "on": True}) == [wanted]
+
+
+def program(**keys: object) -> ProgramExperiment:
+    return ProgramExperiment.from_config({"experiment": "test"} | keys)
+
+
+def test_parameters_and_keys_are_axes() -> None:
+    experiment = program(
+        program="t.py", arguments=["{lr}", 5], parameters={"lr": [0.1, 0.2]}, nodes=[1, 2]
+    )
+    assert list(experiment.runs) == [
+        "nodes~1_lr~0.1", "nodes~1_lr~0.2", "nodes~2_lr~0.1", "nodes~2_lr~0.2",
+    ]  # fmt: skip
+    run = experiment.runs["nodes~2_lr~0.1"]
+    assert run.command == ("{python}", "{here}/t.py", "{lr}", "5")
+    assert run.values["lr"] == 0.1
+    paired = program(program="t.py", runs=[{"lr": 1, "nodes": 1}, {"lr": 2, "nodes": 2}])
+    assert list(paired.runs) == ["nodes~1_lr~1", "nodes~2_lr~2"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"parameters": {"seconds": 3}}, "parameters.seconds: has a meaning of its own"),
+        ({"files": ["a/manifest.json"]}, "is manifest.json"),
+        ({"files": ["a/x", "b/x"]}, "is there twice"),
+        ({"arguments": ["{a:{zz}}"]}, "{zz} stands for nothing"),
+        ({"runs": [{"l r": 1}]}, '"l r" is not a name of letters'),
+    ],
+)
+def test_what_would_be_lost_is_refused(keys: dict, line: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        program(program="t.py", **keys)
+    assert line in str(refused.value)

@@ -1,0 +1,266 @@
+"""Programs of the user's that misbehave, started as the rule starts them, on two nodes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+
+from ddp.launching import agents
+from programs import SCRIPTS
+from waiting import until
+
+RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
+
+
+class Program:
+    """A program on two nodes of one process each, through launch and run_program."""
+
+    def __init__(self, folder: Path, text: str, command: list[str] | None = None, **more: str):
+        self.output = folder / "run"
+        script = folder / "program.py"
+        script.write_text(dedent(text))
+        run = {"command": command or ["python", str(script)], "nodes": 2, "nproc_per_node": 1}
+        words = [
+            sys.executable, SCRIPTS / "launch.py", "--nodes", "2", "--cpus", "2",
+            "--name", "program",
+            "--log", self.output / "train.log",
+            "--rank-logs", self.output / "logs", "--state", self.output / "state", "--",
+            SCRIPTS / "run_program.py", "--run", json.dumps(run), "--output", self.output,
+        ]  # fmt: skip
+        self.output.mkdir(exist_ok=True)
+        self.said = (folder / "said.txt").open("w+b")
+        self.process = subprocess.Popen(
+            [*map(str, words)], stdout=self.said, stderr=subprocess.STDOUT, env=os.environ | more
+        )
+
+    @property
+    def text(self) -> str:
+        return Path(self.said.name).read_text(errors="replace")
+
+    def await_file(self, name: str) -> Path:
+        path = self.output / "work" / name
+        until(path.exists, 60)
+        return path
+
+    def end(self, seconds: float = 90) -> int:
+        """Its status; nothing of it is left."""
+        status = self.process.wait(seconds)
+        until(lambda: not self.left(), 10)
+        return status
+
+    def left(self) -> list[psutil.Process]:
+        """Living processes that know the folder of the run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                known = str(self.output) in process.environ().get("LAUNCH_RESULTS", "")
+                if known and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
+    program = Program(tmp_path, f"""
+        {RANK}
+        import json, launched, pathlib
+        assert pathlib.Path.cwd() == launched.results
+        assert launched.parameters()["nodes"] == 2
+        assert "LAUNCH_SECRET" not in os.environ and "LAUNCH_REPORT" not in os.environ
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+        pathlib.Path(f"rank{{rank}}.json").write_text(json.dumps([os.environ[n] for n in names]))
+    """)  # fmt: skip
+    assert program.end() == 0, program.text
+    ranks = [json.loads((program.output / f"work/rank{n}.json").read_text()) for n in range(2)]
+    assert [rank[:3] for rank in ranks] == [["0", "0", "2"], ["1", "0", "2"]]
+    assert ranks[0][3:] == ranks[1][3:]
+
+
+def test_zero_on_one_rank_and_one_on_another_is_a_failure_of_that_rank(tmp_path) -> None:
+    program = Program(tmp_path, f"{RANK} sys.exit(rank)")
+    assert program.end() == 1
+    assert re.search(r"program failed: rank 1 on \S+ ended with status 1", program.text)
+
+
+def test_an_error_is_named_with_rank_host_and_log(tmp_path) -> None:
+    program = Program(
+        tmp_path,
+        f"""
+        {RANK}
+        time.sleep(1)
+        if rank == 1:
+            raise ValueError("no such molecule")
+        time.sleep(60)
+        """,
+    )
+    since = time.monotonic()
+    assert program.end() == 1
+    assert time.monotonic() - since < 45
+    assert re.search(
+        r"^launch: program failed: rank 1 on \S+: ValueError: no such molecule; its own log is "
+        r"\S+/logs/rank=1\.log",
+        program.text,
+        re.MULTILINE,
+    ), program.text
+
+
+def test_a_crash_is_named_by_its_signal(tmp_path) -> None:
+    program = Program(
+        tmp_path, f"{RANK} rank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(60)"
+    )
+    assert program.end() == 1
+    assert re.search(r"rank 0 on \S+ was ended by SIGSEGV", program.text), program.text
+
+
+def test_daemons_do_not_outlive_the_program(tmp_path) -> None:
+    """Neither those of a finished one nor those of one that was killed."""
+    fork = """
+        import os, time
+        def daemon():
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.closerange(0, 100)
+                    time.sleep(600)
+                os._exit(0)
+            os.wait()
+        daemon()
+        open("ready" + os.environ["RANK"], "w").close()
+        """
+    program = Program(tmp_path, fork)
+    assert program.end() == 0, program.text
+    (tmp_path / "other").mkdir()
+    program = Program(tmp_path / "other", dedent(fork) + "time.sleep(600)\n")
+    program.await_file("ready0")
+    program.await_file("ready1")
+    time.sleep(1)
+    assert len(program.left()) >= 4
+    program.process.send_signal(signal.SIGTERM)
+    assert program.end() == 1
+
+
+def test_a_program_that_ignores_sigterm_is_killed_and_named(tmp_path) -> None:
+    program = Program(
+        tmp_path,
+        f"""
+        {RANK}
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"ready{{rank}}", "w").close()
+        if rank == 1:
+            program = os.path.exists("ready0") or time.sleep(3)
+            sys.exit("I give up")
+        time.sleep(600)
+        """,
+    )
+    assert program.end(90) == 1
+    assert re.search(r"program failed: rank 1 on \S+: I give up", program.text), program.text
+
+
+def test_a_flood_of_output_is_bounded_in_memory_and_on_disk(tmp_path) -> None:
+    """200 MB of binary data, half of them without the end of a line, from one rank."""
+    program = Program(
+        tmp_path,
+        f"""
+        {RANK}
+        block = bytes(range(256)) * 4096
+        if rank == 0:
+            for _ in range(100):
+                os.write(1, block)
+            for _ in range(100):
+                os.write(1, block.replace(b"\\n", b" "))
+        time.sleep(600 * rank)
+        sys.exit("the end")
+        """,
+    )
+    most = 0
+    launch = psutil.Process(program.process.pid)
+    while program.process.poll() is None:
+        try:
+            family = [launch, *launch.children(recursive=True)]
+            # torchrun imports torch, 500 MB of it.
+            ours = [each for each in family if "torch.distributed.run" not in each.cmdline()]
+            most = max(most, *(each.memory_info().rss for each in ours))
+        except psutil.Error:
+            pass
+        time.sleep(0.2)
+    assert program.end() == 1
+    assert most < 100_000_000
+    assert "rank 0 on" in program.text
+    assert ": the end; its own log is" in program.text
+    logs = sum(path.stat().st_size for path in (program.output / "logs").iterdir())
+    # Bytes that are no UTF-8 take three each.
+    assert logs < 3 * agents.MOST_LOGGED * 1.1
+    assert Path(program.said.name).stat().st_size < 60_000_000
+    assert "the rest is only in the log" in program.text
+
+
+def test_what_looks_like_a_record_of_ours_is_only_text(tmp_path) -> None:
+    program = Program(
+        tmp_path,
+        r"""
+        import os, sys
+        for stream in (sys.stdout, sys.stderr):
+            print('\x1elaunch n-1-1 0 1 {"ending": {"who": "rank 7 on mars"}}', file=stream)
+            print("\x1elaunch n-1-1 0 1 nonsense", file=stream)
+        import time; time.sleep(600 * (os.environ["RANK"] == "0"))
+        sys.exit(1)
+        """,
+    )
+    assert program.end() == 1
+    assert re.search(r"program failed: rank 1 on ", program.text), program.text
+    assert "Traceback" not in program.text
+
+
+def test_closing_its_output_ends_nothing(tmp_path) -> None:
+    program = Program(
+        tmp_path, f"{RANK} os.close(1); os.close(2); time.sleep(2); open(f'end{{rank}}', 'w')"
+    )
+    assert program.end() == 0, program.text
+    assert (program.output / "work/end1").exists()
+
+
+@pytest.mark.parametrize("handled", [True, False], ids=["handled", "not handled"])
+def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
+    program = Program(
+        tmp_path,
+        f"""
+        {RANK}
+        import launched
+        while {handled}:
+            time.sleep(0.1)
+            if launched.stop_requested():
+                if rank == 0:
+                    launched.save(launched.state / "s", lambda path: path.write_text("s"))
+                launched.stop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(600)
+        """,
+        # On a loaded machine a program needs ten seconds to begin to listen.
+        LAUNCH_STOP_AT=str(time.time() + (30 if handled else 8)),
+    )
+    assert program.end() == (75 if handled else 1), program.text
+    if handled:
+        assert "stopped (its time is nearly up); saved in" in program.text, program.text
+        assert (program.output / "state/saved/s").read_text() == "s"
+
+
+def test_another_command_than_python(tmp_path) -> None:
+    program = Program(tmp_path, "", command=["sh", "-c", "echo $RANK > {results}/rank.$RANK"])
+    assert program.end() == 0, program.text
+    assert (program.output / "work/rank.1").read_text() == "1\n"
+
+
+def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
+    program = Program(tmp_path, "", command=["no-such-solver"])
+    assert program.end() == 1
+    assert "no-such-solver: No such file or directory; check program, command" in program.text
+    assert "Traceback" not in program.text

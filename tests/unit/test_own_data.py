@@ -1,0 +1,343 @@
+"""The import of a user's own images, by the program, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddp.base.errors import Refusal
+from ddp.data.folder import DataFolder
+from ddp.data.own.declaration import Own
+from ddp.data.own.importing import import_own
+from ddp.data.own.pictures import Unreadable, read_image
+from pictures import CLASSES, arrays, write_folder
+from programs import SCRIPTS, program
+
+
+def own(path: Path, kind: str = "folder", **keys: Any) -> Own:
+    return Own("shapes", kind, str(path), **keys)
+
+
+def fetch(own: Own, output: Path) -> subprocess.CompletedProcess[str]:
+    return program("fetch", "--dataset", "shapes", "--own", own.to_json(), "--output", output)
+
+
+def imported(own: Own, output: Path) -> DataFolder:
+    done = fetch(own, output)
+    assert done.returncode == 0, done.stderr
+    folder = DataFolder.read(output)
+    folder.refuse_changed("train", "test")
+    return folder
+
+
+def refused(own: Own, output: Path) -> str:
+    """The line with which an import is refused, without its beginning."""
+    done = fetch(own, output)
+    assert done.returncode == 1, done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert len(last) <= 200
+    assert "Traceback" not in done.stderr
+    assert not (output / "manifest.json").exists()
+    return last.removeprefix("fetch: ")
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("shapes") / "images", train=12, test=4)
+
+
+def test_folder_arrays_and_function_give_the_same_arrays(shapes: Path, tmp_path: Path) -> None:
+    content = arrays(train=12, test=4)
+    np.savez_compressed(tmp_path / "shapes.npz", **content)
+    (tmp_path / "load.py").write_text(
+        "import numpy as np\n"
+        f"CLASSES = {list(CLASSES)}\n"
+        "def load(split):\n"
+        f"    found = np.load({str(tmp_path / 'shapes.npz')!r})\n"
+        "    yield from zip(found[f'{split}_images'], found[f'{split}_labels'])\n"
+    )
+    folders = [
+        imported(own(shapes), tmp_path / "folder"),
+        imported(own(tmp_path / "shapes.npz", "arrays"), tmp_path / "arrays"),
+        imported(own(tmp_path / "load.py", "python", function="load"), tmp_path / "python"),
+    ]
+    wanted = sorted(zip(content["test_labels"], map(bytes, content["test_images"]), strict=True))
+    for folder in folders:
+        assert folder.image_shape == (48, 64, 1)
+        assert folder.manifest["images"] == {"train": 36, "test": 12}
+        images, labels = folder.split("test")
+        assert sorted(zip(labels, map(bytes, images), strict=True)) == wanted
+    assert folders[1].manifest["content_sha256"] == folders[2].manifest["content_sha256"]
+    # A folder's images are mixed, so that neighbours are of many classes.
+    assert len(set(folders[0].split("train")[1][:6].tolist())) > 1
+    assert folders[0].class_names == folders[2].class_names == list(CLASSES)
+    assert folders[1].class_names == ["0", "1", "2"]
+    # What was asked for is a part of the hash.
+    assert len({folder.sha256 for folder in folders}) == 3
+
+
+def test_the_same_folder_gives_the_same_bytes_again(shapes: Path, tmp_path: Path) -> None:
+    one, other = (imported(own(shapes, image_size=(20, 30)), tmp_path / n) for n in "ab")
+    assert one.manifest == other.manifest
+    assert one.image_shape == (20, 30, 1)
+
+
+def test_one_folder_of_classes_is_split_by_a_seed(shapes: Path, tmp_path: Path) -> None:
+    root = shapes / "train"
+    one, same, other = (
+        imported(own(root, test_fraction=0.25, split_seed=seed), tmp_path / name)
+        for name, seed in (("one", 0), ("same", 0), ("other", 1))
+    )
+    assert one.manifest["images"] == {"train": 27, "test": 9}
+    assert np.bincount(one.split("test")[1]).tolist() == [3, 3, 3]
+    assert one.sha256 == same.sha256 != other.sha256
+
+
+def test_images_are_upright_opaque_and_cropped_about_their_centre(tmp_path: Path) -> None:
+    left_red = np.zeros((40, 80, 3), np.uint8)
+    left_red[:, :40, 0] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera was turned: the picture is shown rotated by 90 degrees
+    Image.fromarray(left_red).save(tmp_path / "turned.png", exif=turned)
+    upright = read_image(tmp_path / "turned.png", None, 3)
+    assert upright.shape == (80, 40, 3)
+    assert upright[0, 0].tolist() == [255, 0, 0]
+    assert upright[-1, 0].tolist() == [0, 0, 0]
+    Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "clear.png", None, 3).min() == 255
+    Image.fromarray(np.full((8, 8), 0x1234, np.uint16)).save(tmp_path / "deep.png")
+    assert read_image(tmp_path / "deep.png", None, 1).max() == 0x12
+    Image.fromarray(np.full((8, 8), 200, np.int32)).save(tmp_path / "wide.tif")
+    assert read_image(tmp_path / "wide.tif", None, 1).max() == 200
+    middle = read_image(tmp_path / "turned.png", (20, 20), 3)
+    assert middle.shape == (20, 20, 3)
+    assert middle[0, 0, 0] == 255
+    assert middle[-1, 0, 0] == 0
+
+
+def test_damaged_images_are_named_or_left_out(shapes: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "images"
+    subprocess.run(["cp", "-r", shapes, copy], check=True)
+    (copy / "train/circle/000.png").write_bytes(b"not an image")
+    whole = (copy / "train/cross/001.png").read_bytes()
+    (copy / "train/cross/001.png").write_bytes(whole[: len(whole) // 2])
+    (copy / "test/stripes/000.png").unlink()
+    os.mkfifo(copy / "test/stripes/000.png")
+    (copy / "train/circle/notes.txt").write_text("x")
+    line = refused(own(copy), tmp_path / "data")
+    # The headers are read first, so a truncated image is found later.
+    assert line == (
+        "2 images are unreadable: train/circle/000.png (not an image), test/stripes/000.png (is "
+        "not a regular file); remove them, or set dataset.skip_unreadable: true"
+    )
+    folder = imported(own(copy, skip_unreadable=True), tmp_path / "data")
+    assert folder.manifest["images"] == {"train": 34, "test": 11}
+    assert sorted(folder.manifest["skipped"]) == [
+        "test/stripes/000.png", "train/circle/000.png", "train/cross/001.png",
+    ]  # fmt: skip
+    # What was left out leaves no hole.
+    images, labels = folder.split("train")
+    assert np.bincount(labels).tolist() == [11, 11, 12]
+    assert all(image.max() > 0 for image in images)
+
+
+def test_a_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(path)
+    with pytest.raises(Unreadable, match="20000 x 20000 pixels are too many"):
+        read_image(path, (8, 8), 3)
+
+
+def test_a_program_in_an_image_does_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n")
+    with pytest.raises(Unreadable, match="not an image"):
+        read_image(path, None, 3)
+
+
+def test_equal_images_in_train_and_test_are_counted(shapes: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "images"
+    subprocess.run(["cp", "-r", shapes, copy], check=True)
+    for number in (0, 1):
+        os.link(copy / f"train/cross/{number:03}.png", copy / f"test/cross/again{number}.png")
+    done = fetch(own(copy), tmp_path / "data")
+    assert done.returncode == 0
+    assert "fetch: warning: 2 of the 14 test images are in the train split too" in done.stderr
+
+
+def broken(root: Path, *change: str) -> Path:
+    """A copy of the folder after a shell command in it."""
+    subprocess.run(["sh", "-c", *change], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.parametrize(("change", "keys", "line"), [
+    ("rm -r test", {}, "has train/ but neither test/ nor val/"),
+    ("rm -r train", {}, "has test/ but no train/; add it"),
+    ("mv train a; mv test b", {}, "has no train/ and test/; if its folders are classes"),
+    ("rm test/cross/*", {}, 'the class "cross" has no test images in'),
+    ("mkdir train/none", {}, 'the class "none" has no train images in'),
+    ("mkdir test/more", {}, "test/more is a class that"),
+    ("rm -r train/* test/*", {}, "has no folders; each class needs one"),
+    ("true", {"test_fraction": 0.2}, "has test/ already; leave test_fraction out"),
+    ("cp ../other.png train/cross/", {}, "png: 48 x 64, other.png: 9 x 9); give dataset."),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_used(
+    shapes: Path, tmp_path: Path, change: str, keys: dict, line: str
+) -> None:
+    Image.new("L", (9, 9)).save(tmp_path / "other.png")
+    subprocess.run(["cp", "-r", shapes, tmp_path / "images"], check=True)
+    root = broken(tmp_path / "images", change)
+    assert line in refused(own(root, **keys), tmp_path / "data")
+
+
+def good_arrays() -> dict[str, np.ndarray]:
+    return {
+        "images": np.zeros((8, 5, 6, 2), np.float32) + np.arange(8).reshape(-1, 1, 1, 1),
+        "labels": np.array([0, 1] * 4),
+    }
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ({"labels": np.array([0, 2] * 4)}, "has 0 images; a class needs one for train and one"),
+    ({"labels": np.array([0, -1] * 4)}, "the all labels have -1"),
+    ({"labels": np.array([0.0, 1] * 4)}, "one whole number per image is needed"),
+    ({"labels": np.array([0, 1] * 3)}, "8 images but 6 labels"),
+    ({"labels": np.array([0, 10**9] * 4)}, "the label 1,000,000,000 is too large"),
+    ({"images": np.full((8, 5, 6), np.nan)}, "have values that are not finite"),
+    ({"images": np.full((8, 5, 6), 300)}, "are whole numbers outside 0 to 255"),
+    ({"images": np.zeros((8, 3, 32, 32), np.uint8)}, "channels first; save"),
+    ({"images": np.zeros((8, 5), np.uint8)}, "images, height, width and channels are needed"),
+    ({"images": np.array([None] * 8)}, "not numbers"),
+    ({"images": np.asfortranarray(np.zeros((8, 5, 6)))}, "is in Fortran order"),
+])  # fmt: skip
+def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict, line: str) -> None:
+    np.savez(tmp_path / "x.npz", **good_arrays() | change)
+    wanted = own(tmp_path / "x.npz", "arrays", test_fraction=0.5)
+    assert line in refused(wanted, tmp_path / "data")
+
+
+def test_float_arrays_of_any_number_of_channels(tmp_path: Path) -> None:
+    for name, array in good_arrays().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    wanted = own(
+        tmp_path / "images.npy", "arrays", labels=str(tmp_path / "labels.npy"), test_fraction=0.5
+    )
+    folder = imported(wanted, tmp_path / "data")
+    assert folder.manifest["dtype"] == "float32"
+    assert folder.image_shape == (5, 6, 2)
+    assert folder.manifest["images"] == {"train": 4, "test": 4}
+
+
+def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Refused, or read: some bytes of an archive mean nothing."""
+    np.savez_compressed(tmp_path / "x.npz", **good_arrays())
+    whole = (tmp_path / "x.npz").read_bytes()
+    random = np.random.default_rng(0)
+    for number in range(60):
+        damaged = bytearray(whole)
+        start = int(random.integers(len(whole) - 8))
+        damaged[start : start + 8] = random.bytes(8)
+        path = tmp_path / f"{number}.npz"
+        path.write_bytes(damaged)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with suppress(Refusal):
+            import_own(own(path, "arrays", test_fraction=0.5), folder, print)
+
+
+def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_path: Path) -> None:
+    copy, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    subprocess.run(["cp", "-r", shapes, copy], check=True)
+    (copy / "train/cross").rename(elsewhere)
+    (copy / "train/cross").symlink_to(elsewhere)
+    (elsewhere / "loop").symlink_to(elsewhere)
+    before = own(copy).fingerprint
+    Image.fromarray(np.zeros((48, 64), np.uint8)).save(elsewhere / "new.png")
+    assert own(copy).fingerprint != before
+    assert imported(own(copy), tmp_path / "data").manifest["images"]["train"] == 37
+
+
+@pytest.mark.parametrize(("body", "line"), [
+    ("    yield np.zeros((4, 4), np.uint8)", "(image, label) is needed"),
+    ("    yield np.zeros((4, 4), np.uint8), 'cat'", 'has the label "cat"'),
+    ("    for size in (4, 5):\n        yield np.zeros((size, 4), np.uint8), 0",
+     "train image 1 is uint8 (5, 4, 1), the first one is uint8 (4, 4, 1)"),
+    ("    yield 1 / 0, 0", "load.py:3: ZeroDivisionError: division by zero"),
+    ("    return []", "load('train') of"),
+    ("    yield np.zeros((4, 4), np.uint8), 5", 'the class "0" has no train images'),
+    ("    yield np.zeros((3, 9, 9), np.uint8), 0", "channels first; yield numpy.moveaxis"),
+    ("    yield np.zeros((4, 4), np.uint8), 4_000_000_000", "it is too large"),
+    ("    yield np.full((4, 4), np.inf), 0", "have values that are not finite"),
+])  # fmt: skip
+def test_a_function_that_cannot_be_used(tmp_path: Path, body: str, line: str) -> None:
+    (tmp_path / "load.py").write_text(f"import numpy as np\ndef load(split):\n{body}\n")
+    wanted = own(tmp_path / "load.py", "python", function="load")
+    assert line in refused(wanted, tmp_path / "data")
+
+
+def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(
+    shapes: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "data"
+    command = [
+        sys.executable, SCRIPTS / "fetch.py", "--dataset", "shapes",
+        "--own", own(shapes, image_size=(1500, 1500)).to_json(), "--output", output,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    while not list(output.glob(".fetch-*/train_images.npy")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (output / "manifest.json").exists()
+    folder = imported(own(shapes), output)
+    assert folder.image_shape == (48, 64, 1)
+    assert sorted(path.name for path in output.iterdir() if path.name[0] != ".") == [
+        "manifest.json", *sorted(folder.manifest["files"]),
+    ]  # fmt: skip
+
+
+def test_a_changed_folder_is_noticed(shapes: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "images"
+    subprocess.run(["cp", "-rp", shapes, copy], check=True)
+    before = own(copy).fingerprint
+    assert own(copy).fingerprint == before
+    path = copy / "train/cross/000.png"
+    path.write_bytes(path.read_bytes() + b"x")
+    changed = own(copy).fingerprint
+    path.rename(path.with_name("renamed.png"))
+    assert (
+        len({before, changed, own(copy).fingerprint, own(copy, image_size=(8, 8)).fingerprint}) == 4
+    )
+
+
+def test_the_code_of_a_function_and_of_what_it_imports_is_a_part_of_the_hash(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "load.py").write_text("from helper import load\n")
+    (tmp_path / "helper.py").write_text("def load(split): ...\n")
+    wanted = own(tmp_path / "load.py", "python", function="load")
+    before = wanted.settings["code_sha256"]
+    (tmp_path / "helper.py").write_text("def load(split): return []\n")
+    assert wanted.settings["code_sha256"] != before
+
+
+def test_a_manifest_of_own_images_is_checked_too(shapes: Path, tmp_path: Path) -> None:
+    imported(own(shapes), tmp_path / "data")
+    path = tmp_path / "data/manifest.json"
+    manifest = json.loads(path.read_text())
+    for change in ({"class_names": ["a"]}, {"settings": {}}, {"settings": {"kind": "arrays"}}):
+        path.write_text(json.dumps(manifest | change))
+        done = program("stage", "--data", tmp_path / "data")
+        assert done.returncode == 1
+        assert "manifest.json is not that of shapes: " in done.stderr

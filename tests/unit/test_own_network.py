@@ -1,0 +1,349 @@
+"""A user's own network, warm starts, and predictions, by the programs."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from ddp.base.errors import Refusal
+from ddp.base.sources import local_sources, sources_sha256
+from ddp.models import weights
+from ddp.models.classifier import build
+from ddp.models.fitting import refuse_unfit_model
+from ddp.models.names import Form
+from pictures import picture, write_folder
+from programs import program
+from trainings import Training
+from waiting import until
+
+NETWORK = """
+from torch import nn
+from layers import Block
+
+class Net(nn.Module):
+    def __init__(self, classes, channels, image_size, width=8):
+        super().__init__()
+        self.body = nn.Sequential(Block(channels, width), Block(width, 2 * width))
+        self.head = nn.Linear(2 * width, classes)
+
+    def forward(self, images):
+        return self.head(self.body(images).mean((2, 3)))
+
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": self.head.parameters(), "rate": 2.0, "weight_decay": 0.0}]
+
+def broken(classes, channels, image_size):
+    return 1 / 0
+"""
+LAYERS = """
+from torch import nn
+
+class Block(nn.Sequential):
+    def __init__(self, channels_in, channels_out):
+        super().__init__(
+            nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.BatchNorm2d(channels_out),
+            nn.ReLU(), nn.MaxPool2d(2),
+        )
+"""
+FORM = Form(48, 64, 1, 3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("network")
+    (folder / "my_models.py").write_text(NETWORK)
+    (folder / "layers.py").write_text(LAYERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of 48 x 64 x 1 images."""
+    folder = tmp_path_factory.mktemp("shapes")
+    own = {
+        "name": "shapes", "kind": "folder", "path": str(write_folder(folder / "images")),
+        "image_size": None,
+    }  # fmt: skip
+    done = program(
+        "fetch", "--dataset", "shapes", "--own", json.dumps(own), "--output", folder / "data"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "data"
+
+
+def changes(files: Path, **keys: object) -> dict:
+    return {
+        "dataset": "shapes", "model": f"{files}/my_models.py:Net", "model_args": {"width": 6},
+        "epochs": 3, "global_batch_size": 36, "learning_rate": 0.05, "checkpoint_every": 0,
+        "shift": 2,
+    } | keys  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(shapes: Path, files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "run"
+    training = Training(output, shapes, **changes(files))
+    assert training.end() == 0, training.said
+    return output
+
+
+def test_the_weights_bring_their_network(trained: Path, files: Path) -> None:
+    path = trained / "model.safetensors"
+    with pytest.raises(Refusal, match=r"brings Python code \(my_models.py\) that would run here"):
+        weights.load(path)
+    sha256 = sources_sha256(local_sources(files / "my_models.py"))
+    with pytest.raises(Refusal, match="--trust-code"):
+        weights.load(path, "0" * 64)
+    classifier = weights.load(path, sha256)
+    assert classifier.network.head.in_features == 12
+    assert json.loads((trained / "run.json").read_text())["network_sha256"] == sha256
+    assert (trained / "network/layers.py").read_text() == LAYERS
+    # The files where it was trained are not needed any more, and may have changed.
+    (files / "layers.py").write_text("raise RuntimeError('not these')")
+    try:
+        assert weights.load(path, sha256).network.head.in_features == 12
+    finally:
+        (files / "layers.py").write_text(LAYERS)
+
+
+def test_the_same_weights_on_any_geometry_and_after_a_kill(
+    trained: Path, shapes: Path, files: Path, tmp_path: Path
+) -> None:
+    """Mapped and in memory; killed and resumed."""
+    wanted = (trained / "model.safetensors").read_bytes()
+    memory = Training(tmp_path / "memory", shapes, "--images-in", "memory", **changes(files))
+    assert memory.end() == 0, memory.said
+    assert (tmp_path / "memory/model.safetensors").read_bytes() == wanted
+    killed = Training(tmp_path / "killed", shapes, **changes(files))
+    until(lambda: 1 in killed.epochs, 60)
+    killed.process.kill()
+    killed.process.wait()
+    again = Training(tmp_path / "killed", shapes, **changes(files))
+    assert again.end() == 0, again.said
+    assert (tmp_path / "killed/model.safetensors").read_bytes() == wanted
+
+
+def test_evaluation_runs_only_the_code_that_was_configured(
+    trained: Path, shapes: Path, files: Path, tmp_path: Path
+) -> None:
+    where = ["--data", shapes, "--model", trained / "model.safetensors"]
+    foreign = program("evaluate", *where, "--output", tmp_path / "e.json")
+    assert foreign.returncode == 1
+    assert foreign.stderr.count("\n") == 1
+    sha256 = sources_sha256(local_sources(files / "my_models.py"))
+    done = program("evaluate", *where, "--trust-code", sha256, "--output", tmp_path / "e.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert (found["n"], found["class_names"]) == (30, ["circle", "cross", "stripes"])
+    assert found["accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(("model", "args", "line"), [
+    ("my_models.py:Net", {"depth": 3}, "unexpected keyword argument 'depth'"),
+    ("my_models.py:broken", {}, "my_models.py:18: ZeroDivisionError: division by zero"),
+    ("my_models.py:None_", {}, "my_models.py has no None_"),
+    ("other.py:Net", {}, "other.py is not there"),
+    ("my_models.py:Block", {}, "Block.__init__() takes 3 positional arguments"),
+    ("no.such.package:build", {}, "there is no module no.such.package here"),
+])  # fmt: skip
+def test_a_network_that_cannot_be_made(files: Path, model: str, args: dict, line: str) -> None:
+    model = f"{files}/{model}" if ".py:" in model else model
+    with pytest.raises(Refusal) as refusal:
+        refuse_unfit_model(model, (8, 8, 8), args, FORM)
+    assert line in str(refusal.value)
+
+
+TROUBLE = """
+import torch
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self, classes, channels, size):
+        super().__init__()
+        self.one = nn.Conv2d(channels, channels, 3, padding=1)
+        self.same = self.one
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.head = nn.Linear(channels * size[0] * size[1], classes)
+
+    def forward(self, images):
+        return self.head(self.same(self.one(images)).flatten(1))
+
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": self.head.parameters()}]
+
+class Unused(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        self.idle = nn.Linear(3, 3)
+
+def lazy(classes, channels, size):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+"""
+
+
+def test_tied_weights_infinite_masks_and_groups_without_a_rate(
+    shapes: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "nets.py").write_text(TROUBLE)
+    run = changes(tmp_path, model=f"{tmp_path}/nets.py:Tied", model_args={}, epochs=1)
+    training = Training(tmp_path / "run", shapes, **run | {"learning_rate": 0.001})
+    assert training.end() == 0, training.said
+    loaded = weights.load(tmp_path / "run/model.safetensors", "any").network
+    assert loaded.one.weight is loaded.same.weight
+
+
+@pytest.mark.parametrize(("name", "processes", "line"), [
+    ("Unused", 2, "does not use network.idle.weight in every pass"),
+    ("lazy", 1, "lazy of nets.py has lazy layers; give them their sizes"),
+])  # fmt: skip
+def test_networks_that_cannot_be_trained_are_refused_in_a_line(
+    shapes: Path, tmp_path: Path, name: str, processes: int, line: str
+) -> None:
+    (tmp_path / "nets.py").write_text(TROUBLE)
+    run = changes(tmp_path, model=f"{tmp_path}/nets.py:{name}", model_args={}, epochs=1)
+    training = Training(tmp_path / "run", shapes, processes=processes, **run)
+    assert training.end() == 1
+    assert line in training.said
+    assert "Traceback" not in training.said
+
+
+def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: Path) -> None:
+    classifier = build(f"{files}/my_models.py:Net", (8, 8, 8), 3, (48, 64, 1))
+    trusted = sources_sha256(classifier.description["sources"])
+    classifier.description["model"] = "json.tool:main"
+    weights.save(classifier, tmp_path / "model.safetensors")
+    with pytest.raises(Refusal, match="is not the one that this network was trained with"):
+        weights.load(tmp_path / "model.safetensors", trusted)
+
+
+@pytest.mark.parametrize(("model", "form", "line"), [
+    ("vit_b_16", Form(48, 64, 3, 3), "does not take 48x64x3 images: Wrong image height"),
+    ("squeezenet1_0", Form(64, 64, 1, 3), "does not take 64x64x1 images"),
+    ("airbench", Form(4, 4, 3, 3), "airbench does not take 4x4x3 images"),
+])  # fmt: skip
+def test_a_network_that_does_not_take_the_size(model: str, form: Form, line: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        refuse_unfit_model(model, (8, 8, 8), {}, form)
+    assert line in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "model", ["airbench", "airbench96", "resnet9", "resnet18", "resnet18_imagenet"]
+)
+@pytest.mark.parametrize("form", [Form(48, 64, 1, 3), Form(100, 70, 5, 11), Form(32, 32, 3, 10)])
+def test_built_in_networks_take_other_sizes(model: str, form: Form) -> None:
+    refuse_unfit_model(model, (8, 8, 8), {}, form)
+
+
+def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    (tmp_path / "package/nets.py").write_text(NETWORK.replace("from layers", "from .layers"))
+    (tmp_path / "package/layers.py").write_text(LAYERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    classifier = build("package.nets:Net", (8, 8, 8), 3, (48, 64, 1), {"width": 4})
+    weights.save(classifier, tmp_path / "model.safetensors")
+    with pytest.raises(Refusal, match="--trust-code"):
+        weights.load(tmp_path / "model.safetensors")
+    assert weights.load(tmp_path / "model.safetensors", "any").network.head.in_features == 8
+
+
+def test_sources_in_a_weights_file_stay_in_their_folder(tmp_path: Path) -> None:
+    classifier = build("airbench", (8, 8, 8), 3)
+    classifier.description |= {"model": "x.py:Net", "sources": {"../x.py": "print('here')"}}
+    weights.save(classifier, tmp_path / "model.safetensors")
+    with pytest.raises(Refusal, match="its code is not that of a network"):
+        weights.load(tmp_path / "model.safetensors", "any")
+
+
+def test_warm_start_takes_what_fits_and_names_the_rest(
+    trained: Path, shapes: Path, files: Path, tmp_path: Path
+) -> None:
+    first = trained / "model.safetensors"
+    more = Training(
+        tmp_path / "more", shapes, **changes(files, initial_weights=str(first), epochs=1)
+    )
+    assert more.end() == 0
+    assert "train: initial_weights: 18 of 18 tensors from" in more.said
+    before, after = (
+        float(history(path)[row]["train_loss"])
+        for path, row in ((trained, -1), (tmp_path / "more", 0))
+    )
+    start = float(history(trained)[0]["train_loss"])
+    assert abs(after - before) < abs(after - start)
+    wider = Training(
+        tmp_path / "wider", shapes,
+        **changes(files, initial_weights=str(first), epochs=1, model_args={"width": 5}),
+    )  # fmt: skip
+    assert wider.end() == 0
+    assert (
+        "these do not fit and start anew: network.body.0.0.weight (5, 1, 3, 3), there (6, 1, 3, 3)"
+        in wider.said
+    )
+    nothing = Training(
+        tmp_path / "nothing", shapes,
+        **changes(files, initial_weights=str(first), model="airbench", model_args={}),
+    )  # fmt: skip
+    assert nothing.end() == 0 or "no tensor" in nothing.said
+
+
+def history(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((run / "history.csv").read_text())))
+
+
+def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(
+    trained: Path, shapes: Path, files: Path, tmp_path: Path
+) -> None:
+    classifier = weights.load(trained / "model.safetensors", "any")
+    torch.save({"state_dict": classifier.network.state_dict()}, tmp_path / "net.pt")
+    run = changes(files, initial_weights=str(tmp_path / "net.pt"), epochs=1)
+    done = Training(tmp_path / "run", shapes, **run)
+    assert done.end() == 0
+    assert "16 of 18 tensors" in done.said
+    (tmp_path / "net.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch here'\ntR.")
+    hostile = Training(tmp_path / "hostile", shapes, **run)
+    assert hostile.end() == 1
+    assert "net.pt is not a weights file" in hostile.said
+
+
+def test_predictions_as_a_table(trained: Path, tmp_path: Path) -> None:
+    for label in range(3):
+        Image.fromarray(picture(label, 77, 48, 64)).save(tmp_path / f"{label}.png")
+    (tmp_path / "bad.png").write_text("no image")
+    model = ["--model", trained / "model.safetensors", "--trust-code"]
+    good = program("predict", *model, "--", *(tmp_path / f"{label}.png" for label in range(3)))
+    assert good.returncode == 0, good.stderr
+    rows = list(csv.DictReader(io.StringIO(good.stdout)))
+    assert list(rows[0]) == ["image", "predicted", "probability", "circle", "cross", "stripes"]
+    for row in rows:
+        shares = [float(row[name]) for name in ("circle", "cross", "stripes")]
+        assert sum(shares) == pytest.approx(1, abs=1e-5)
+        assert float(row[row["predicted"]]) == max(shares) == float(row["probability"])
+    folder = program("predict", *model, "--", tmp_path)
+    assert folder.returncode == 1
+    assert folder.stderr == f"predict: {tmp_path}/bad.png: not an image\n"
+    assert len(folder.stdout.splitlines()) == 4
+
+
+def test_a_prediction_sees_what_the_evaluation_sees(
+    shapes: Path, files: Path, tmp_path: Path
+) -> None:
+    """Of images stored at 48 x 64, training sees 32 x 40 and evaluation the middle 40 x 48."""
+    run = changes(files, epochs=1, crop_size=[32, 40], test_size=[40, 48])
+    assert Training(tmp_path / "run", shapes, **run).end() == 0
+    weights_file = tmp_path / "run/model.safetensors"
+    classifier = weights.load(weights_file, "any").eval()
+    assert classifier.description["stored_size"] == [48, 64]
+    Image.fromarray(picture(1, 5, 48, 64)).save(tmp_path / "x.png")
+    done = program("predict", "--model", weights_file, "--trust-code", "--", tmp_path / "x.png")
+    middle = torch.from_numpy(picture(1, 5, 48, 64)[4:44, 8:56])[None, :, :, None]
+    with torch.no_grad():
+        wanted = classifier(middle).double().softmax(1)[0].tolist()
+    (row,) = csv.DictReader(io.StringIO(done.stdout))
+    assert [float(row[name]) for name in ("circle", "cross", "stripes")] == pytest.approx(
+        wanted, abs=1e-5
+    )

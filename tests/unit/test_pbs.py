@@ -1,0 +1,166 @@
+"""PBS's requests, states and answers; the text is that of OpenPBS 23.06.06."""
+
+from pathlib import Path
+
+import pytest
+
+from ddp.base.errors import Refusal
+from ddp.experiment.config import Experiment, Run
+from ddp.experiment.job_size import evaluation_size, training_size
+from ddp.schedulers.pbs.commands import SEPARATOR, parse_jobs
+from ddp.schedulers.pbs.jobs import job_name
+from ddp.schedulers.pbs.requests import options
+from ddp.schedulers.pbs.scheduler import end_of, job_hosts
+from ddp.schedulers.pbs.states import State, state_of
+from ddp.schedulers.registry import SCHEDULERS
+
+REQUESTS = {
+    ("cpu", 1): (
+        "-l select=1:ncpus=4:mpiprocs=1:ompthreads=4:mem=4000mb -l walltime=02:10:00",
+        "-l ncpus=4 -l mem=4000mb -l walltime=02:10:00",
+    ),
+    ("cpu", 3): (
+        "-l select=3:ncpus=4:mpiprocs=1:ompthreads=4:mem=4000mb -l place=scatter "
+        "-l walltime=02:10:00",
+        "-l ncpus=12 -l mem=12000mb -l walltime=02:10:00",
+    ),
+    ("cuda", 1): (
+        "-l select=1:ncpus=48:mpiprocs=1:ompthreads=48:mem=32000mb:ngpus=4 -l walltime=02:10:00",
+        "-l ncpus=48 -l mem=32000mb -l ngpus=4 -l walltime=02:10:00",
+    ),
+    ("cuda", 2): (
+        "-l select=2:ncpus=48:mpiprocs=1:ompthreads=48:mem=32000mb:ngpus=4 -l place=scatter "
+        "-l walltime=02:10:00",
+        "-l ncpus=96 -l mem=64000mb -l ngpus=8 -l walltime=02:10:00",
+    ),
+}
+
+
+def run_on(device: str, nodes: int) -> Run:
+    geometry = {"nproc_per_node": 4, "cpus_per_proc": 12} if device == "cuda" else {}
+    config = {"experiment": "x", "nodes": nodes, "device": device, "global_batch_size": 504}
+    (run,) = Experiment.from_config(config | geometry).runs.values()
+    return run
+
+
+@pytest.mark.parametrize(("device", "nodes"), REQUESTS)
+@pytest.mark.parametrize("form", ["select", "totals"])
+def test_a_run_becomes_qsub_s_options(device: str, nodes: int, form: str) -> None:
+    resources = SCHEDULERS["pbs"].resources(training_size(run_on(device, nodes)))
+    select, totals = REQUESTS[device, nodes]
+    expected = select if form == "select" else totals
+    assert " ".join(options(resources | {"runtime": 130}, form)) == expected
+
+
+def test_the_site_s_settings() -> None:
+    """The example for Gadi in docs/pbs.md."""
+    resources = SCHEDULERS["pbs"].resources(training_size(run_on("cuda", 2)))
+    site = {
+        "runtime": 130, "pbs_queue": "gpuvolta", "pbs_project": "vp91", "jobfs": "10GB",
+        "storage": "scratch/vp91", "pbs_extra": "-m n",
+    }  # fmt: skip
+    assert " ".join(options(resources | site, "totals")) == (
+        "-l ncpus=96 -l mem=64000mb -l ngpus=8 -l jobfs=10GB -l walltime=02:10:00 "
+        "-l storage=scratch/vp91 -q gpuvolta -P vp91 -m n"
+    )
+    chunks = options(resources | site | {"pbs_place": "scatter:excl"}, "select")
+    assert chunks[1].endswith(":ngpus=4:jobfs=10GB")
+    assert chunks[3] == "place=scatter:excl"
+
+
+def test_local_disk_can_follow_the_data() -> None:
+    resources = SCHEDULERS["pbs"].resources(training_size(run_on("cpu", 2)))
+    site = resources | {"disk_mb": 40_000, "jobfs": "auto"}
+    assert ":jobfs=41000mb" in options(site, "select")[1]
+    assert "jobfs=82000mb" in options(site, "totals")
+
+
+def test_evaluation_asks_for_one_node() -> None:
+    resources = SCHEDULERS["pbs"].resources(evaluation_size(run_on("cpu", 3)))
+    assert options(resources, "select") == [
+        "-l", "select=1:ncpus=4:mpiprocs=1:ompthreads=4:mem=4000mb",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pbs_queue", "pbs_project", "jobfs", "storage", "pbs_place"])
+def test_a_value_that_would_be_another_option_is_refused(name: str) -> None:
+    with pytest.raises(Refusal, match=f"{name}: a b has a blank"):
+        options({name: "a b"}, "select")
+
+
+STATES = [
+    ({"job_state": "F", "Exit_status": "0", "substate": "92"}, State("has ended", True, True)),
+    (
+        {"job_state": "F", "Exit_status": "0", "substate": "93"},
+        State("has lost a node", True, node_lost=True),
+    ),
+    (
+        {"job_state": "F", "Exit_status": "1", "substate": "93",
+         "comment": "Job run at 1 and failed"},
+        State("ended with status 1", True),
+    ),
+    (
+        {
+            "job_state": "F", "Exit_status": "-29", "substate": "93",
+            "comment": "Job run at Sun on (n1:ncpus=1) and exceeded resource walltime",
+        },
+        State("has exceeded its walltime", True),
+    ),
+    (
+        {"job_state": "F", "Exit_status": "271", "substate": "91"},
+        State("was deleted (qdel)", True),
+    ),
+    (
+        {"job_state": "F", "Exit_status": "265", "substate": "93"},
+        State("was ended by SIGKILL", True),
+    ),
+    ({"job_state": "F", "substate": "91"}, State("was deleted before it ran", True)),
+    (
+        {"job_state": "Q", "comment": "Can Never Run: Insufficient amount of resource: ncpus"},
+        State("can never run: Insufficient amount of resource: ncpus", True, never=True),
+    ),
+    (
+        {"job_state": "Q", "comment": "Not Running: Insufficient amount of resource: ncpus"},
+        State("waits: Insufficient amount of resource: ncpus"),
+    ),
+    ({"job_state": "R", "exec_host": "n1/0*2+n2/0*2"}, State("runs on n1, n2")),
+    ({"job_state": "E", "exec_host": "n1.site/0"}, State("runs on n1")),
+    ({"job_state": "H"}, State("is held")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shown", "state"), STATES)
+def test_what_qstat_shows_in_words(shown: dict[str, str], state: State) -> None:
+    assert state_of(shown) == state
+
+
+def test_qstat_s_answer_for_several_jobs() -> None:
+    lines = [
+        ["Job Id: 1.login", "Job_Name=a=b|c", "job_state=R", "Resource_List.walltime=00:02:00"],
+        ["Job Id: 2.login", "Variable_List=A=1,B=two\nlines", "job_state=F"],
+    ]
+    found = parse_jobs("\n".join(SEPARATOR.join(line) for line in lines))
+    assert found["1.login"]["Job_Name"] == "a=b|c"
+    assert found["1.login"]["Resource_List.walltime"] == "00:02:00"
+    assert found["2.login"] == {"Variable_List": "A=1,B=two\nlines", "job_state": "F"}
+    assert parse_jobs("") == {}
+
+
+def test_the_end_of_a_job() -> None:
+    # date --utc --date='2026-11-22 13:52:51' +%s: 1795355571
+    shown = {"stime": "Sun Nov 22 13:52:51 2026", "Resource_List.walltime": "01:02:03"}
+    assert end_of(shown) == 1795355571 + 3723
+    assert end_of({"stime": shown["stime"]}) is None
+
+
+def test_the_nodes_of_a_job(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("n2\nn2\nn1\nn1\n")
+    assert job_hosts({"PBS_NODEFILE": str(file)}) == ("n2", "n1")
+    with pytest.raises(Refusal, match="PBS_NODEFILE: not set; start launch inside the job"):
+        job_hosts({})
+
+
+def test_names_that_pbs_accepts() -> None:
+    assert job_name("snakejob.training.3.sh") == "snakejob_traini"
+    assert job_name("1 ä") == "j1__"

@@ -1,0 +1,127 @@
+"""The pixels of a step: the same on any number of processes, from the disk and from memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from ddp.data import batches, shares
+from ddp.data.batches import Augmentation
+from ddp.data.shares import Shares
+
+CPU = torch.device("cpu")
+# Images of less and of more than LARGE bytes, of which some are not square or not RGB.
+FORMS = {
+    "32 x 32 x 3": (32, 32, 3),
+    "48 x 64 x 1": (48, 64, 1),
+    "96 x 80 x 3": (96, 80, 3),
+}
+WAYS = {
+    "shifted": {"shift": 3},
+    "in a window": {"shift": 1, "window": (24, 28)},
+    "resized": {"area": 0.3, "window": (24, 20)},
+    "with everything": {"area": 0.3, "window": (24, 20), "colour": 0.4, "cutout": 6},
+}
+
+
+def made(form: tuple[int, int, int], resident: bool, **keys) -> Shares:
+    images = np.random.default_rng(0).integers(0, 256, (60, *form), dtype=np.uint8)
+    how = Augmentation(**{"size": form[:2], "window": form[:2], "flip": True} | keys)
+    rows = np.arange(60)[::-1][:50].copy()  # some are held out
+    return Shares(images, rows, how, CPU, resident)
+
+
+def pixels(of: Shares, world_size: int, order: str = "random") -> list[torch.Tensor]:
+    """The pixels of each global batch of an epoch."""
+    block = 5 if order == "blocks" else None
+    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place, block)
+    steps = plan.order.split(batches.batch_sizes(len(of), 12))
+    ranks = [
+        [
+            found
+            for _, found in of.of_epoch(plan, [batches.share(s, rank, world_size) for s in steps])
+        ]
+        for rank in range(world_size)
+    ]
+    return [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_pixels_of_a_batch_depend_on_nothing_but_seed_and_epoch(form: str, way: str) -> None:
+    wanted = pixels(made(FORMS[form], True, **WAYS[way]), 1)
+    for world_size in (1, 2, 3):
+        for resident in (True, False):
+            found = pixels(made(FORMS[form], resident, **WAYS[way]), world_size)
+            assert all(map(torch.equal, found, wanted)), (world_size, resident)
+    assert wanted[0].dtype == torch.uint8
+
+
+def test_large_images_are_copied_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test above compares a gather with itself."""
+    assert made(FORMS["96 x 80 x 3"], False, shift=2).large
+    assert not made(FORMS["96 x 80 x 3"], True, shift=2).large
+    assert not made(FORMS["32 x 32 x 3"], False, shift=2).large
+    small = pixels(made(FORMS["48 x 64 x 1"], False, shift=2), 1)
+    monkeypatch.setattr(shares, "LARGE", 1)
+    assert all(map(torch.equal, small, pixels(made(FORMS["48 x 64 x 1"], False, shift=2), 1)))
+
+
+def test_float_images_keep_their_values() -> None:
+    images = np.random.default_rng(0).normal(size=(9, 20, 24, 2)).astype(np.float32)
+    of = Shares(images, np.arange(9), Augmentation((20, 24), (20, 24)), CPU, False)
+    plan = batches.epoch_plan(9, 3, 1, of.how)
+    (found,) = pixels(of, 1)[:1]
+    assert torch.equal(found, torch.from_numpy(images)[plan.order[: len(found)]])
+
+
+def test_an_epoch_can_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "LARGE", 1)
+    of = made(FORMS["32 x 32 x 3"], False)
+    plan = batches.epoch_plan(50, 0, 1, of.how)
+    steps = of.of_epoch(plan, plan.order.split(2))
+    next(steps)
+    steps.close()
+
+
+@pytest.mark.parametrize("n", [1, 7, 100, 1001])
+@pytest.mark.parametrize("block", [1, 8, 64])
+def test_an_order_of_blocks_has_every_image_once_and_reads_neighbours(n: int, block: int) -> None:
+    order = batches.block_order(n, block, np.random.default_rng(0))
+    assert sorted(order) == list(range(n))
+    for group in range(0, n, block * batches.MIXED_BLOCKS):
+        some = np.sort(order[group : group + block * batches.MIXED_BLOCKS])
+        # About as many pieces as blocks: blocks differ by an image, and groups end within one.
+        assert (np.diff(some) > 1).sum() <= 4 * batches.MIXED_BLOCKS
+
+
+def test_a_box_that_is_the_whole_image_is_the_image() -> None:
+    images = torch.randint(0, 256, (4, 13, 17, 3), dtype=torch.uint8)
+    whole = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(4, 1)
+    assert torch.equal(batches.resized_boxes(images, whole, (13, 17)), images)
+    left = torch.tensor([[0.0, 0.0, 1.0, 0.5]]).repeat(4, 1)
+    halves = batches.resized_boxes(images[:, :, :16], left, (13, 8))
+    assert torch.equal(halves, images[:, :, :8])
+
+
+def test_boxes_are_inside_and_as_large_as_asked() -> None:
+    how = Augmentation((60, 80), (60, 80), area=0.5)
+    plan = batches.epoch_plan(2000, 0, 1, how)
+    assert plan.boxes is not None
+    top, left, high, wide = plan.boxes.double().unbind(1)
+    assert min(top.min(), left.min()) >= 0
+    assert max((top + high).max(), (left + wide).max()) <= 1 + 1e-6
+    assert (high * wide).min() > 0.5 * 0.75
+    assert 0.7 < (high * wide).mean() < 0.8
+
+
+def test_colours_change_by_at_most_the_share() -> None:
+    images = torch.full((3, 4, 4, 3), 100, dtype=torch.uint8)
+    one = torch.ones(3, 3)
+    assert torch.equal(batches.changed_colours(images, one), images)
+    brighter = batches.changed_colours(images, one * torch.tensor([1.3, 1, 1]))
+    assert brighter.unique().tolist() == [130]
+
+
+def test_validation_and_test_see_the_middle() -> None:
+    images = torch.arange(36).reshape(1, 6, 6, 1)
+    assert batches.centred(images, (2, 4)).flatten().tolist() == [13, 14, 15, 16, 19, 20, 21, 22]

@@ -1,0 +1,278 @@
+"""docs/your-own-program.md as written: programs of other kinds, interrupted, on one machine."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from checkout import Checkout
+from waiting import until
+
+EXAMPLES = "examples/programs"
+LONG = [
+    "--config",
+    'arguments=["--epochs","{epochs}"]',
+    "parameters={lr: 0.1, epochs: 150}",
+    "evaluate=null",
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return Checkout(tmp_path_factory.mktemp("programs"))
+
+
+def example(name: str) -> list[str]:
+    return ["--configfile", f"{EXAMPLES}/{name}.yaml"]
+
+
+def metrics(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((run / "metrics.csv").read_text())))
+
+
+@pytest.fixture(scope="module")
+def loop(place: Checkout) -> Path:
+    said = place.run(*example("loop"))
+    assert "loop/lr~0.1: accuracy 0.9" in said
+    return place.path / "results/loop"
+
+
+def test_results_curves_and_evaluation_become_tables_figures_and_a_page(loop: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((loop / "summary.csv").read_text())))
+    assert [row["lr"] for row in rows] == ["0.05", "0.1"]
+    for row in rows:
+        assert float(row["accuracy"]) == float(row["test_accuracy"]) > 0.9
+        assert row["attempts"] == "1"
+    curves = list(csv.DictReader(io.StringIO((loop / "curves.csv").read_text())))
+    assert [float(row["epoch"]) for row in curves] == [1, 2, 3, 4, 5] * 2
+    page = (loop / "report.html").read_text()
+    for name in ("loss", "accuracy", "accuracy_by_lr"):
+        assert (loop / f"figures/{name}.svg").exists()
+        assert f'alt="{name.replace("_", " ")}"' in page
+    assert (loop / "lr~0.1/outputs/model.pt").exists()
+
+
+@pytest.mark.usefixtures("loop")
+def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
+    assert place.jobs(*example("loop")) == {}
+    source = place.path / EXAMPLES / "digits.py"
+    before = source.read_text()
+    try:
+        # A module that the program imports.
+        source.write_text(before.replace("nn.ReLU()", "nn.GELU()"))
+        said = place.snakemake("--dry-run", *example("loop"))
+        assert "loop has changed" in said.stdout
+        jobs = place.jobs(*example("loop"), "--config", "replace=true")
+        assert jobs["train"] == jobs["evaluate"] == 2
+        refused = place.snakemake(*example("loop"))
+        assert refused.returncode != 0
+        assert "replace=true" in refused.stdout
+    finally:
+        source.write_text(before)
+    refused = place.snakemake(*example("loop"), "--config", "outputs=[model.pt, metrics.csv]")
+    assert refused.returncode != 0
+    assert "another value of outputs" in refused.stdout
+    source = place.path / EXAMPLES / "evaluate.py"
+    source.write_text(source.read_text() + "\n# changed\n")
+    assert set(place.jobs(*example("loop"))) == {"evaluate", "report", "all"}
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen]]:
+    started: list[subprocess.Popen] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def whole(place: Checkout) -> Path:
+    """The long loop left alone."""
+    place.run(*example("loop"), *LONG, "experiment=whole")
+    return place.path / "results/whole/run"
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    import torch
+
+    return torch.load(run / "outputs/model.pt")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["rank killed", "snakemake interrupted", "out of time"])
+def test_whatever_ends_it_the_same_command_continues(
+    place: Checkout, whole: Path, running: list[subprocess.Popen], how: str
+) -> None:
+    """The same rows, each once, and the same weights."""
+    name = how.replace(" ", "-")
+    command = [*example("loop"), *LONG, f"experiment={name}"]
+    run = place.path / f"results/{name}/run"
+    if how == "out of time":
+        os.environ["LAUNCH_STOP_AT"] = str(time.time() + 40)
+    try:
+        first = place.start(
+            *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    finally:
+        os.environ.pop("LAUNCH_STOP_AT", None)
+    running.append(first)
+    rows = run / "work/metrics.csv"
+    until(lambda: rows.exists() and len(rows.read_text().splitlines()) > 5, 120)
+    if how == "rank killed":
+        logged = (run / "logs").glob("rank=1.log")
+        assert list(logged)
+        victims = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if readable(path) and is_rank(path, run, 1)
+        ]
+        assert victims
+        os.kill(max(victims), signal.SIGKILL)
+    if how == "snakemake interrupted":
+        # As a terminal does at Ctrl-C.
+        os.killpg(first.pid, signal.SIGINT)
+    said = first.communicate(timeout=150)[0]
+    assert first.returncode != 0, said
+    if how == "rank killed":
+        assert "was ended by SIGKILL" in said
+    done = len(rows.read_text().splitlines()) - 1
+    assert 5 <= done < 150
+    place.run(*command)
+    about = json.loads((run / "run.json").read_text())
+    assert len(about["attempts"]) == 2
+    assert [row["epoch"] for row in metrics(run)] == [str(n) for n in range(1, 151)]
+    assert metrics(run) == metrics(whole)
+    ours, theirs = weights(run), weights(whole)
+    assert all(ours[key].equal(theirs[key]) for key in theirs)
+
+
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
+
+
+def is_rank(path: Path, run: Path, rank: int) -> bool:
+    """Whether it is a process of the program of that rank."""
+    environment = path.read_bytes().split(b"\0")
+    return (
+        f"LAUNCH_RESULTS={run}/work".encode() in environment
+        and f"RANK={rank}".encode() in environment
+    )
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["procid", "accelerated", "legacy", "trainer", "lit"])
+def test_every_example_completes(place: Checkout, name: str) -> None:
+    said = place.run(*example(name))
+    assert f"{name}/run: accuracy 0.9" in said
+
+
+def test_files_are_staged_and_hashed(place: Checkout) -> None:
+    folder = place.path / "mine"
+    (folder / "inputs/deep").mkdir(parents=True)
+    (folder / "inputs/deep/a b.txt").write_text("7\n")
+    (folder / "single.txt").write_text("5\n")
+    (folder / "sum.py").write_text(
+        "import launched, os, sys\n"
+        "assert sys.argv[1:] == ['x {y}', '2'], sys.argv\n"
+        "one = int((launched.files / 'inputs/deep/a b.txt').read_text())\n"
+        "assert os.path.exists('sum.yaml')\n"
+        "two = int((launched.files / 'single.txt').read_text())\n"
+        "assert not str(launched.files).startswith(os.getcwd())\n"
+        "launched.result(total=one + two)\n"
+    )
+    (folder / "sum.yaml").write_text(
+        "experiment: total\nprogram: sum.py\nfiles: [inputs, single.txt]\npreflight: false\n"
+        "directory: .\n"
+        "arguments: ['x {{y}}', '{nodes}']\nnodes: 2\n"
+    )
+    command = ["--configfile", "mine/sum.yaml"]
+    assert "total/run: total 12" in place.run(*command)
+    staged = json.loads((place.path / "results/total/run/staging.json").read_text())["nodes"]
+    assert {node["status"] for node in staged} <= {"fresh", "reused"}
+    assert place.jobs(*command) == {}
+    (folder / "single.txt").write_text("6\n")
+    refused = place.snakemake(*command)
+    assert refused.returncode != 0
+    assert "other files" in refused.stdout
+    jobs = place.jobs(*command, "--config", "replace=true")
+    assert jobs["collect"] == jobs["train"] == 1
+    assert "total/run: total 13" in place.run(*command, "--config", "replace=true")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("program: nowhere.py", "config: program: nowhere.py is not there"),
+        ("program: bad.py", "bad.py:1: invalid syntax"),
+        ("program: good.py\nepochs: 3", "config: epochs: is a key of the built-in trainer"),
+        ("arguments: [a]", "config: arguments: is for your own program; give program or command"),
+        ("program: good.py\narguments: ['{lr}']", "config: arguments: {lr} stands for nothing"),
+        ("program: good.py\ncommand: [ls]", "config: command: program is given too"),
+        ("program: good.py\nfiles: [absent]", "config: files: "),
+        ("program: good.py\noutputs: [../x]", "config: outputs: \"../x\" is not a path inside"),
+        ("program: good.py\nparameters: {nodes: 2}", "config: parameters.nodes: has a meaning"),
+        ("program: good.py\nparameters: {a-b: 2}", "config: parameters: "),
+        ("program: good.py\nprogramm: x", "config: programm: unknown key; did you mean program?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused_in_one_line(place: Checkout, text: str, words: str) -> None:
+    folder = place.path / "wrong"
+    folder.mkdir(exist_ok=True)
+    (folder / "good.py").write_text("")
+    (folder / "bad.py").write_text("def (:\n")
+    (folder / "wrong.yaml").write_text(f"experiment: wrong\n{text}\n")
+    done = place.snakemake("--dry-run", "--configfile", "wrong/wrong.yaml")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stdout
+    assert words in done.stdout
+
+
+def test_an_output_that_is_missing_is_a_failure(place: Checkout) -> None:
+    folder = place.path / "wrong"
+    folder.mkdir(exist_ok=True)
+    (folder / "good.py").write_text("")
+    (folder / "missing.yaml").write_text(
+        "experiment: missing\nprogram: good.py\noutputs: [model.pt]\npreflight: false\n"
+    )
+    done = place.snakemake("--configfile", "wrong/missing.yaml")
+    assert done.returncode != 0
+    assert "model.pt is not in " in done.stdout
+    assert "missing/run: not finished: train: model.pt is not in" in done.stdout
+
+
+def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
+    folder = place.path / "mine"
+    folder.mkdir(exist_ok=True)
+    (folder / "run.sh").write_text("echo '{\"score\": 3}' > result.json\n")
+    (folder / "e1.py").write_text("import launched; launched.result(seen=1)\n")
+    (folder / "e2.py").write_text("")
+    (folder / "shell.yaml").write_text(
+        "experiment: shell\ncommand: [bash, run.sh]\nevaluate: e1.py\npreflight: false\n"
+    )
+    command = ["--configfile", "mine/shell.yaml"]
+    assert "shell/run: score 3, seen 1" in place.run(*command)
+    # The numbers of the earlier evaluation are gone.
+    said = place.run(*command, "--config", "evaluate=mine/e2.py")
+    assert "shell/run: score 3\n" in said
+    watch = [sys.executable, "workflow/scripts/watch.py", "results/shell"]
+    done = subprocess.run(watch, cwd=place.path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "run: done score 3\n", done.stdout + done.stderr
+    (folder / "run.sh").write_text("exit 3\n")
+    assert "run has changed" in place.snakemake(*command).stdout
+    assert place.snakemake(*command, "--config", "replace=true").returncode != 0
+    said = subprocess.run([*watch, "--once"], cwd=place.path, capture_output=True, text=True)
+    assert "run: failed: train: rank 0 on" in said.stdout

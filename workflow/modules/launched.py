@@ -1,0 +1,154 @@
+"""For training programs: where to read and write, when to stop, progress and results.
+
+`import launched` works in every program that the workflow starts. The file needs only Python, and
+also works in a program that is started by hand. Each function is a few lines around a variable of
+the environment, so a program in another language can do the same.
+"""
+
+import csv
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+STOPPED = 75  # exit status: stopped in order, start me again
+_signal: str | None = None
+
+
+def _folder(name: str) -> Path | None:
+    value = os.environ.get(f"LAUNCH_{name}")
+    return Path(value) if value else None
+
+
+data: Path | None = _folder("DATA")
+"""Folder of the staged data set; None without one."""
+files: Path | None = _folder("FILES")
+"""Folder with the staged files; None without them."""
+results: Path = _folder("RESULTS") or Path.cwd()
+"""Where to write outputs; the program starts here."""
+outputs: Path | None = _folder("OUTPUTS")
+"""Folder with the outputs of a finished training, in a program that evaluates them."""
+state: Path = _folder("STATE") or Path.cwd() / "state"
+"""Folder for what is needed to continue after an interruption."""
+rank: int = int(os.environ.get("RANK", 0))
+local_rank: int = int(os.environ.get("LOCAL_RANK", 0))
+world_size: int = int(os.environ.get("WORLD_SIZE", 1))
+
+
+def parameters() -> dict[str, Any]:
+    """The values of the run, by name; empty in a program that is started by hand."""
+    path = _folder("PARAMETERS")
+    return json.loads(path.read_text()) if path else {}
+
+
+def _note(number: int, _frame: Any) -> None:
+    global _signal
+    _signal = signal.Signals(number).name
+
+
+# From the import on: a job may be stopped while the program still loads its data.
+with suppress(ValueError):  # only the main thread can
+    signal.signal(signal.SIGTERM, _note)
+
+
+def stop_requested() -> bool:
+    """Whether to save and stop: the job is preempted, cancelled, or its time is nearly up.
+
+    With torch.distributed initialised, every process must call it at the same place; it is true on
+    all of them as soon as one is asked to stop.
+    """
+    end = float(os.environ.get("LAUNCH_STOP_AT", "inf"))
+    here = _signal is not None or time.time() >= end
+    torch = sys.modules.get("torch")
+    if torch is None or not (
+        torch.distributed.is_available() and torch.distributed.is_initialized()
+    ):
+        return here
+    device = "cpu"
+    if torch.distributed.get_backend() == "nccl":
+        # Not the current device, which is the first one unless the program has set it.
+        device = f"cuda:{local_rank % torch.cuda.device_count()}"
+    asked = torch.tensor([int(here)], device=device)
+    torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+    return bool(asked.item())
+
+
+def stop() -> None:
+    """End this process so that the job is started again and continues. Save before."""
+    print("stopped in order; the next start continues", file=sys.stderr, flush=True)
+    # Other threads and a process group may not end by themselves; everything is saved.
+    sys.stdout.flush()
+    os._exit(STOPPED)
+
+
+def save(path: Path | str, write: Callable[[Path], object]) -> None:
+    """Write a file completely or not at all, and flush it to disk.
+
+    Args:
+        write: writes a file at the path that it is given: `lambda path: torch.save(x, path)`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    try:
+        write(Path(name))
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def row(**numbers: float) -> None:
+    """Add a row to metrics.csv; only rank 0 writes. The first number counts epochs or steps.
+
+    Rows with the same or a later count, which an interrupted attempt has left, are replaced.
+    """
+    if rank != 0:
+        return
+    path = results / "metrics.csv"
+    # float: of a tensor, its value; what is no number is an error here and not at the end.
+    new: dict[str, Any] = {key: _number(value) for key, value in numbers.items()}
+    count = next(iter(new))
+    rows: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError), path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if rows and next(iter(rows[0])) != count:
+        raise ValueError(f"metrics.csv counts {next(iter(rows[0]))}, this row counts {count}")
+    rows = [*(each for each in rows if float(each[count]) < new[count]), new]
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="") as file:
+            columns = list(dict.fromkeys(key for each in rows for key in each))
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    save(path, write)
+
+
+def result(**numbers: float) -> None:
+    """Write result.json; only rank 0 writes."""
+    if rank == 0:
+        found = json.dumps({key: _number(value) for key, value in numbers.items()})
+        save(results / "result.json", lambda path: path.write_text(found + "\n"))
+
+
+def _number(value: Any) -> float:
+    """A number as Python's; whole ones stay whole."""
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < 1e15 else number

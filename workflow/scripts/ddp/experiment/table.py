@@ -1,0 +1,47 @@
+"""The runs of an experiment as a table."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp.base.errors import Refusal, reason
+from ddp.base.reading import read_bytes
+from ddp.experiment.schema import MOST_BYTES, with_types
+
+MOST_ROWS = 10_000
+
+
+def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the rows of the CSV file that `runs` names, a column per key.
+
+    Raises:
+        Refusal: the file is missing, or is no such table.
+    """
+    path = config.get("runs")
+    if not isinstance(path, str):
+        return dict(config)
+    try:
+        text = read_bytes(Path(path), MOST_BYTES).decode("utf-8-sig")
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
+    except FileNotFoundError:
+        raise Refusal(f"config: runs: {path} is not there; give a CSV file or a list") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise Refusal(f"config: runs: {path} is not a CSV file: {reason(error)}") from None
+    if len(lines) < 2 or len(lines) > MOST_ROWS + 1:
+        raise Refusal(
+            f"config: runs: {path} has {max(0, len(lines) - 1):,} rows; give a line with the keys, "
+            f"and 1 to {MOST_ROWS:,} runs"
+        )
+    header = [name.strip() for name in lines[0]]
+    if len(set(header)) < len(header) or not all(header):
+        raise Refusal(f"config: runs: {path}: the first line must name every key, each once")
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(header):
+            raise Refusal(
+                f"config: runs: {path}: row {number} has {len(line)} cells, not {len(header)}"
+            )
+        rows.append(with_types(dict(zip(header, map(str.strip, line), strict=True))))
+    return dict(config) | {"runs": rows}

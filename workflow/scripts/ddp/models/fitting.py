@@ -1,0 +1,74 @@
+"""Whether a network takes images of a size and gives logits for the classes of the data."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from ddp.base.errors import Refusal, one_line
+from ddp.models.classifier import build
+from ddp.models.names import Form, is_own, refuse_unknown_model
+
+IMAGES = 4
+# What was found to fit: an experiment has the same network in many runs.
+FITTING: set[str] = set()
+
+
+def refuse_unfit_model(
+    model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form
+) -> None:
+    """Refuse a model that cannot be trained on such images.
+
+    Nothing is computed: torch's device `meta` has only shapes. A network of the user's that cannot
+    be made there is made on the CPU.
+
+    Raises:
+        Refusal: naming the model and the problem.
+    """
+    key = json.dumps([model, list(widths), dict(arguments), astuple(form)], default=str)
+    if key in FITTING:
+        return
+    refuse_unknown_model(model)
+    problem = tried(model, widths, arguments, form, "meta")
+    if problem and is_own(model):
+        problem = tried(model, widths, arguments, form, "cpu")
+    if problem:
+        raise Refusal(f"model: {problem}")
+    FITTING.add(key)
+
+
+def tried(
+    model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form, device: str
+) -> str:
+    """The problem of a network with a few images; empty if there is none."""
+    try:
+        with torch.device(device), warnings.catch_warnings(action="ignore"):
+            network = build(
+                model,
+                widths,
+                form.classes,
+                (form.height, form.width, form.channels),
+                arguments,
+            ).network
+            output = network.train()(torch.zeros(IMAGES, form.channels, form.height, form.width))
+    except Refusal as refusal:
+        return f"{model}: {refusal}"
+    except Exception as error:
+        # The layers raise anything from AssertionError to RuntimeError; all of it means the same
+        # here.
+        text = one_line((str(error) or type(error).__name__).splitlines()[0], 120)
+        return f"{model} does not take {form.size} images: {text}"
+    if not isinstance(output, torch.Tensor):
+        return (
+            f"{model} returns auxiliary outputs as well, which this trainer does not use; choose "
+            "another"
+        )
+    if tuple(output.shape) != (IMAGES, form.classes):
+        return (
+            f"{model} returns {tuple(output.shape)} for {IMAGES} images; logits "
+            f"{(IMAGES, form.classes)} are needed"
+        )
+    return ""

@@ -1,0 +1,57 @@
+"""PBS's part in a Snakemake command: every submission is tried before the first job."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ddp.base.errors import Refusal
+from ddp.schedulers.base import Watch
+from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs
+from ddp.schedulers.pbs.requests import options
+
+
+class PbsWatch(Watch):
+    """Tries the submissions of a Snakemake command and follows its jobs.
+
+    Args:
+        describe: names a Snakemake job in a few words.
+        tell: prints one line.
+    """
+
+    def __init__(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.describe, self.tell = describe, tell
+
+    def start(self, workflow: Any) -> None:
+        jobs = workflow.scheduler._executor.jobs
+        jobs.describe, jobs.tell = self.describe, self.tell
+        jobs.failures, jobs.logs = self.failures, self.logs
+        tried: set[tuple[str, ...]] = set()
+        dag = workflow.dag
+        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
+            if job.is_local:
+                continue
+            if job.is_group():
+                job.finalize()
+            wanted = tuple(options(job.resources, jobs.request))
+            if wanted not in tried:
+                tried.add(wanted)
+                try_submission(wanted)
+
+
+def try_submission(wanted: tuple[str, ...]) -> None:
+    """Submit a job of this size that is held, and delete it: qsub has no other test.
+
+    Raises:
+        Refusal: PBS does not accept it, or does not answer.
+    """
+    try:
+        done = run_pbs("qsub", "-h", "-N", "test", "-o", "/dev/null", "-j", "oe", *wanted,
+                       stdin="true\n")  # fmt: skip
+        if done.returncode:
+            raise Refusal(f"pbs: {error_of(done)}; asked with qsub {' '.join(wanted)}")
+        with suppress(Unanswered):
+            # -W force -x would also remove it from the history, for operators only.
+            run_pbs("qdel", done.stdout.strip())
+    except Unanswered as error:
+        raise Refusal(f"pbs: {error}; try again once qstat answers") from None

@@ -1,0 +1,205 @@
+"""Run one node's part of a step, and end it when `remote_step` says so or is lost.
+
+A scheduler's command or ssh starts this on the node. It connects to `remote_step`, receives a
+command with its environment, sends its output and status, and leaves no process behind.
+"""
+
+import argparse
+import asyncio
+import codecs
+import json
+import os
+import platform
+import signal
+import socket
+import stat
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.processes import adopt_orphans, descendants, end_with_parent
+from ddp.schedulers.remote.channel import Channel, connect
+
+# Seconds from SIGTERM to SIGKILL. torchrun gives its ranks 30 from SIGTERM.
+GRACE = 32
+# The same after the loss of `remote_step`: another job may soon train the run.
+GRACE_WHEN_ALONE = 10
+# Seconds to wait for the file of the step: a network file system may show it late.
+FILE_SEEN = 60
+# Variables that differ between nodes: here the node's own value is the right one.
+OWN = (
+    "TMPDIR", "HOSTNAME", "XDG_RUNTIME_DIR",
+    # A scheduler sets them on each node to the GPUs there.
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+)  # fmt: skip
+OWN_PREFIXES = ("PBS_", "SSH_")
+# Packages that must be the same on all nodes.
+PACKAGES = ("torch", "torchvision", "numpy", "pyyaml", "safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--node", type=int, default=0, help="number of this node")
+    parser.add_argument("--step", type=Path, metavar="FILE", help="written by remote_step")
+    parser.add_argument(
+        "--describe", type=Path, metavar="FILE",
+        help="only say whether this file is seen here, and which Python and packages there are",
+    )  # fmt: skip
+    args = parser.parse_args()
+    with told_in_one_line("node_agent"):
+        if args.describe:
+            print(json.dumps(describe(args.describe)))
+            return
+        given = read_step(args.step)
+        os.environ.update(given["private"])
+        asyncio.run(run(given, args.node))
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """What must be the same on all nodes of a step."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {"seen": file.exists(), "versions": versions}
+
+
+def read_step(path: Path) -> dict[str, Any]:
+    """Address, port and variables of the step.
+
+    Raises:
+        Refusal: the file does not appear, or others could have written it.
+        OSError: it cannot be read.
+    """
+    deadline, parent = time.monotonic() + FILE_SEEN, os.getppid()
+    while True:
+        with suppress(FileNotFoundError):
+            # Not through a link, and without waiting for the writer of a pipe.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor) as file:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+                    raise Refusal(f"{path} is not a file of yours; see who else may write there")
+                if found.st_mode & 0o077:
+                    raise Refusal(f"{path} is open to others; see who else may write there")
+                return json.load(file)
+        if os.getppid() != parent:
+            raise Refusal("what started this agent has ended")
+        if time.monotonic() > deadline:
+            raise Refusal(
+                f"{path} has not appeared on {socket.gethostname()} within {FILE_SEEN} s; "
+                "all nodes must share the folder"
+            )
+        time.sleep(0.5)
+
+
+async def run(given: dict[str, Any], node: int) -> None:
+    """Run the node's command, as `remote_step` orders.
+
+    Args:
+        given: address and port of `remote_step`, and variables for the command.
+
+    Raises:
+        Refusal: `remote_step` cannot be reached.
+    """
+    channel = await connect(given["address"], given["port"], node)
+    order = await channel.receive()
+    if order is None:
+        return
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    adopt_orphans()
+    process = await asyncio.create_subprocess_exec(
+        *order["command"], env=merged(given["environment"]) | given["private"], cwd=order["folder"],
+        stdin=PIPE, stdout=PIPE, stderr=PIPE,
+        # Not a session of its own: PBS counts the use of the sessions that it has started.
+        process_group=0,
+        # If this agent is killed, what it started ends too.
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate, process)
+    with suppress(OSError):
+        process.stdin.write(order["stdin"].encode())
+        await process.stdin.drain()
+    process.stdin.close()
+    copies = [
+        asyncio.create_task(copy(process.stdout, channel, 1)),
+        asyncio.create_task(copy(process.stderr, channel, 2)),
+    ]
+    ended = asyncio.create_task(process.wait())
+    orders = asyncio.create_task(obey(channel))
+    await asyncio.wait([ended, orders], return_when=asyncio.FIRST_COMPLETED)
+    alone = not ended.done() and not orders.result()
+    if not ended.done():
+        terminate(process)
+        await asyncio.wait([ended], timeout=GRACE_WHEN_ALONE if alone else GRACE)
+    await asyncio.to_thread(kill_descendants)
+    status = await ended
+    # A process that has left our reach could keep the pipes open.
+    await asyncio.wait(copies, timeout=5)
+    orders.cancel()
+    with suppress(OSError):
+        await channel.send({"status": status})
+        channel.writer.close()
+        await channel.writer.wait_closed()
+
+
+def merged(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of `remote_step`, with this node's own values where nodes differ."""
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name in OWN or name.startswith(OWN_PREFIXES)
+    }
+    theirs = {
+        name: value
+        for name, value in environment.items()
+        if name not in OWN and not name.startswith(OWN_PREFIXES)
+    }
+    return theirs | own
+
+
+async def obey(channel: Channel) -> bool:
+    """Wait for an order; returns True if it is to end, and False if `remote_step` is lost."""
+    with suppress(OSError, Refusal, ValueError):
+        while message := await channel.receive():
+            if message.get("signal") == "SIGTERM":
+                return True
+    return False
+
+
+def terminate(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+
+
+def kill_descendants() -> None:
+    """Kill what is left of the command, also in other sessions; returns when nothing is left."""
+    while pids := descendants(os.getpid()):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+async def copy(stream: asyncio.StreamReader, channel: Channel, number: int) -> None:
+    """Send what the command writes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with suppress(OSError):
+        while chunk := await stream.read(65536):
+            if text := decoder.decode(chunk):
+                await channel.send({"stream": number, "text": text})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Predict the classes of images with the weights of a finished run.
+
+Writes a CSV table: image, predicted class, its probability, then the probability of each class. An
+image is prepared as in the import of its data set: upright, resized and cropped about its centre.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ddp.base.errors import Refusal, error_line, one_line, told_in_one_line
+from ddp.data.batches import centred
+from ddp.data.datasets import DATASETS
+from ddp.data.own.declaration import SUFFIXES
+from ddp.data.own.pictures import Unreadable, read_image
+from ddp.evaluation.views import predict_with_views
+from ddp.models import weights
+from ddp.models.classifier import USUAL, Classifier
+from ddp.reporting.results import VIEWS, read_about, spreadsheet_text
+
+BATCH = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="model.safetensors of a run")
+    add("--views", choices=VIEWS, default="plain", help="views of each image, as in evaluate")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--trust-code", action="store_true", help="run the Python code of a user's network")
+    add("images", type=Path, nargs="+", help="image files, or folders of them")
+    args = parser.parse_args()
+    with told_in_one_line("predict"):
+        if args.device == "cuda" and not torch.cuda.is_available():
+            raise Refusal("--device cuda: torch sees no GPU here; leave it out")
+        classifier = (
+            weights.load(args.model, "any" if args.trust_code else None).to(args.device).eval()
+        )
+        if not write_table(classifier, args):
+            sys.exit(1)
+
+
+def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
+    """Write the table to stdout.
+
+    Returns:
+        Whether every image could be read; the others are named on stderr.
+    """
+    names = class_names(classifier, args.model)
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["image", "predicted", "probability", *map(cell, names)])
+    good = True
+    pending: list[tuple[Path, np.ndarray]] = []
+    for path in files(args.images):
+        try:
+            pending.append((path, pixels(classifier, path)))
+        except Unreadable as error:
+            print(f"predict: {error_line(Refusal(f'{path}: {error}'))}", file=sys.stderr)
+            good = False
+        if len(pending) == BATCH:
+            table.writerows(rows(classifier, pending, names, args.views))
+            pending = []
+    if pending:
+        table.writerows(rows(classifier, pending, names, args.views))
+    return good
+
+
+def files(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files, and those named like images in the folders."""
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(
+                each for each in path.rglob("*") if each.name.lower().endswith(SUFFIXES)
+            )
+        else:
+            yield path
+
+
+def pixels(classifier: Classifier, path: Path) -> np.ndarray:
+    """An image as the data set stores it, uint8 (h, w, c)."""
+    height, width, channels = classifier.description.get("image_shape", USUAL)
+    size = classifier.description.get("stored_size", (height, width))
+    if classifier.description.get("dtype", "uint8") != "uint8":
+        raise Refusal("the network was trained on floating-point arrays, not on image files")
+    if channels not in (1, 3):
+        raise Refusal(f"the network takes {channels} channels, an image file has 1 or 3")
+    return read_image(path, (size[0], size[1]), channels)
+
+
+def rows(
+    classifier: Classifier, images: Sequence[tuple[Path, np.ndarray]], names: list[str], views: str
+) -> Iterator[list[str]]:
+    batch = torch.from_numpy(np.stack([image for _, image in images])).to(classifier.mean.device)
+    with torch.no_grad():
+        size = classifier.description.get("test_size", batch.shape[1:3])
+        logits = predict_with_views(classifier, centred(batch, size), views)[views]
+    for (path, _), probabilities in zip(images, logits.double().softmax(1).tolist(), strict=True):
+        best = int(np.argmax(probabilities))
+        yield [
+            cell(str(path)),
+            cell(names[best]),
+            *(f"{value:.6f}" for value in (probabilities[best], *probabilities)),
+        ]
+
+
+def cell(text: str) -> str:
+    """Text from a file or of a path: safe for a spreadsheet and a terminal."""
+    return spreadsheet_text(one_line(text))
+
+
+def class_names(classifier: Classifier, model: Path) -> list[str]:
+    """The names of the classes: from the weights, or of the built-in data set in run.json."""
+    classes = classifier.description["classes"]
+    names = classifier.description.get("class_names")
+    if not names:
+        try:
+            dataset = read_about(model.with_name("run.json"))["config"].get("dataset")
+            names = DATASETS[dataset].class_names if dataset in DATASETS else ()
+        except (FileNotFoundError, Refusal):
+            names = ()
+    return list(names) if len(names) == classes else [str(label) for label in range(classes)]
+
+
+if __name__ == "__main__":
+    main()

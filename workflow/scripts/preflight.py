@@ -1,0 +1,19 @@
+"""Check that all processes of a run connect, have the right devices and can sum."""
+
+import argparse
+
+from ddp.base.environment import Environment
+from ddp.base.errors import told_in_one_line
+from ddp.ranks.process_group import gather, process_group
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    device = Environment.read().device or "auto"
+    with told_in_one_line("preflight"), process_group(device) as process:
+        # A process that ends while another one still connects would fail it.
+        gather("connected", process)
+
+
+if __name__ == "__main__":
+    main()

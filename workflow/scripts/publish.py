@@ -1,0 +1,80 @@
+"""Check and publish what a user's program has left, when all of its processes have ended with 0.
+
+It writes to --output:
+
+    outputs/        the declared outputs
+    metrics.csv     the program's rows, each count once
+    result.json     the program's numbers
+    run.json        provenance
+"""
+
+import argparse
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ddp.base import atomic
+from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.provenance import git_state, versions
+from ddp.programs.folders import Folders, now, read_request, write_request
+from ddp.programs.outputs import publish
+from ddp.reporting.measures import read_metrics, read_result, write_metrics, write_result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--outputs", nargs="*", default=[], metavar="PATH", help="what must be there")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="of this run")
+    add("--evaluation", action="store_true",
+        help="only the numbers of a program that evaluates, to evaluation.json")  # fmt: skip
+    args = parser.parse_args()
+    folders = Folders(args.output)
+    with told_in_one_line("publish"):
+        if args.evaluation:
+            result = read_result(folders.evaluation / "result.json")
+            write_result(folders.run / "evaluation.json", result)
+            return
+        metrics = read_metrics(folders.work / "metrics.csv")
+        result = read_result(folders.work / "result.json")
+        publish(folders, args.outputs)
+        write_metrics(folders.run / "metrics.csv", metrics)
+        write_result(folders.run / "result.json", result)
+        atomic.write_text(
+            folders.run / "run.json", json.dumps(about(folders, args.outputs), indent=2) + "\n"
+        )
+
+
+def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
+    """run.json; notes the end of the last attempt."""
+    found = read_request(folders)
+    if found is None:
+        raise Refusal(f"{folders.request} is not there; run the same command again")
+    request, attempts = found["request"], found["attempts"]
+    attempts[-1]["ended"] = now()
+    write_request(folders, found)
+    seconds = [
+        (
+            datetime.fromisoformat(attempt["ended"]) - datetime.fromisoformat(attempt["started"])
+        ).total_seconds()
+        for attempt in attempts
+    ]
+    return {
+        "config": found["run"],
+        "git": git_state(),
+        **{key: request[key] for key in ("sources_sha256", "data_sha256", "files_sha256")},
+        "versions": versions(),
+        "attempts": attempts,
+        "started": attempts[0]["started"],
+        "ended": attempts[-1]["ended"],
+        "seconds": sum(max(0.0, each) for each in seconds),
+        "directory": request["directory"],
+        "outputs": outputs,
+    }
+
+
+if __name__ == "__main__":
+    main()

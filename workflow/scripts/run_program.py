@@ -1,0 +1,229 @@
+"""Run a user's program as one process of a run: stage what it reads, guard its state, stop it in
+order, and leave no process behind.
+
+The program starts in its results folder, or in --directory, with the variables of
+ddp/base/environment.py.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ddp.base import atomic
+from ddp.base.environment import Environment, add_to_report
+from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
+from ddp.base.processes import adopt_orphans
+from ddp.checkpointing.owner import Owner, acquire
+from ddp.data.files import read_files
+from ddp.data.folder import DataFolder
+from ddp.data.staging import stage
+from ddp.experiment.config import parse_option
+from ddp.experiment.programs import filled
+from ddp.programs.folders import Folders, empty, trace
+from ddp.programs.running import (
+    Ended,
+    end_like,
+    environment_of,
+    started,
+    wait,
+    without_folder,
+)
+from ddp.ranks.stopping import Stopping, listen
+
+MAKE = "snakemake --profile profiles/local --force"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--run", required=True, metavar="JSON",
+        help="the values of the run, with the words of its command")  # fmt: skip
+    add("--data", type=Path, help="the shared data folder, with its manifest")
+    add("--files", type=Path, help="the folder that collect.py has made")
+    add("--directory", type=Path, help="where it starts; default: its results folder")
+    add("--scratch", nargs="*", default=[],
+        help="node-local folders to stage in; $NAME is expanded on the node")  # fmt: skip
+    add("--output", type=Path, required=True, metavar="FOLDER", help="of this run")
+    add("--evaluation", metavar="JSON",
+        help="the words of a program that evaluates a finished training, instead")  # fmt: skip
+    args = parser.parse_args()
+    with told_in_one_line("run_program", MAKE):
+        contract = Environment.read()
+        # Before anything is started that a signal should reach.
+        stop = listen(contract.stop_at)
+        adopt_orphans()
+        values = parse_option("--run", args.run)
+        words = checked(values.get("command"))
+        if args.evaluation:
+            words = checked(json.loads(args.evaluation))
+        ended = run(words, values, contract, stop, args)
+    end_like(ended.status)
+
+
+def checked(words: Any) -> list[str]:
+    """The words of a command.
+
+    Raises:
+        Refusal: they are not a list of texts.
+    """
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+        return words
+    raise Refusal('a command must be a list of texts, such as ["python", "train.py"]')
+
+
+def run(
+    words: list[str],
+    values: dict[str, Any],
+    contract: Environment,
+    stop: Stopping,
+    args: argparse.Namespace,
+) -> Ended:
+    """Run the program to its end.
+
+    Raises:
+        Stopped: it was asked to stop, and can be continued.
+        Refusal: it cannot be started, or another job has taken the run over.
+    """
+    folders = Folders(args.output.resolve())
+    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    first = "RANK" not in os.environ or rank == 0
+    with ExitStack() as stack:
+        owner = None
+        if first and not args.evaluation:
+            name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
+            owner = stack.enter_context(acquire(folders.state, name, tell))
+        parameters, staged = ready_here(args, contract, folders, local_rank, values)
+        work = folders.evaluation if args.evaluation else folders.work
+        if args.evaluation:
+            # The numbers of an earlier program must not be taken for those of this one.
+            empty(work)
+        work.mkdir(parents=True, exist_ok=True)
+        places = Environment(
+            device=contract.device,
+            data=staged.get("data"),
+            files=staged.get("files"),
+            results=work,
+            outputs=folders.outputs if args.evaluation else None,
+            state=None if args.evaluation else folders.saved,
+            parameters=parameters,
+        )
+        known = values | {
+            "here": str(Path.cwd()),
+            "python": sys.executable,
+            **{name: getattr(places, name) for name in
+               ("data", "files", "results", "outputs", "state")},
+        }  # fmt: skip
+        command = filled(words, {key: str(value) if isinstance(value, Path) else value
+                                 for key, value in known.items()})  # fmt: skip
+        before = trace(folders.saved)
+        if owner:
+            position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
+            owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+        watch = watcher(folders, before, owner)
+        command, folder = without_folder(command)
+        environment = environment_of(places, os.environ, folder)
+        directory = args.directory.resolve() if args.directory else work
+        with started(command, environment, directory) as process:
+            ended = wait(process, stop, watch)
+        # The last second counts too.
+        saved = trace(folders.saved) != before
+        if saved and first:
+            add_to_report(saved=str(folders.saved))
+        return judged(ended, stop, saved, folders)
+
+
+def judged(ended: Ended, stop: Stopping, saved: bool, folders: Folders) -> Ended:
+    """The end of the program; Stopped if it can be continued.
+
+    Raises:
+        Stopped: it said so with its status; or it was asked to stop, and ended or saved something.
+    """
+    where = f"saved in {folders.saved}" if saved else "nothing new was saved"
+    if ended.status == STOPPED:
+        add_to_report(stopped=stop.reason or f"exit status {STOPPED}")
+        raise Stopped(f"stopped ({stop.reason or 'by itself'}); {where}")
+    if stop.reason and (saved or ended.status == 0):
+        # A program that ends with 0 when it is told to end may not have finished its work.
+        add_to_report(stopped=stop.reason)
+        said = f"status {ended.status}" if ended.status >= 0 else f"signal {-ended.status}"
+        raise Stopped(f"stopped ({stop.reason}) with {said}; {where}")
+    return ended
+
+
+def watcher(folders: Folders, before: tuple[int, int, int], owner: Owner | None) -> (
+    Callable[[], None]
+):  # fmt: skip
+    """What rank 0 looks at while the program runs: whether the run is still ours, and whether the
+    program has saved something.
+    """
+    told = False
+    next_look = time.monotonic()
+
+    def watch() -> None:
+        nonlocal told, next_look
+        if owner is None:
+            return
+        owner.check()
+        # A folder with many files on a network file system takes a while.
+        if not told and time.monotonic() >= next_look:
+            since = time.monotonic()
+            if trace(folders.saved) != before:
+                add_to_report(saved=str(folders.saved))
+                told = True
+            next_look = time.monotonic() + 50 * (time.monotonic() - since)
+
+    return watch
+
+
+def ready_here(
+    args: argparse.Namespace,
+    contract: Environment,
+    folders: Folders,
+    local_rank: int,
+    values: dict[str, Any],
+) -> tuple[Path, dict[str, Path]]:
+    """The file with the values, and where this node's data and files are.
+
+    The first process of each node makes them, and tells the others: they would only read all of
+    the data again, and what another node writes may be seen late.
+    """
+    # Unique to this start: a file of an earlier one must not be taken for it.
+    start = hashlib.sha256((contract.secret or str(os.getpid())).encode()).hexdigest()[:16]
+    message = folders.started / f"{contract.node_rank or 0}-{start}.json"
+    parameters = message.with_suffix(".parameters.json")
+    if local_rank == 0 or "LOCAL_RANK" not in os.environ:
+        sources = {"data": args.data and DataFolder.read(args.data),
+                   "files": args.files and read_files(args.files)}  # fmt: skip
+        found = {}
+        for name, source in sources.items():
+            if source:
+                staged = stage(source, args.scratch, contract.job_scratch)
+                if staged.status == "fallback":
+                    print(staged, flush=True)
+                found[name] = staged.path
+        message.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(parameters, json.dumps(values, indent=2) + "\n")
+        atomic.write_text(message, json.dumps(found))
+    else:
+        while not message.exists():
+            time.sleep(0.1)
+        found = json.loads(message.read_text())
+    return parameters, {name: Path(path).resolve() for name, path in found.items()}
+
+
+def tell(text: str) -> None:
+    print(f"run_program: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
