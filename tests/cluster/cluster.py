@@ -172,12 +172,14 @@ def status() -> None:
 
 
 def install() -> None:
+    libraries = sh("/sbin/ldconfig", "-p")
     missing = sorted(
         {
             package
             for command, package in (PACKAGES | DAEMONS.PACKAGES).items()
             if not shutil.which(command, path=SEARCHED)
         }
+        | {package for name, package in DAEMONS.LIBRARIES.items() if name not in libraries}
     )
     if os.geteuid() != 0:
         raise Impossible(

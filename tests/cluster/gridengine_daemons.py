@@ -14,6 +14,7 @@ from node import power_on
 from users import keys, make_reachable, user
 
 PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "hwloc-ls": "hwloc-nox"}
+LIBRARIES: dict[str, str] = {}
 UNPACKED = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-common")
 RUN_FOLDERS = ("sshd",)
 OWN_FOLDERS = ("etc",)

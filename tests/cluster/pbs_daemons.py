@@ -22,8 +22,17 @@ PACKAGES = {
     "ssh": "openssh-client",
     "hwloc-ls": "hwloc-nox",
 }
-LIBRARIES = ["libical3", "libedit2", "libexpat1", "libcjson1", "libpython3.11", "libpq5",
-             "libssl3", "libtcl8.6"]  # fmt: skip
+LIBRARIES = {
+    "libical.so.3": "libical3",
+    "libhwloc.so.15": "libhwloc15",
+    "libedit.so.2": "libedit2",
+    "libexpat.so.1": "libexpat1",
+    "libcjson.so.1": "libcjson1",
+    "libpython3.11.so.1.0": "libpython3.11",
+    "libpq.so.5": "libpq5",
+    "libssl.so.3": "libssl3",
+    "libtcl8.6.so": "libtcl8.6",
+}
 RUN_FOLDERS = ("sshd", "lock", "postgresql")
 OWN_FOLDERS = ("opt", "etc")
 OVERVIEW = ("pbsnodes", "-aS")

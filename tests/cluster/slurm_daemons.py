@@ -19,6 +19,7 @@ PACKAGES = {
     "munged": "munge",
     "mariadbd": "mariadb-server",
 }
+LIBRARIES: dict[str, str] = {}
 RUN_FOLDERS = ("munge", "mysqld")
 OWN_FOLDERS = ()
 USABLE = {"idle", "mixed", "allocated", "completing"}

@@ -61,6 +61,15 @@ def test_results_curves_and_evaluation_become_tables_figures_and_a_page(loop: Pa
     assert (loop / "lr~0.1/outputs/model.pt").exists()
 
 
+def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checkout) -> None:
+    folder = place.path / "results/reused"
+    (folder / "figures").mkdir(parents=True)
+    for name in ("summary.csv", "curves.csv", "report.html"):
+        (folder / name).write_text("of another experiment\n")
+    jobs = place.jobs(*example("loop"), "--config", "experiment=reused")
+    assert (jobs["train"], jobs["evaluate"], jobs["report"]) == (2, 2, 1)
+
+
 @pytest.mark.usefixtures("loop")
 def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     assert place.jobs(*example("loop")) == {}

@@ -12,9 +12,16 @@ NUMBERS = ["run.json", "metrics.csv", "result.json"] + ["evaluation.json"] * boo
     SETTINGS["evaluate"]
 )
 READS = bool(SETTINGS["dataset"] or SETTINGS["files"])
-TARGETS = multiext(
-    f"results/{EXPERIMENT.name}/", "summary.csv", "curves.csv", "report.html"
+NUMBERS_OF_RUNS = expand(
+    "results/{{experiment}}/{run}/{file}", run=EXPERIMENT.runs, file=NUMBERS
 )
+# The numbers too: a report of other runs may be there under the same name.
+TARGETS = [
+    *expand(NUMBERS_OF_RUNS, experiment=EXPERIMENT.name),
+    *multiext(
+        f"results/{EXPERIMENT.name}/", "summary.csv", "curves.csv", "report.html"
+    ),
+]
 
 
 localrules:
@@ -162,7 +169,7 @@ rule evaluate:
 
 rule report:
     input:
-        expand("results/{{experiment}}/{run}/{file}", run=EXPERIMENT.runs, file=NUMBERS),
+        NUMBERS_OF_RUNS,
     output:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
