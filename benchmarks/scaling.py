@@ -1,9 +1,9 @@
 """Gain of more processes: measured on this machine, modelled, and predicted for many GPUs.
 
 Two processes of one thread are compared with one of two, in turns, as `launch.py` and `train.py`
-train them. The model of `step_model` is fitted to steps on 1, 2 and 3 processes of one thread, and
-to all-reduces of several sizes. Three processes share two CPUs, which tests the model. The figures
-for GPUs use published speeds, not a GPU here.
+train them. The model of `ddp.reporting.step_model` is fitted to steps on 1, 2 and 3 processes of
+one thread, and to all-reduces of several sizes. Three processes share two CPUs, which tests the
+model. The figures for GPUs use published speeds, not a GPU here.
 """
 
 import csv
@@ -24,7 +24,6 @@ import torch.distributed as dist
 import yaml
 from matplotlib.axes import Axes
 from measured import Measured
-from step_model import Compute, Network, fit_compute, fit_network, last_that_pays, step_seconds
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -33,6 +32,14 @@ from training import ROOT, train
 
 from ddp.experiment.config import Run
 from ddp.models.classifier import Classifier, build
+from ddp.reporting.step_model import (
+    Compute,
+    Network,
+    fit_compute,
+    fit_network,
+    last_that_pays,
+    step_seconds,
+)
 from plot import PALETTE, STYLE
 
 CPUS = len(os.sched_getaffinity(0))

@@ -3,9 +3,11 @@
 With `-s` they print the rows of docs/failures.md.
 """
 
+import json
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -133,6 +135,33 @@ def test_after_a_lost_node_the_same_command_continues(
         cluster.start(node)
     print(f"{which} node {how}: trains again after {seconds:.0f} s")
     assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+def test_over_ssh_the_first_node_loses_power(
+    cluster: PbsCluster, checkout: PbsCheckout, whole: Path
+) -> None:
+    """Snakemake runs there, so it ends too, and the same command continues."""
+    over_ssh = [
+        sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", "--cores", "2", *TRAINING,
+        "hosts=[n1, n2]", "experiment=dark",
+    ]  # fmt: skip
+    results = checkout.path / "results/dark/run"
+    history = results / "history.csv"
+    with (checkout.path / "dark.out").open("w") as out:
+        process = cluster.popen(*over_ssh, node="n1", cwd=checkout.path, stdout=out, stderr=out)
+        until(lambda: history.exists() and len(history.read_text().splitlines()) > 20, 180)
+        cluster.kill("n1")
+        assert process.wait(30) != 0
+    try:
+        seconds = until(lambda: not left(cluster), LIMIT)
+    finally:
+        cluster.start("n1")
+    print(f"first node of ssh: the other node's ranks have ended after {seconds:.0f} s")
+    for command in ([*over_ssh, "--unlock"], over_ssh):
+        done = cluster.run(*command, node="n1", cwd=checkout.path, timeout=PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads((results / "run.json").read_text())["attempts"]) == 2
+    assert sha256(results / "model.safetensors") == sha256(whole / "model.safetensors")
 
 
 def test_a_restarted_server_loses_no_job(

@@ -15,7 +15,7 @@ from ddp.base.errors import Refusal
 from ddp.ranks.preflight import RankReport, join, judge, warnings
 from programs import SCRIPTS
 
-REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2)
+REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2, "0-1")
 GPU = replace(REPORT, device="cuda:0", device_name="H200", device_id="a")
 
 

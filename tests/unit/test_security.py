@@ -129,7 +129,7 @@ class Bomb:
 def test_a_forged_report_ends_the_preflight_and_is_not_believed(forged: bytes) -> None:
     store = HashStore()
     store.set("preflight/1", forged.decode("latin-1"))
-    report = RankReport(0, 0, "n1", "10.0.0.1", "cpu", "", "", 1, 1)
+    report = RankReport(0, 0, "n1", "10.0.0.1", "cpu", "", "", 1, 1, "0")
     with pytest.raises(Refusal, match="preflight/1: the received value is not"):
         preflight.join(store, report, 2, timedelta(seconds=5))
 

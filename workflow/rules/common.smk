@@ -137,10 +137,11 @@ def geometry_of(wildcards):
 
 
 def cpus_of(wildcards):
-    """The CPUs of a run's processes on this machine; all of its CPUs if the run has other hosts."""
+    """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
-    if EXPERIMENT.hosts:
-        # One training at a time: the next one would use the same hosts.
+    if EXPERIMENT.hosts or EXPERIMENT.varies_in_size:
+        # One training at a time: the next one would use the same hosts, or change the speed that
+        # this one is compared by.
         return cores
     return job_size.cpus_on_one_machine(run_of(wildcards), cores)
 

@@ -14,6 +14,11 @@ TARGETS = expand(
 )
 
 
+SIZES = (
+    {"sizes": "results/{experiment}/scaling.csv"} if EXPERIMENT.varies_in_size else {}
+)
+
+
 localrules:
     aggregate,
     plot,
@@ -40,6 +45,7 @@ rule aggregate:
             caption="../report/curves.rst",
         ),
         confusion="results/{experiment}/confusion.csv",
+        **SIZES,
     log:
         "results/{experiment}/aggregate.log",
     conda:
@@ -59,11 +65,13 @@ rule plot:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
         confusion="results/{experiment}/confusion.csv",
+        **SIZES,
     output:
         expand(
             "results/{{experiment}}/{figure}.svg",
             figure=["confusion"]
-            + ["accuracy_by_axis"] * bool(EXPERIMENT.numeric_axes),
+            + ["accuracy_by_axis"] * bool(EXPERIMENT.numeric_axes)
+            + ["scaling"] * len(SIZES),
         ),
         report(
             "results/{experiment}/accuracy.svg",

@@ -304,6 +304,7 @@ class Session:
         if not missing and tables and all(map(self.workflow.dag.noneedrun_finished, tables)):
             shutil.rmtree(partial, ignore_errors=True)
             tell(f"report: {self.results}/report.html; table: {self.results}/summary.csv")
+            self.tell_advice()
         if missing and tables and len(missing) < len(self.experiment.runs):
             self.draw_partial(missing, partial)
         for run in missing:
@@ -311,6 +312,19 @@ class Session:
                 f"{self.experiment.name}/{run.run}: not finished: {run.reason}"
                 + (f"; log: {run.log}" if run.log else "")
             )
+
+    def tell_advice(self) -> None:
+        """The advice of a scaling study."""
+        if isinstance(self.experiment, Experiment) and self.experiment.varies_in_size:
+            # Imported here, because scipy takes half a second.
+            from ddp.reporting import scaling
+            from ddp.reporting.tables import read_table
+
+            with suppress(Refusal):
+                path = self.results / "scaling.csv"
+                sizes = read_table(path, "scaling", self.experiment)
+                for sentence in scaling.advice(self.experiment, sizes)[:MOST_SHOWN]:
+                    tell(f"scaling: {sentence}")
 
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""

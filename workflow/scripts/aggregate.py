@@ -1,7 +1,7 @@
 """Make the tables of an experiment.
 
 summary.csv has one row per run, curves.csv one per run and epoch, and confusion.csv the confusion
-matrix of the most accurate run.
+matrix of the most accurate run. scaling.csv has one row per size, if the runs vary in it.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import pandas as pd
 
 from ddp.base.errors import Refusal, told_in_one_line
 from ddp.experiment.config import Experiment
+from ddp.reporting import scaling
 from ddp.reporting.history import read_history
 from ddp.reporting.results import read_about, read_evaluation
 from ddp.reporting.tables import read_table, write_table
@@ -41,7 +42,7 @@ def main() -> None:
             set(read_table(args.missing, "missing", experiment)["run"]) if args.missing else set()
         )
         names = [name for name in experiment.runs if name not in left_out]
-        summary, curves = zip(
+        summary, curves, measured = zip(
             *(read_run(experiment, name, args.results / name) for name in names), strict=True
         )
         table = pd.DataFrame(list(summary))
@@ -52,6 +53,8 @@ def main() -> None:
             confusion(best, read_evaluation(args.results / best / "evaluation.json")),
             args.output / "confusion.csv",
         )
+        if experiment.varies_in_size:
+            write_table(scaling.sizes(experiment, measured), args.output / "scaling.csv")
 
 
 def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
@@ -74,8 +77,8 @@ def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
 
 def read_run(
     experiment: Experiment, name: str, folder: Path
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """A run's row of the summary, and its curves.
+) -> tuple[dict[str, Any], pd.DataFrame, dict[str, Any]]:
+    """A run's row of the summary, its curves, and its measured numbers.
 
     Raises:
         Refusal: a file of the run is missing, damaged, or of another run.
@@ -100,7 +103,11 @@ def read_run(
             "again"
         )
     axes = experiment.axis_values(name)
-    return axes | summary_row(evaluation, about, history), run_curves(axes, evaluation, history)
+    return (
+        axes | summary_row(evaluation, about, history),
+        run_curves(axes, evaluation, history),
+        scaling.of_run(name, run, about, history, evaluation["accuracy"]),
+    )
 
 
 def summary_row(

@@ -1,5 +1,5 @@
 """Draw an experiment's tables: loss.svg, accuracy.svg, accuracy_by_axis.svg, confusion.svg,
-report.html.
+scaling.svg, report.html.
 
 Colour shows the axis with the most values; each combination of the others has a panel. Seeds are
 averaged, and a band (validation) or a bar (test) shows their range.
@@ -26,7 +26,7 @@ from matplotlib.ticker import (
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
 from ddp.experiment.config import Experiment
-from ddp.reporting import page
+from ddp.reporting import page, scaling_figure
 from ddp.reporting.figures import PALETTE, STYLE, colour_of
 from ddp.reporting.results import VIEWS
 from ddp.reporting.tables import read_table
@@ -98,13 +98,18 @@ def main() -> None:
                 summary, settings, experiment.numeric_axes, title
             )
         figures["confusion"] = draw_confusion(confused)
+        sizes = None
+        if experiment.varies_in_size:
+            sizes = read_table(args.tables / "scaling.csv", "scaling", experiment)
+            figures["scaling"] = scaling_figure.draw(experiment, sizes, title)
         paths = {name: args.output / f"{name}.svg" for name in figures}
         for name, figure in figures.items():
             with atomic.replacing(paths[name]) as temporary, mpl.rc_context(STYLE):
                 figure.savefig(temporary, format="svg", metadata={"Date": None})
         images = {name: path.read_bytes() for name, path in paths.items()}
         atomic.write_text(
-            args.output / "report.html", page.report(experiment, summary, settings, missing, images)
+            args.output / "report.html",
+            page.report(experiment, summary, settings, missing, images, sizes),
         )
 
 

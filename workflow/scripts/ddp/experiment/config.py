@@ -245,6 +245,12 @@ class Common:
         return f"experiment {self.name}: {runs}, {what}"
 
     @property
+    def varies_in_size(self) -> bool:
+        """Whether its runs compare several numbers of nodes, processes or CPUs."""
+        sizes = {tuple(run.values.get(key) for key in GEOMETRY) for run in self.runs.values()}
+        return len(sizes) > 1
+
+    @property
     def numeric_axes(self) -> list[str]:
         """The axes with two or more numbers, except the seeds: accuracy is plotted against them."""
 

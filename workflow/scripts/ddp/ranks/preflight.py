@@ -32,6 +32,7 @@ class RankReport:
         device_id: unique to a GPU, under any number; empty for a CPU.
         threads: that it computes with.
         cpus: that it may use.
+        cpu_ids: their numbers as Linux writes them, such as `0-3,8`.
         cpu, onednn_isa, mkl, aten: see `processor.processor`.
     """
 
@@ -44,6 +45,7 @@ class RankReport:
     device_id: str
     threads: int
     cpus: int
+    cpu_ids: str
     cpu: str | None = None
     onednn_isa: str | None = None
     mkl: str | None = None

@@ -3,7 +3,7 @@
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -160,8 +160,20 @@ def describe(process: Process) -> RankReport:
         device_id=str(properties.uuid) if properties else "",
         threads=torch.get_num_threads(),
         cpus=len(os.sched_getaffinity(0)),
+        cpu_ids=ranges(os.sched_getaffinity(0)),
         **processor(),
     )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as Linux lists CPUs: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def choose_device(device: str, local_rank: int) -> torch.device:

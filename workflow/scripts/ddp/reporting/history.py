@@ -61,6 +61,7 @@ def number(key: str, text: str) -> float:
     if key in VALIDATION and text == "":
         return math.nan
     value = int(text) if key in ("epoch", "step") else float(text)
-    if not (math.isfinite(value) and value >= 0) or (key.endswith("accuracy") and value > 1):
+    least = 1e-9 if key == "images_per_second" else 0
+    if not (math.isfinite(value) and value >= least) or (key.endswith("accuracy") and value > 1):
         raise ValueError(f"{key} {text[:20]}")
     return value

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ddp.experiment.config import Common, Experiment
+from ddp.reporting import scaling
 from ddp.reporting.results import VIEWS
 
 PAGE = """<!doctype html>
@@ -48,6 +49,7 @@ def report(
     settings: list[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
+    sizes: pd.DataFrame | None = None,
 ) -> str:
     """The page as HTML.
 
@@ -56,6 +58,7 @@ def report(
         settings: the axes except the seed.
         missing: runs that are not in the summary, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name.
+        sizes: scaling.csv, if the runs vary in their size.
     """
     pictures = {name: picture(name, content) for name, content in figures.items()}
     best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
@@ -67,6 +70,7 @@ def report(
         table(means(summary, settings)),
         "<h2>Every run</h2>",
         table(every_run(summary, settings)),
+        scaling_part(experiment, sizes, pictures["scaling"]) if sizes is not None else "",
         f"<h2>Accuracy by setting</h2>{pictures['accuracy_by_axis']}"
         if "accuracy_by_axis" in pictures
         else "",
@@ -200,6 +204,47 @@ def every_run(summary: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
         + summary["dirty"].map({"True": " + changes"}).fillna(""),
     }
     return pd.DataFrame(columns)
+
+
+def scaling_part(experiment: Experiment, sizes: pd.DataFrame, image: str) -> str:
+    """Advice, figure and table of a scaling study."""
+    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in scaling.advice(experiment, sizes))
+    return f"<h2>Scaling</h2>{sentences}{image}{table(size_table(sizes))}"
+
+
+def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
+    """The sizes with the columns that say something here."""
+    shown = {
+        "nodes": ("nodes", "{:d}"),
+        "nproc_per_node": ("processes per node", "{:d}"),
+        "threads": ("threads", "{:d}"),
+        "gpus" if sizes["gpus"].any() else "cpus": (
+            "GPUs" if sizes["gpus"].any() else "CPUs",
+            "{:d}",
+        ),
+        "global_batch_size": ("batch", "{:,d}"),
+        "runs": ("runs (n)", "{:d}"),
+        "images_per_second": ("images/s", "{:,.0f}"),
+        "model_images_per_second": ("model", "{:,.0f}"),
+        "epoch_seconds": ("s per epoch", "{:.1f}"),
+        "strong_speed_up": ("speed-up", "{:.2f}"),
+        "strong_efficiency": ("efficiency", "{:.0%}"),
+        "weak_efficiency": ("weak efficiency", "{:.0%}"),
+        "communication_share": ("communication", "{:.0%}"),
+        "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
+            "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
+            "{:.3g}",
+        ),
+        "accuracy": ("accuracy", "{:.2%}"),
+        "seconds_to_target": ("s to target", "{:.1f}"),
+    }
+    return pd.DataFrame(
+        {
+            title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
+            for column, (title, form) in shown.items()
+            if sizes[column].notna().any()
+        }
+    )
 
 
 def warning(missing: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from ddp.base import atomic
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import MOST, read_bytes
 from ddp.experiment.config import Experiment
+from ddp.reporting import scaling
 from ddp.reporting.history import HISTORY, VALIDATION
 from ddp.reporting.results import VIEWS, spreadsheet_text
 
@@ -23,18 +24,24 @@ COLUMNS = {
     "summary": SUMMARY,
     "curves": (*HISTORY, *TEST),
     "confusion": ("true_class", "predicted_class", "images", "true_name", "predicted_name"),
+    "scaling": scaling.COLUMNS,
     "missing": ("reason", "log"),
 }
 TEXT = {
     *("run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"),
     *("true_name", "predicted_name"),
 }
-WHOLE = {"n", "epoch", "step", "images", "true_class", "predicted_class"}
-MAY_BE_EMPTY = {*VALIDATION, *TEST, "commit", "dirty", "log"}
+WHOLE = {
+    *("n", "epoch", "step", "images", "true_class", "predicted_class", "runs"),
+    *("nodes", "nproc_per_node", "processes", "threads", "cpus", "gpus", "global_batch_size"),
+}
+MAY_BE_EMPTY = {*VALIDATION, *TEST, *scaling.MAY_BE_EMPTY, "commit", "dirty", "log"}
+# Others are divided by them.
+POSITIVE = ("processes", "threads", "cpus", "global_batch_size", "images_per_second", "sharing")
 
 
 def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
-    """One of the tables `summary`, `curves`, `confusion` and `missing`.
+    """One of the tables in COLUMNS.
 
     Raises:
         Refusal: it is missing, damaged, or of another experiment.
@@ -75,6 +82,8 @@ def check(table: pd.DataFrame, name: str, experiment: Experiment) -> None:
         for run, epoch in zip(table["run"], table["epoch"], strict=True)
     ):
         raise ValueError("it has later epochs than its runs")
+    if name == "scaling" and (table[list(POSITIVE)] <= 0).any(axis=None):
+        raise ValueError("a size has a value of 0")
     if name == "confusion":
         classes = round(len(table) ** 0.5)
         labels = all(

@@ -1,0 +1,183 @@
+"""Scaling studies: tables, model and advice from laws that are known."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ddp.base.errors import Refusal
+from ddp.experiment.config import Experiment
+from ddp.reporting import scaling, scaling_figure
+from ddp.reporting.page import size_table
+from ddp.reporting.step_model import Step, fit
+from ddp.reporting.tables import read_table, write_table
+
+IMAGE, FIXED, HOP, BYTE = 2e-4, 3e-3, 1e-4, 1e-9  # seconds
+PARAMETERS = 1_000_000
+
+
+def seconds(processes: int, batch: int, sharing: float = 1.0) -> float:
+    """A step, by the law."""
+    reduced = 2 * (processes - 1) * (HOP + 4 * PARAMETERS * BYTE / processes)
+    return sharing * (IMAGE * batch / processes + FIXED) + reduced
+
+
+def study(runs: list[dict[str, Any]], **keys: Any) -> Experiment:
+    return Experiment.from_config(
+        {"experiment": "study", "model": "resnet9", "runs": runs, "epochs": 3} | keys
+    )
+
+
+def measured(experiment: Experiment, cpus: int = 64, noise: float = 0.0) -> list[dict[str, Any]]:
+    """What the runs would leave behind on nodes with so many CPUs."""
+    found = []
+    for number, (name, run) in enumerate(experiment.runs.items()):
+        sharing = max(1.0, run.nproc_per_node / cpus)
+        rate = run.global_batch_size / seconds(run.world_size, run.global_batch_size, sharing)
+        rate *= 1 + noise * (-1) ** number
+        ranks = [
+            {"host": f"n{node}", "device": "cpu", "threads": 1, "cpu_ids": f"0-{cpus - 1}"}
+            for node in range(run.nodes)
+            for _ in range(run.nproc_per_node)
+        ]
+        history = pd.DataFrame(
+            {
+                "images_per_second": [rate / 3, rate, rate],
+                "seconds": [30.0, 10.0, 10.0],
+                "val_accuracy": [0.5, 0.7, 0.8 + run.seed / 100],
+            }
+        )
+        about = {"ranks": ranks, "parameters": PARAMETERS, "seconds": 90.0}
+        found.append(scaling.of_run(name, run, about, history, 0.8 + run.seed / 100))
+    return found
+
+
+STRONG = [
+    {"nodes": nodes, "global_batch_size": batch} for batch in (960, 480) for nodes in (1, 2, 4, 8)
+]
+
+
+def test_the_table_has_the_law_s_speed_up_and_share_of_communication() -> None:
+    experiment = study(STRONG, seed=[0, 1])
+    table = scaling.sizes(experiment, measured(experiment))
+    assert list(table["runs"]) == [2] * 8
+    for _, row in table.iterrows():
+        nodes, batch = row["nodes"], row["global_batch_size"]
+        speed_up = seconds(1, batch) / seconds(nodes, batch)
+        assert row["strong_speed_up"] == pytest.approx(speed_up)
+        assert row["strong_efficiency"] == pytest.approx(speed_up / nodes)
+        reduced = 2 * (nodes - 1) * (HOP + 4 * PARAMETERS * BYTE / nodes)
+        assert row["communication_share"] == pytest.approx(
+            reduced / seconds(nodes, batch), rel=1e-3
+        )
+        assert row["cpu_hours"] == pytest.approx(nodes * 90 / 3600)
+        assert (row["lowest_accuracy"], row["highest_accuracy"]) == (0.8, 0.81)
+        # The first accuracy that all reach is that of the third epoch.
+        assert row["seconds_to_target"] == 50
+    weak = table["weak_efficiency"].notna()
+    assert set(table["global_batch_size"] / table["processes"]) > set(
+        table[weak]["global_batch_size"] / table[weak]["processes"]
+    )
+
+
+def test_the_model_predicts_a_size_that_it_has_not_seen() -> None:
+    steps = [
+        Step(p, 1, batch, 1.0, 4 * PARAMETERS, seconds(p, batch) * (1 + 0.02 * (-1) ** number))
+        for number, (p, batch) in enumerate((p, b) for p in (1, 2, 3, 4) for b in (240, 480, 960))
+    ]
+    model = fit(steps)
+    assert model is not None
+    assert model.error < 0.05
+    for processes in (8, 16):
+        step = Step(processes, 1, 1920, 1.0, 4 * PARAMETERS, 0.0)
+        assert model.seconds(step) == pytest.approx(seconds(processes, 1920), rel=0.1)
+
+
+def test_advice_on_strong_scaling() -> None:
+    experiment = study(STRONG)
+    table = scaling.sizes(experiment, measured(experiment))
+    assert scaling.advice(experiment, table) == [
+        # 480 images: 12 ms of computation, 3 of fixed cost, 1.4 of latency, 7 of bandwidth.
+        "8 nodes x 1 process x 1 thread trains 20,513 images/s, the most of all sizes; more than 8 "
+        "processes would gain more; the limit of 8 nodes x 1 process x 1 thread is bandwidth of "
+        "the all-reduce, 30% of a step (model, 0% off on sizes held out of its fit)."
+    ]
+
+
+def test_advice_takes_the_smallest_size_that_is_near_the_best() -> None:
+    # On one machine with two CPUs, further processes only share them.
+    runs = [{"nproc_per_node": n, "global_batch_size": b} for n in (1, 2, 3, 4) for b in (240, 480)]
+    experiment = study(runs)
+    table = scaling.sizes(experiment, measured(experiment, cpus=2, noise=0.01))
+    (sentence,) = scaling.advice(experiment, table)
+    assert sentence.startswith("1 node x 2 processes x 1 thread trains ")
+    assert "from 2 processes on, twice as many gain less than 10 %" in sentence
+    assert "the limit of 1 node x 4 processes x 1 thread is shared CPUs" in sentence
+    assert list(table["cpus"]) == [1, 1, 2, 2, 2, 2, 2, 2]
+    assert list(table["sharing"]) == [1, 1, 1, 1, 1.5, 1.5, 2, 2]
+
+
+def test_weak_scaling() -> None:
+    experiment = study([{"nodes": n} for n in (1, 2, 4, 8)], batch_per_process=120)
+    table = scaling.sizes(experiment, measured(experiment))
+    for nodes, found in zip((1, 2, 4, 8), table["weak_efficiency"], strict=True):
+        assert found == pytest.approx(seconds(1, 120) / seconds(nodes, 120 * nodes))
+    assert table["strong_efficiency"].isna().all()
+    (sentence,) = scaling.advice(experiment, table)
+    assert sentence.startswith(
+        "with 120 images per process, 8 nodes x 1 process x 1 thread trains "
+    )
+    assert "76% of what 1 node x 1 process x 1 thread promises" in sentence
+
+
+def test_settings_are_compared_apart_and_few_sizes_have_no_model(tmp_path: Path) -> None:
+    experiment = study(STRONG[:2], learning_rate=0.1, weight_decay=[0.0, 0.1])
+    table = scaling.sizes(experiment, measured(experiment))
+    first, second = scaling.advice(experiment, table)
+    assert first.startswith("weight_decay 0.0: 2 nodes x 1 process x 1 thread trains")
+    assert second.startswith("weight_decay 0.1: ")
+    assert first.endswith("; too few sizes for a model.")
+    write_table(table, tmp_path / "scaling.csv")
+    again = read_table(tmp_path / "scaling.csv", "scaling", experiment)
+    assert scaling.advice(experiment, again) == [first, second]
+    assert "model" not in size_table(again)
+    assert len(scaling_figure.draw(experiment, again, "study").axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("cpu_ids", "threads", "cpus", "sharing"),
+    [
+        (["0-1", "0-1", "0-1"], 1, 2, 1.5),  # of one machine
+        (["0", "1,3", "4-5"], 1, 3, 1.0),  # each bound to its own
+        (["0-63"] * 3, 4, 12, 1.0),
+    ],
+)
+def test_cpus_that_processes_share(
+    cpu_ids: list[str], threads: int, cpus: int, sharing: float
+) -> None:
+    run = next(iter(study([{"nproc_per_node": 3, "global_batch_size": 240}]).runs.values()))
+    ranks = [{"host": "n", "device": "cpu", "threads": threads, "cpu_ids": ids} for ids in cpu_ids]
+    history = pd.DataFrame({"images_per_second": [1.0], "seconds": [1.0], "val_accuracy": [0.1]})
+    found = scaling.of_run(
+        "run", run, {"ranks": ranks, "parameters": 1, "seconds": 1.0}, history, 0.1
+    )
+    assert (found["cpus"], found["sharing"]) == (cpus, sharing)
+    on_gpus = [rank | {"device": f"cuda:{number}"} for number, rank in enumerate(ranks)]
+    found = scaling.of_run(
+        "run", run, {"ranks": on_gpus, "parameters": 1, "seconds": 1.0}, history, 0.1
+    )
+    assert (found["gpus"], found["sharing"], scaling.units(found)) == (3, 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(",960,", ",0,"), (",960,", ",nan,"), (",960,", ",9.5,"), ("runs,", "runes,"), ("1,1,", "1,")],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, before: str, after: str) -> None:
+    experiment = study(STRONG)
+    path = tmp_path / "scaling.csv"
+    write_table(scaling.sizes(experiment, measured(experiment)), path)
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(Refusal, match="is damaged"):
+        read_table(path, "scaling", experiment)
