@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help run bench fuzz test test-fast test-slow test-slurm \
   test-local test-pbs test-faults \
-  test-faults-here test-faults-local test-faults-slurm test-faults-pbs pbs-up pbs-down lint format lock docs figures \
+  test-faults-local test-faults-slurm test-faults-pbs pbs-up pbs-down lint format lock docs figures \
   cluster-up cluster-down
 
 PYTHON ?= python3
