@@ -32,6 +32,7 @@ rule aggregate:
             file=["evaluation.json", "history.csv", "run.json"],
         ),
     output:
+        **SIZES,
         summary=report(
             "results/{experiment}/summary.csv",
             category="{experiment}",
@@ -45,7 +46,6 @@ rule aggregate:
             caption="../report/curves.rst",
         ),
         confusion="results/{experiment}/confusion.csv",
-        **SIZES,
     log:
         "results/{experiment}/aggregate.log",
     conda:
@@ -62,10 +62,10 @@ rule aggregate:
 
 rule plot:
     input:
+        **SIZES,
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
         confusion="results/{experiment}/confusion.csv",
-        **SIZES,
     output:
         expand(
             "results/{{experiment}}/{figure}.svg",
