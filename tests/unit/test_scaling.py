@@ -132,12 +132,15 @@ def test_weak_scaling() -> None:
 
 
 def test_settings_are_compared_apart_and_few_sizes_have_no_model(tmp_path: Path) -> None:
-    experiment = study(STRONG[:2], learning_rate=0.1, weight_decay=[0.0, 0.1])
+    runs = [run | {"learning_rate": 0.1 * run["nodes"]} for run in STRONG[:2]]
+    experiment = study(runs, weight_decay=[0.0, 0.1])
     table = scaling.sizes(experiment, measured(experiment))
     first, second = scaling.advice(experiment, table)
     assert first.startswith("weight_decay 0.0: 2 nodes x 1 process x 1 thread trains")
     assert second.startswith("weight_decay 0.1: ")
     assert first.endswith("; too few sizes for a model.")
+    rates = study(STRONG[:2], learning_rate=[0.1, 0.2])
+    assert list(scaling.sizes(rates, measured(rates))["runs"]) == [1] * 4
     write_table(table, tmp_path / "scaling.csv")
     again = read_table(tmp_path / "scaling.csv", "scaling", experiment)
     assert scaling.advice(experiment, again) == [first, second]

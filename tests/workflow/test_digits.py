@@ -92,6 +92,35 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def test_two_experiments_are_compared(done) -> None:
+    command = [sys.executable, "workflow/scripts/difference.py", "results/tiny", "results/tiny"]
+    found = subprocess.run(
+        command, cwd=done.path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    first, *lines = found.stdout.splitlines()
+    assert first == "different: no key of the configuration"
+    assert len(lines) == 3 * len(RUNS)
+    accuracy = read(done.results / RUNS[0] / "evaluation.json")["accuracy"]
+    assert lines[0] == (
+        f"learning_rate 0.5 nodes 1: accuracy {accuracy:.2%} (n = 1) -> {accuracy:.2%} (n = 1): "
+        "+0.00% (too few runs for an interval)"
+    )
+
+
+def test_its_sizes_are_compared(done) -> None:
+    with (done.results / "scaling.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == RUNS
+    assert [row["processes"] for row in rows] == ["1", "2"] * 2
+    for row in rows:
+        run = read(done.results / row["run"] / "run.json")
+        assert float(row["cpu_hours"]) == pytest.approx(2 * run["seconds"] / 3600)
+    page = (done.results / "report.html").read_text()
+    assert "<h2>Scaling</h2>" in page
+    assert page.count("too few sizes for a model.") == 2
+
+
 def test_every_run_has_everything(done) -> None:
     assert sorted(path.name for path in done.results.iterdir() if path.is_dir()) == sorted(RUNS)
     for run in RUNS:

@@ -15,8 +15,8 @@ import pandas as pd
 from ddp.experiment.config import GEOMETRY, Experiment, Run
 from ddp.reporting.step_model import Model, Step, fit, last_that_pays
 
-# What the sizes of one study may differ in.
-OF_SIZE = (*GEOMETRY, "global_batch_size", "learning_rate", "seed")
+# What the sizes of one study may differ in; in its learning rate too if it is paired with them.
+OF_SIZE = (*GEOMETRY, "global_batch_size", "seed")
 NEAR = 0.9  # share of the best rate that is near enough
 OFF = 0.2  # error of the model from which on it says nothing
 LIMIT = 0.1  # share of a step from which on something besides the computation is the limit
@@ -112,7 +112,8 @@ def by_setting(
     experiment: Experiment, rows: Sequence[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Rows with a `run`, by what their runs have in common besides their size, in words."""
-    axes = [axis for axis in experiment.axes if axis not in OF_SIZE]
+    paired = {"learning_rate"} & {key for pair in experiment.config["runs"] for key in pair}
+    axes = [axis for axis in experiment.axes if axis not in {*OF_SIZE, *paired}]
     found = defaultdict(list)
     for row in rows:
         values = experiment.axis_values(row["run"])

@@ -1,0 +1,70 @@
+"""Compare two experiments: python workflow/scripts/difference.py results/before results/after.
+
+It prints the keys whose values differ, then a line for each number of each setting that both have:
+its mean and standard deviation over the runs of each, and the difference with its 95 % interval. If
+both have the same seeds, runs with the same seed are compared with each other.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+
+from ddp.base.errors import one_line, told_in_one_line
+from ddp.reporting import difference
+from ddp.reporting.difference import Difference
+
+MOST_CHARACTERS = 400
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", type=Path, help="results of an experiment")
+    parser.add_argument("after", type=Path, help="results of the one to compare with it")
+    args = parser.parse_args()
+    with told_in_one_line("difference"):
+        before, after = difference.read(args.before), difference.read(args.after)
+        for warning in difference.doubts(before, after):
+            print(f"warning: {warning}", file=sys.stderr)
+        found = difference.compare(before, after)
+        keys = difference.settings(before.experiment, after.experiment)
+        tell(f"different: {', '.join(keys) or 'no key of the configuration'}")
+        for each in found:
+            tell(line(each))
+
+
+def tell(text: str) -> None:
+    print(one_line(text, MOST_CHARACTERS))
+
+
+def line(each: Difference) -> str:
+    """A difference in words."""
+    share = "accuracy" in each.name
+    head = f"{each.setting}: {each.name}" if each.setting else each.name
+    text = (
+        f"{head} {spread(each.before, share)} -> {spread(each.after, share)}: "
+        f"{number(each.difference, share, sign=True)}"
+    )
+    if math.isnan(each.low):
+        return f"{text} (too few runs for an interval)"
+    how = "paired by seed" if each.paired else "not paired"
+    low, high = (number(value, share, sign=True) for value in (each.low, each.high))
+    return f"{text} (95 %: {low} to {high}, {how})"
+
+
+def spread(values: tuple[float, ...], share: bool) -> str:
+    deviation = f" ± {number(stdev(values), share)}" if len(values) > 1 else ""
+    return f"{number(mean(values), share)}{deviation} (n = {len(values)})"
+
+
+def number(value: float, share: bool, sign: bool = False) -> str:
+    """A share in per cent, any other number with five digits."""
+    plus = "+" if sign else ""
+    return f"{value:{plus}.2%}" if share and abs(value) <= 1 else f"{value:{plus}.5g}"
+
+
+if __name__ == "__main__":
+    main()
