@@ -2,7 +2,8 @@
 elsewhere.
 """
 
-from types import ModuleType
+from functools import cache
+from types import ModuleType, SimpleNamespace
 
 from ddp.base.errors import Refusal
 
@@ -37,3 +38,22 @@ def timm() -> ModuleType:
     except ImportError:
         raise Refusal("timm is not installed here; pip install timm") from None
     return timm
+
+
+@cache
+def tensorboard() -> SimpleNamespace:
+    """What writes TensorBoard's event files: Event, EventFileWriter, Summary and hparams.
+
+    Raises:
+        Refusal: it is not installed.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise Refusal("tensorboard is not installed here; pip install tensorboard") from None
+    return SimpleNamespace(
+        Event=Event, EventFileWriter=EventFileWriter, Summary=Summary, hparams=hparams_pb
+    )

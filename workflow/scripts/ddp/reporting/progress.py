@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def read_one(
     alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
     rows = read_rows(folder / ("work/metrics.csv" if own else "history.csv"))
     last = rows[-1] if rows else {}
-    count = int(float(next(iter(last.values())))) if last else None
+    count = count_of(last)
     trained = (folder / ("run.json" if own else "model.safetensors")).exists()
     if owner and alive:
         return Progress(
@@ -113,6 +114,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
 
 
+def count_of(row: dict[str, str]) -> int | None:
+    """The first cell of a row, which counts; None if it is no number."""
+    try:
+        return int(float(next(iter(row.values()))))
+    except (StopIteration, ValueError, OverflowError):
+        return None
+
+
 # Columns of history.csv that say how good the network is and how fast the training.
 SHOWN = ("train_loss", "val_loss", "val_accuracy", "images_per_second")
 MOST_NUMBERS = 4
@@ -133,7 +142,8 @@ def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
     with suppress(KeyError, ValueError):
         latest = [float(row["seconds"]) for row in rows[-3:]]
         if latest and epochs:
-            return (epochs - int(rows[-1]["epoch"])) * sum(latest) / len(latest)
+            left = (epochs - int(rows[-1]["epoch"])) * sum(latest) / len(latest)
+            return left if math.isfinite(left) else None
     return None
 
 

@@ -1,0 +1,86 @@
+"""TensorBoard reads every point of a run once, whatever happened to the run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ddp.experiment.programs import ProgramExperiment
+from ddp.reporting.events import RunEvents, points_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {"experiment": "mine", "program": "t.py", "parameters": {"lr": [0.1, 0.2]}}
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """As TensorBoard reads them."""
+    found = EventAccumulator(str(folder)).Reload()
+    return [(event.step, round(event.value, 4)) for event in found.Scalars(tag)]
+
+
+def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
+    tmp_path: Path,
+) -> None:
+    experiment = ProgramExperiment.from_config(CONFIG)
+    run = tmp_path / "lr~0.1"
+    (run / "work").mkdir(parents=True)
+    metrics = run / "work/metrics.csv"
+
+    def look(events: RunEvents) -> list[tuple[int, float]]:
+        events.update(*points_of(experiment, run))
+        return scalars(run / "events", "loss")
+
+    events = RunEvents(run / "events", {"lr": 0.1, "widths": [1, 2]})
+    metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.")  # a row that is being written
+    assert look(events) == [(1, 0.9), (2, 0.8)]
+    metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.7\n")
+    assert look(events) == [(1, 0.9), (2, 0.8), (3, 0.7)]
+    assert len(list((run / "events").iterdir())) == 1
+    # Killed, and continued from the second epoch: its rows are there twice.
+    metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.7\n2,0.75\n3,0.65\n4,nan\n")
+    assert look(events) == [(1, 0.9), (2, 0.75), (3, 0.65)]
+    # The program that writes the files was killed, and is started again.
+    again = RunEvents(run / "events", {"lr": 0.1})
+    (run / "result.json").write_text(json.dumps({"accuracy": 0.5}))
+    assert look(again) == [(1, 0.9), (2, 0.75), (3, 0.65)]
+    assert scalars(run / "events", "result/accuracy") == [(4, 0.5)]
+    found = EventAccumulator(str(run / "events")).Reload()
+    assert "_hparams_/session_start_info" in found.summary_metadata
+
+
+def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "workflow/scripts/events.py", *arguments]
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=60,
+        env=os.environ | variables,
+    )  # fmt: skip
+
+
+def test_damaged_rows_and_waiting_runs_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "lr~0.1/work").mkdir(parents=True)
+    (tmp_path / "lr~0.1/work/metrics.csv").write_text("step,loss\nx,1\n1,2\n2,y\n1e999,3\n")
+    done = said("--once", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 of 2 runs: ")
+    assert scalars(tmp_path / "lr~0.1/events", "loss") == [(1, 2.0)]
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_mistakes_are_told_in_one_line(tmp_path: Path, missing: bool) -> None:
+    (tmp_path / "tensorboard.py").write_text("raise ImportError\n")
+    if missing:
+        done = said("--once", tmp_path / "nowhere")
+        line = "experiment.json is not there"
+    else:
+        (tmp_path / "experiment.json").write_text(json.dumps(CONFIG))
+        (tmp_path / "lr~0.1/work").mkdir(parents=True)
+        (tmp_path / "lr~0.1/work/metrics.csv").write_text("step,loss\n1,2\n")
+        done = said("--once", tmp_path, PYTHONPATH=str(tmp_path))
+        line = "tensorboard is not installed here; pip install tensorboard"
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert line in done.stderr

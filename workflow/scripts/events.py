@@ -1,0 +1,57 @@
+"""Write TensorBoard's event files of an experiment, and keep them up to date until it is done.
+
+    python workflow/scripts/events.py results/quickstart &
+    tensorboard --logdir results
+
+Each run gets the folder events/. The program only reads the run's other files, so it costs a
+training nothing, and may be started, stopped and started again at any time.
+"""
+
+import argparse
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ddp.base.errors import told_in_one_line
+from ddp.experiment.config import parse_option
+from ddp.experiment.programs import read_experiment
+from ddp.reporting.events import RunEvents, points_of
+from ddp.reporting.progress import RECORD, read_all, read_record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, help="folder of the experiment's results")
+    parser.add_argument("--once", action="store_true", help="write the present state and end")
+    parser.add_argument(
+        "--every", type=float, default=5, metavar="SECONDS", help="between two looks"
+    )
+    args = parser.parse_args()
+    with told_in_one_line("events"), suppress(KeyboardInterrupt):
+        text = read_record(args.results)
+        experiment = read_experiment(parse_option(str(args.results / RECORD), text), own=True)
+        runs: dict[str, RunEvents] = {}
+        while True:
+            # Before the files are read: a run that ends meanwhile is looked at once more.
+            done = all(each.state == "done" for each in read_all(experiment, args.results))
+            for name in experiment.runs:
+                folder = args.results / name
+                points, times = points_of(experiment, folder)
+                if points and name not in runs:
+                    settings = experiment.axis_values(name)
+                    del settings["run"]
+                    runs[name] = RunEvents(folder / "events", settings)
+                if name in runs:
+                    runs[name].update(points, times)
+            if args.once or done:
+                break
+            time.sleep(args.every)
+        for run in runs.values():
+            run.close()
+        print(f"{len(runs)} of {len(experiment.runs)} runs: tensorboard --logdir {args.results}")
+
+
+if __name__ == "__main__":
+    main()
