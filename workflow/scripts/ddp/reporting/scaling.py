@@ -99,7 +99,7 @@ def sizes(experiment: Experiment, measured: Sequence[dict[str, Any]]) -> pd.Data
         model = fit([step_of(row) for row in found])
         for row in found:
             step = step_of(row)
-            parts = model.parts(step) if model else {}
+            parts = model.parts(step) if model and model.error <= OFF else {}
             seconds = sum(parts.values())
             row["model_images_per_second"] = row["global_batch_size"] / seconds if parts else None
             reduced = sum(parts[part] for part in parts if part.endswith("all-reduce"))

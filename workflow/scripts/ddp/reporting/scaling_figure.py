@@ -1,6 +1,7 @@
 """The figure of a scaling study: speed-up, efficiency, a map of sizes, accuracy by size."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import matplotlib as mpl
@@ -76,16 +77,26 @@ def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
         units = [scaling.units(row) for row in ordered]
         axes.plot(units, [row["strong_speed_up"] for row in ordered], "o", color=colour, label=name)
         for row, at in zip(ordered, units, strict=True):
-            modelled = row["model_images_per_second"] / base["images_per_second"]
-            axes.plot([at], [modelled], "x", color=colour, markersize=9)
+            axes.annotate(
+                size(row), (at, row["strong_speed_up"]), (5, 2), textcoords="offset points",
+                fontsize=7, color=colour,
+            )  # fmt: skip
+            if pd.notna(row["model_images_per_second"]):
+                modelled = row["model_images_per_second"] / base["images_per_second"]
+                axes.plot([at], [modelled], "x", color=colour, markersize=9)
         axes.plot(units, [at / units[0] for at in units], "--", color="grey", linewidth=1)
     axes.plot([], [], "--", color="grey", label="ideal")
-    axes.plot([], [], "x", color="grey", markersize=9, label="model")
+    if any(pd.notna(row["model_images_per_second"]) for row in chain(*studies.values())):
+        axes.plot([], [], "x", color="grey", markersize=9, label="model")
     axes.set_title("Strong scaling: the same global batch", loc="left", fontsize=11)
     axes.set_ylabel("times as fast as the smallest")
     axes.set_ylim(bottom=0)
-    by_units(axes, [row for study in studies.values() for row in study])
+    by_units(axes, list(chain(*studies.values())))
     axes.legend(fontsize=9)
+
+
+def size(row: dict[str, Any]) -> str:
+    return f"{row['nodes']}x{row['nproc_per_node']}x{row['threads']}"
 
 
 def draw_weak(axes: Axes, studies: dict[str, Rows]) -> None:
@@ -102,7 +113,7 @@ def draw_weak(axes: Axes, studies: dict[str, Rows]) -> None:
     axes.set_ylabel("efficiency")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    by_units(axes, [row for study in studies.values() for row in study])
+    by_units(axes, list(chain(*studies.values())))
     axes.legend(fontsize=9)
 
 
@@ -143,10 +154,7 @@ def draw_accuracy(axes: Axes, rows: Rows) -> None:
     for at, row in enumerate(shown):
         axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
         axes.vlines([at], row["lowest_accuracy"], row["highest_accuracy"], color=colour_of(0, 1))
-    labels = [
-        f"{row['nodes']}x{row['nproc_per_node']}x{row['threads']}\n{row['global_batch_size']}"
-        for row in shown
-    ]
+    labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
     axes.set_xticks(range(len(shown)), labels, fontsize=8)
     axes.set_xlabel("nodes x processes x threads, and global batch")
     axes.set_ylabel("test accuracy")
