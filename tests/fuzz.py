@@ -36,10 +36,12 @@ ROOT = TESTS.parent
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path[:0] = [str(TESTS), str(SCRIPTS)]
 
+import matplotlib.pyplot as plt
 import numpy as np
 import yaml
 from PIL import Image
 
+from aggregate import read_run
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
 from ddp.checkpointing import owner, state
 from ddp.data import sources
@@ -52,9 +54,12 @@ from ddp.data.staging import stage
 from ddp.experiment.config import Experiment, Run
 from ddp.experiment.schema import read_config, with_types
 from ddp.models import weights
+from ddp.reporting import scaling, scaling_figure
+from ddp.reporting.events import points_of
 from ddp.reporting.history import read_history
+from ddp.reporting.progress import read_all
 from ddp.reporting.results import last_reason, read_about, read_evaluation
-from ddp.reporting.tables import read_table
+from ddp.reporting.tables import read_table, write_table
 
 SECONDS = 20  # of a case in process; the slowest good ones take one
 PROGRAM_SECONDS = 120  # of a case with a program of its own
@@ -444,6 +449,12 @@ def configured(results: Path) -> None:
     Experiment.from_config(with_types(read_config(results / "config.yaml")))
 
 
+def read_scaling(results: Path) -> None:
+    table = read_table(results / "fuzz/scaling.csv", "scaling", EXPERIMENT)
+    scaling.advice(EXPERIMENT, table)
+    plt.close(scaling_figure.draw(EXPERIMENT, table, "fuzz"))
+
+
 # By kind of file: how to make it hostile, its path in the results, and its reader.
 RUN = "fuzz/seed~0"
 READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path], Any]]] = {
@@ -510,6 +521,17 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         )
         for name in ("summary", "curves", "confusion")
     },
+    "table scaling": (tampered_bytes, "fuzz/scaling.csv", read_scaling),
+    "progress": (
+        tampered_bytes,
+        f"{RUN}/history.csv",
+        lambda results: read_all(EXPERIMENT, results / "fuzz"),
+    ),
+    "events": (
+        tampered_bytes,
+        f"{RUN}/history.csv",
+        lambda results: points_of(EXPERIMENT, results / RUN),
+    ),
 }
 
 
@@ -633,6 +655,8 @@ def make_material(folder: Path) -> Material:
         results / "fuzz",
     )
     shutil.copyfile(results / "fuzz/summary.csv", results / "x.tgz")
+    measured = [read_run(EXPERIMENT, name, results / "fuzz" / name)[2] for name in EXPERIMENT.runs]
+    write_table(scaling.sizes(EXPERIMENT, measured), results / "fuzz/scaling.csv")
     return Material(results, folder / "canary")
 
 
