@@ -255,6 +255,15 @@ def test_the_quickstart_differs_from_the_defaults_in_its_axis_and_its_recipe() -
     } | recipe
 
 
+def test_a_key_that_each_run_has_of_its_own_is_no_setting() -> None:
+    pairs = [{"nodes": 1, "global_batch_size": 240}, {"nodes": 2, "global_batch_size": 480}]
+    paired = Experiment.from_config({"experiment": "paired", "runs": pairs})
+    assert not {"nodes", "global_batch_size"} & set(paired.settings)
+    weak = Experiment.from_config({"experiment": "weak", "batch_per_process": 10})
+    assert "global_batch_size" not in weak.settings
+    assert paired.settings["epochs"] == weak.settings["epochs"]
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem
 )

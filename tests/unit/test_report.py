@@ -27,6 +27,7 @@ def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFram
             "plain_loss": 0.6,
             "images_per_second": 1000.0,
             "seconds": 10.0,
+            "attempts": 1,
             "commit": "0" * 40,
             "dirty": False,
         }

@@ -123,6 +123,7 @@ def summary_row(
         "plain_loss": evaluation["plain"]["loss"],
         "images_per_second": history["images_per_second"].mean(),
         "seconds": about["seconds"],
+        "attempts": len(about["attempts"]),
         "commit": about["git"]["commit"],
         "dirty": about["git"]["dirty"],
         "code_sha256": about["code_sha256"],

@@ -218,6 +218,14 @@ class Common:
     runs: Mapping[str, Any]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration without the keys that each run has a value of its own for."""
+        own = {key for pair in self.config["runs"] for key in pair}
+        if self.config.get("batch_per_process") is not None:
+            own.add("global_batch_size")
+        return {key: value for key, value in self.config.items() if key not in own}
+
+    @property
     def own(self) -> Own | None:
         """The user's own data set; None if all are built in."""
         dataset = self.config["dataset"]

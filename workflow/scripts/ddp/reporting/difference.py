@@ -118,7 +118,7 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
 
 def settings(before: Common, after: Common) -> list[str]:
     """The keys whose values differ, as `key before -> after`."""
-    one, other = flat(before.config), flat(after.config)
+    one, other = flat(before.settings), flat(after.settings)
     return [
         f"{key} {value_text(one.get(key))} -> {value_text(other.get(key))}"
         for key in dict.fromkeys([*one, *other])

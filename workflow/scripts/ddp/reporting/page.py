@@ -79,7 +79,9 @@ def report(
         f"<h2>Confusion matrix of the most accurate run, {html.escape(best)}</h2>",
         pictures["confusion"],
         "<h2>Configuration</h2>",
-        configuration(experiment.config),
+        configuration(experiment.settings),
+        "<h2>Provenance</h2>",
+        table(provenance(summary)),
     ]
     return PAGE.format(
         title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
@@ -126,7 +128,7 @@ def of_program(
         "<h2>Figures</h2>" if figures else "",
         *(picture(name, content) for name, content in figures.items()),
         "<h2>Configuration</h2>",
-        configuration(experiment.config),
+        configuration(experiment.settings),
     ]
     return PAGE.format(
         title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
@@ -200,8 +202,21 @@ def every_run(summary: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
         "loss": summary["loss"].map("{:.4f}".format),
         "images/s": summary["images_per_second"].map("{:,.0f}".format),
         "seconds": summary["seconds"].map("{:,.0f}".format),
+    }
+    return pd.DataFrame(columns)
+
+
+def provenance(summary: pd.DataFrame) -> pd.DataFrame:
+    """From which code and data each run came, and in how many attempts: jobs or processes that
+    trained it, one after the other, because something ended the one before.
+    """
+    columns = {
+        "run": summary["run"],
         "commit": summary["commit"].str[:10].replace("", "none")
         + summary["dirty"].map({"True": " + changes"}).fillna(""),
+        "code (SHA-256)": summary["code_sha256"].str[:10],
+        "data (SHA-256)": summary["data_sha256"].str[:10],
+        "attempts": summary["attempts"],
     }
     return pd.DataFrame(columns)
 

@@ -17,7 +17,7 @@ from ddp.reporting.results import VIEWS, spreadsheet_text
 # The columns besides the run and its axes.
 SUMMARY = (
     *("n", "views", "accuracy", "loss", "plain_accuracy", "plain_loss"),
-    *("images_per_second", "seconds", "commit", "dirty", "code_sha256", "data_sha256"),
+    *("images_per_second", "seconds", "attempts", "commit", "dirty", "code_sha256", "data_sha256"),
 )
 TEST = ("test_loss", "test_accuracy")
 COLUMNS = {
@@ -32,7 +32,7 @@ TEXT = {
     *("true_name", "predicted_name"),
 }
 WHOLE = {
-    *("n", "epoch", "step", "images", "true_class", "predicted_class", "runs"),
+    *("n", "epoch", "step", "images", "true_class", "predicted_class", "runs", "attempts"),
     *("nodes", "nproc_per_node", "processes", "threads", "cpus", "gpus", "global_batch_size"),
 }
 MAY_BE_EMPTY = {*VALIDATION, *TEST, *scaling.MAY_BE_EMPTY, "commit", "dirty", "log"}
