@@ -121,6 +121,12 @@ def test_its_sizes_are_compared(done) -> None:
     assert page.count("too few sizes for a model.") == 2
 
 
+def test_sizes_that_are_compared_are_trained_one_at_a_time(done) -> None:
+    said = done.run("--dry-run", "--forceall", "--cores", "4", "--config", "cpus_per_proc=1")
+    threads = re.findall(r"rule train:.*?^ +threads: (\d+)$", said, re.MULTILINE | re.DOTALL)
+    assert threads == ["4"] * len(RUNS)
+
+
 def test_every_run_has_everything(done) -> None:
     assert sorted(path.name for path in done.results.iterdir() if path.is_dir()) == sorted(RUNS)
     for run in RUNS:
@@ -226,7 +232,13 @@ def test_the_tables_agree_with_the_runs(done) -> None:
     assert [(row["run"], row["epoch"]) for row in curves] == [
         (run, epoch) for run in RUNS for epoch in "12"
     ]
-    for name in ("loss.svg", "accuracy.svg", "accuracy_by_axis.svg", "confusion.svg"):
+    for name in (
+        "loss.svg",
+        "accuracy.svg",
+        "accuracy_by_axis.svg",
+        "confusion.svg",
+        "scaling.svg",
+    ):
         assert ElementTree.parse(done.results / name).getroot().tag.endswith("svg")
 
 
@@ -400,6 +412,7 @@ def test_the_same_figures_from_the_same_table(done, tmp_path) -> None:
         "confusion.svg",
         "loss.svg",
         "report.html",
+        "scaling.svg",
     ]
     for name in drawn:
         assert sha256(tmp_path / name) == sha256(done.results / name)
@@ -413,12 +426,14 @@ def test_the_report_is_one_page_that_needs_no_network(done) -> None:
         'alt="accuracy"',
         "Mean over seeds",
         "Every run",
+        "<h2>Scaling",
         "Confusion matrix",
-        "Configuration",
+        "<h2>Configuration",
+        "<h2>Provenance",
     ]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
     assert f"4 runs of 4 settings, {TEST_IMAGES} test images: accuracy " in page
-    assert page.count('src="data:image/svg+xml;base64,') == 4
+    assert page.count('src="data:image/svg+xml;base64,') == 5
     assert "label_smoothing" in page
     assert not NETWORK.search(page)
 
