@@ -43,7 +43,8 @@ SITE = (
     "images_in",
 )
 # Where a run is computed. `launch` takes these keys and passes them on to the program.
-GEOMETRY = ("nodes", "nproc_per_node", "cpus_per_proc", "device")
+SIZE = ("nodes", "nproc_per_node", "cpus_per_proc")
+GEOMETRY = (*SIZE, "device")
 MOST_SHOWN = 8  # values of an axis that are listed one by one
 # Runs of an experiment. A dry run of 10,000 takes half a minute.
 MOST_RUNS = 10_000
@@ -255,7 +256,7 @@ class Common:
     @property
     def varies_in_size(self) -> bool:
         """Whether its runs compare several numbers of nodes, processes or CPUs."""
-        sizes = {tuple(run.values.get(key) for key in GEOMETRY) for run in self.runs.values()}
+        sizes = {tuple(run.values[key] for key in SIZE) for run in self.runs.values()}
         return len(sizes) > 1
 
     @property

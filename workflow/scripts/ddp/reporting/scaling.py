@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.experiment.config import GEOMETRY, Experiment, Run
+from ddp.experiment.config import SIZE, Experiment, Run
 from ddp.reporting.step_model import Model, Step, fit, last_that_pays
 
 # What the sizes of one study may differ in; in its learning rate too if it is paired with them.
-OF_SIZE = (*GEOMETRY, "global_batch_size", "seed")
+OF_SIZE = (*SIZE, "global_batch_size", "seed")
 NEAR = 0.9  # share of the best rate that is near enough
 OFF = 0.2  # error of the model from which on it says nothing
 LIMIT = 0.1  # share of a step from which on something besides the computation is the limit
