@@ -14,7 +14,13 @@ from node import power_on
 from users import keys, make_reachable, user
 
 PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "hwloc-ls": "hwloc-nox"}
-LIBRARIES: dict[str, str] = {}
+LIBRARIES = {
+    "libjemalloc.so.2": "libjemalloc2",
+    "libhwloc.so.15": "libhwloc15",
+    "libmunge.so.2": "libmunge2",
+    "libtirpc.so.3": "libtirpc3",
+    "libssl.so.3": "libssl3",
+}
 UNPACKED = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-common")
 RUN_FOLDERS = ("sshd",)
 OWN_FOLDERS = ("etc",)
