@@ -1,0 +1,41 @@
+"""examples/programs/loop.py with a pause after every epoch, so that it lasts at least as long on any
+machine as a test of its time limit needs.
+"""
+
+from checkout import Checkout
+
+PAUSE = 0.4  # seconds
+PROGRAM = f"""
+import runpy
+import time
+from pathlib import Path
+
+import launched
+
+row = launched.row
+
+
+def paced(**numbers):
+    row(**numbers)
+    time.sleep({PAUSE})
+
+
+launched.row = paced
+runpy.run_path(str(Path(__file__).with_name("loop.py")), run_name="__main__")
+"""
+CONFIG = """
+program: paced.py
+arguments: [--epochs, "{{epochs}}"]
+parameters: {{lr: 0.1, epochs: {epochs}}}
+dataset: {{name: digits}}
+outputs: [model.pt]
+nodes: 2
+"""
+
+
+def paced(checkout: Checkout, epochs: int) -> list[str]:
+    """Write the program and its configuration; returns the options of Snakemake."""
+    folder = checkout.path / "examples/programs"
+    (folder / "paced.py").write_text(PROGRAM)
+    (folder / "paced.yaml").write_text(CONFIG.format(epochs=epochs))
+    return ["--configfile", "examples/programs/paced.yaml", "--config"]
