@@ -1,5 +1,5 @@
-"""examples/programs/loop.py with a pause after every epoch, so that it lasts at least as long on any
-machine as a test of its time limit needs.
+"""examples/programs/loop.py with a pause after every epoch, so that on any machine it lasts at
+least as long as a test of its time limit needs.
 """
 
 from checkout import Checkout
