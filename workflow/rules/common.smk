@@ -46,6 +46,9 @@ PROGRAM = isinstance(EXPERIMENT, ProgramExperiment)
 # A site's own settings are resources, not parameters: if they change, nothing is trained again.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
 LAUNCHER = EXPERIMENT.config["launcher"]
+# One training at a time: the next one would use the same hosts, or change the speed that this one is
+# compared by. Here, because it looks at every run.
+ALONE = bool(EXPERIMENT.hosts) or EXPERIMENT.varies_in_size
 HOSTS = f" --hosts {shlex.join(EXPERIMENT.hosts)}" if EXPERIMENT.hosts else ""
 
 
@@ -139,11 +142,7 @@ def geometry_of(wildcards):
 def cpus_of(wildcards):
     """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
-    if EXPERIMENT.hosts or EXPERIMENT.varies_in_size:
-        # One training at a time: the next one would use the same hosts, or change the speed that
-        # this one is compared by.
-        return cores
-    return job_size.cpus_on_one_machine(run_of(wildcards), cores)
+    return cores if ALONE else job_size.cpus_on_one_machine(run_of(wildcards), cores)
 
 
 wildcard_constraints:

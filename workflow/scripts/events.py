@@ -13,10 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import parse_option
-from ddp.experiment.programs import read_experiment
 from ddp.reporting.events import RunEvents, points_of
-from ddp.reporting.progress import RECORD, read_all, read_record
+from ddp.reporting.progress import read_all, read_record
 
 
 def main() -> None:
@@ -30,8 +28,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     with told_in_one_line("events"), suppress(KeyboardInterrupt):
-        text = read_record(args.results)
-        experiment = read_experiment(parse_option(str(args.results / RECORD), text), own=True)
+        experiment = read_record(args.results)
         runs: dict[str, RunEvents] = {}
         while True:
             # Before the files are read: a run that ends meanwhile is looked at once more.

@@ -16,9 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp.base.errors import one_line, told_in_one_line
-from ddp.experiment.config import parse_option
-from ddp.experiment.programs import read_experiment
-from ddp.reporting.progress import RECORD, Progress, read_all, read_record
+from ddp.reporting.progress import Progress, read_all, read_record
 
 COLOURS = {
     "running": "cyan", "done": "green", "trained": "green", "failed": "red",
@@ -37,8 +35,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     with told_in_one_line("watch"), suppress(KeyboardInterrupt):
-        text = read_record(args.results)
-        experiment = read_experiment(parse_option(str(args.results / RECORD), text), own=True)
+        experiment = read_record(args.results)
         console = Console()
         if args.once or not console.is_terminal:
             lines(args.results, experiment, args)

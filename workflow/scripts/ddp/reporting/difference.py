@@ -13,10 +13,10 @@ from scipy import stats
 
 from ddp.base.errors import Refusal
 from ddp.base.reading import read_json
-from ddp.experiment.config import SITE, Common, Experiment, parse_option, value_text
-from ddp.experiment.programs import ProgramExperiment, read_experiment
-from ddp.reporting.measures import read_result
-from ddp.reporting.progress import RECORD, read_record
+from ddp.experiment.config import SITE, Common, Experiment, value_text
+from ddp.experiment.programs import ProgramExperiment
+from ddp.reporting.measures import read_results
+from ddp.reporting.progress import read_record
 from ddp.reporting.results import read_about, read_evaluation
 
 LEVEL = 0.95  # of the intervals
@@ -71,8 +71,7 @@ def read(folder: Path) -> Results:
     Raises:
         Refusal: there is no experiment, no run has been finished, or a file is damaged.
     """
-    config = parse_option(str(folder / RECORD), read_record(folder))
-    experiment = read_experiment(config, own=True)
+    experiment = read_record(folder)
     numbers, data, views = {}, set(), set()
     for name in experiment.runs:
         found = of_run(experiment, folder / name)
@@ -110,8 +109,7 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
         evaluated = isinstance(experiment, ProgramExperiment) and experiment.evaluation
         if evaluated and not (folder / "evaluation.json").exists():
             return None
-        numbers = read_result(folder / "result.json") | read_result(folder / "evaluation.json")
-        return numbers | {"seconds": about["seconds"]}, about
+        return read_results(folder) | {"seconds": about["seconds"]}, about
     except FileNotFoundError:
         return None
 

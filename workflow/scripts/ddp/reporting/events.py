@@ -9,7 +9,7 @@ from typing import Any
 from ddp.base.errors import Refusal
 from ddp.base.optional import tensorboard
 from ddp.experiment.config import Common, Experiment
-from ddp.reporting.measures import read_result
+from ddp.reporting.measures import read_results
 from ddp.reporting.progress import count_of, read_rows
 from ddp.reporting.results import read_evaluation
 
@@ -107,7 +107,7 @@ def final(built_in: bool, folder: Path) -> list[tuple[str, float]]:
     """The numbers of a finished run; none before."""
     try:
         if not built_in:
-            found = read_result(folder / "result.json") | read_result(folder / "evaluation.json")
+            found = read_results(folder)
             return [
                 (f"result/{key}", value) for key, value in found.items() if not math.isnan(value)
             ]

@@ -110,6 +110,15 @@ def read_result(path: Path) -> dict[str, float]:
         ) from None
 
 
+def read_results(folder: Path) -> dict[str, float]:
+    """The numbers of a run; those of its evaluation count if both have one.
+
+    Raises:
+        Refusal: as `read_result`.
+    """
+    return read_result(folder / "result.json") | read_result(folder / "evaluation.json")
+
+
 def checked(value: float | None) -> float:
     """The number as a float.
 
@@ -131,9 +140,7 @@ def write_result(path: Path, result: Mapping[str, float]) -> None:
 def result_line(folder: Path) -> str:
     """The results of a run in one line, or the reason why they cannot be read."""
     try:
-        result = read_result(folder / "result.json")
-        evaluation = folder / "evaluation.json"
-        result |= read_result(evaluation)
+        result = read_results(folder)
         rows = read_metrics(folder / "metrics.csv")
     except Refusal as refusal:
         return str(refusal)

@@ -10,6 +10,7 @@ import pandas as pd
 from ddp.experiment.config import Common, Experiment
 from ddp.reporting import scaling
 from ddp.reporting.results import VIEWS
+from ddp.reporting.scaling import counted
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -149,10 +150,6 @@ def result_sentence(summary: pd.DataFrame, settings: list[str]) -> str:
     )
     runs = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}"
     return f"{runs}, {n}: accuracy {between(summary['accuracy'])} with {views}{plain}."
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def between(values: Any) -> str:

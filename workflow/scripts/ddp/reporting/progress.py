@@ -11,8 +11,8 @@ from pathlib import Path
 from ddp.base.errors import Refusal
 from ddp.base.reading import MOST, read_bytes
 from ddp.checkpointing.owner import LEASE, look
-from ddp.experiment.config import Common, Run
-from ddp.experiment.programs import ProgramExperiment
+from ddp.experiment.config import Common, Experiment, Run, parse_option
+from ddp.experiment.programs import ProgramExperiment, read_experiment
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -157,16 +157,20 @@ def since_save(state: Path, own: bool, now: float) -> float | None:
     return max(0.0, now - max(times)) if times else None
 
 
-def read_record(folder: Path) -> str:
-    """The configuration of the newest command on an experiment, as JSON.
+def read_record(folder: Path) -> Experiment | ProgramExperiment:
+    """An experiment, as the newest command on it configured it.
+
+    Args:
+        folder: results/<experiment>.
 
     Raises:
-        Refusal: there is none.
+        Refusal: there is no record, or it is no configuration.
     """
     try:
-        return read_bytes(folder / RECORD, MOST).decode()
+        text = read_bytes(folder / RECORD, MOST).decode()
     except (OSError, ValueError):
         raise Refusal(
             f"{folder / RECORD} is not there; give the folder of an experiment that has been "
             "started, such as results/quickstart"
         ) from None
+    return read_experiment(parse_option(str(folder / RECORD), text), own=True)

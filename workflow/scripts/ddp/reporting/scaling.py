@@ -108,6 +108,11 @@ def sizes(experiment: Experiment, measured: Sequence[dict[str, Any]]) -> pd.Data
     return pd.DataFrame(rows, columns=["run", *COLUMNS])
 
 
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as `sizes` returns it."""
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
 def by_setting(
     experiment: Experiment, rows: Sequence[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
@@ -206,7 +211,7 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
     Args:
         table: as `sizes` returns it.
     """
-    rows = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    rows = rows_of(table)
     found = []
     for setting, mine in by_setting(experiment, rows).items():
         model = fit([step_of(row) for row in mine])

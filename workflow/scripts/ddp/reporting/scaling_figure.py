@@ -27,7 +27,7 @@ def draw(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
     Args:
         table: as `scaling.sizes` returns it.
     """
-    rows = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    rows = scaling.rows_of(table)
     settings = scaling.by_setting(experiment, rows)
 
     def named(find: Callable[[Rows], list[Rows]], form: str) -> dict[str, Rows]:
