@@ -1,7 +1,7 @@
 """Waiting for a condition."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def until(what: Callable[[], object], seconds: float) -> float:
@@ -9,5 +9,14 @@ def until(what: Callable[[], object], seconds: float) -> float:
     since = time.monotonic()
     while not what():
         assert time.monotonic() - since < seconds, f"not within {seconds} s"
+        time.sleep(0.1)
+    return time.monotonic() - since
+
+
+def until_none(what: Callable[[], Collection[object]], seconds: float) -> float:
+    """Wait until nothing is left, and name what is; returns the seconds."""
+    since = time.monotonic()
+    while found := what():
+        assert time.monotonic() - since < seconds, f"left after {seconds} s: {list(found)}"
         time.sleep(0.1)
     return time.monotonic() - since

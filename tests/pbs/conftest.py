@@ -11,7 +11,7 @@ import pytest
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster, bring_up
 from launched import Launched, left
-from waiting import until
+from waiting import until, until_none
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def launched(cluster: PbsCluster, checkout: PbsCheckout) -> Iterator[Callable[..
     for training in started:
         training.stop()
     with suppress(TimeoutError, AssertionError):
-        until(lambda: not left(cluster), 45)
+        until_none(lambda: left(cluster), 45)
     for pid in left(cluster):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

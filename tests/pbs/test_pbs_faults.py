@@ -15,7 +15,7 @@ from cluster.handle import PbsCluster
 from cluster.namespaces import UID
 from launched import WAYS, Launched, left
 from submissions import on
-from waiting import until
+from waiting import until, until_none
 
 # Seconds from the failure of a rank to the end of everything on all nodes.
 LIMIT = 60
@@ -76,7 +76,7 @@ def test_a_failure_ends_everything_and_is_named(
     training = launched(fault, way)
     training.trains()
     do(training)
-    seconds = until(lambda: not left(cluster), LIMIT)
+    seconds = until_none(lambda: left(cluster), LIMIT)
     print(f"{fault} by {way}: over on all nodes {seconds:.1f} s later")
     print(training.text[-1500:])
     if error:
@@ -126,7 +126,7 @@ def test_processes_that_ignore_signals_and_daemons_are_ended(
     )  # fmt: skip
     until(lambda: len(list(folder.glob("alive-*"))) == 3, 60)
     os.kill(training.find("n1", "launch")[0], how)
-    seconds = until(lambda: not left(cluster), LIMIT)
+    seconds = until_none(lambda: left(cluster), LIMIT)
     print(f"stubborn, {how.name} to launch by {way}: over on all nodes {seconds:.1f} s later")
 
 

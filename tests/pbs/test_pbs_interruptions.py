@@ -17,7 +17,7 @@ from checkout import PbsCheckout
 from cluster.handle import PbsCluster
 from launched import WAYS, Launched, left
 from submissions import sha256
-from waiting import until
+from waiting import until, until_none
 
 pytestmark = pytest.mark.faults
 # Seconds: time-outs of a connection, and the grace of the ranks.
@@ -98,7 +98,7 @@ def test_a_lost_node_is_named_and_ends_the_training(
     getattr(cluster, how)("n3")
     try:
         seconds = until(lambda: "status " in training.text, LIMIT)
-        rest = until(lambda: not left(cluster), LIMIT)
+        rest = until_none(lambda: left(cluster), LIMIT)
     finally:
         cluster.start("n3")
     print(f"n3 {how} by {way}: told after {seconds:.0f} s, over after {seconds + rest:.0f} s")
@@ -153,7 +153,7 @@ def test_over_ssh_the_first_node_loses_power(
         cluster.kill("n1")
         assert process.wait(30) != 0
     try:
-        seconds = until(lambda: not left(cluster), LIMIT)
+        seconds = until_none(lambda: left(cluster), LIMIT)
     finally:
         cluster.start("n1")
     print(f"first node of ssh: the other node's ranks have ended after {seconds:.0f} s")
@@ -186,7 +186,7 @@ def test_a_deleted_job_saves_and_is_told(
     training.go_on()
     (job,) = cluster.run("qselect", "-u", "alice", "-s", "R").stdout.split()
     assert cluster.run("qdel", job).returncode == 0
-    seconds = until(lambda: not left(cluster), LIMIT)
+    seconds = until_none(lambda: left(cluster), LIMIT)
     assert training.end(60) == 1
     print(f"qdel: over on all nodes after {seconds:.0f} s")
     assert re.search(r"launch: .*stopped \(SIGTERM\) after .*saved in ", training.text)
@@ -198,7 +198,7 @@ def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, submitted: Callable[..., S
     training.go_on()
     training.process.send_signal(signal.SIGINT)
     training.end(60)
-    until(lambda: not left(cluster), LIMIT)
+    until_none(lambda: left(cluster), LIMIT)
     until(lambda: not cluster.run("qselect", "-u", "alice").stdout, 30)
 
 

@@ -11,7 +11,7 @@ import pytest
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
 from launched import NODES, WAYS, Launched, left
-from waiting import until
+from waiting import until, until_none
 
 SHORT = {"epochs": 1, "global_batch_size": 63, "learning_rate": 0.5}
 LAUNCHERS = ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch")
@@ -48,7 +48,7 @@ def test_every_launcher_comes_to_the_weights_of_one_machine(
     logs = sorted(path.name for path in (training.results / "logs").iterdir())
     ranks = ["rank=0.log", "rank=1.log", "rank=2.log"]
     assert logs == ["launcher.log", *ranks, "train.log"]
-    until(lambda: not left(cluster), 10)
+    until_none(lambda: left(cluster), 10)
 
 
 @pytest.mark.parametrize("way", WAYS)

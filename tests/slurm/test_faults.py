@@ -15,7 +15,7 @@ from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
 from submissions import on
-from waiting import until
+from waiting import until, until_none
 
 # Seconds from the failure of a rank to the end of the job on all nodes.
 LIMIT = 60
@@ -72,7 +72,7 @@ class Submitted:
 
     def await_end(self) -> tuple[float, str]:
         """Seconds until nothing of the job is left on any node, and all that the user saw."""
-        seconds = until(lambda: not left(self.cluster), LIMIT)
+        seconds = until_none(lambda: left(self.cluster), LIMIT)
         assert self.snakemake.wait(180) == 1
         return seconds, self.said.read_text()
 
@@ -127,7 +127,7 @@ class Launched:
         until(lambda: (self.results / "history.csv").exists(), 90)
 
     def await_end(self) -> tuple[float, str]:
-        seconds = until(lambda: not left(self.cluster), LIMIT)
+        seconds = until_none(lambda: left(self.cluster), LIMIT)
         said = self.said.read_text()
         assert said.endswith(f"status {self.status}\n")
         return seconds, said
@@ -213,7 +213,7 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
     training = Submitted(cluster, checkout, "cancelled")
-    job = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()[0]
+    (job,) = cluster.run("squeue", "--noheader", "--format=%i").stdout.split()
     assert cluster.run("scancel", job).returncode == 0
     _, said = training.await_end()
     assert job_state(cluster, job).startswith("CANCELLED")

@@ -15,7 +15,7 @@ import pytest
 
 from ddp.launching import agents
 from programs import SCRIPTS
-from waiting import until
+from waiting import until, until_none
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
 
@@ -53,7 +53,7 @@ class Program:
     def end(self, seconds: float = 90) -> int:
         """Its status; nothing of it is left."""
         status = self.process.wait(seconds)
-        until(lambda: not self.left(), 10)
+        until_none(self.left, 10)
         return status
 
     def left(self) -> list[psutil.Process]:

@@ -24,7 +24,9 @@ from ddp.experiment.table import with_table
 from ddp.models.names import code_of
 from ddp.schedulers import registry
 from session import Session
+from signals import end_in_a_thread
 
+end_in_a_thread()
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still
 # comes first.
 os.environ.update(
