@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Training:
     Args:
         options: of train.py.
         logs: folder for the logs of `launch`.
+        launch: further options of `launch`.
         changes: to RUN.
     """
 
@@ -49,6 +51,7 @@ class Training:
         environment: dict[str, str] | None = None,
         scripts: Path = SCRIPTS,
         logs: Path | None = None,
+        launch: Sequence[object] = (),
         **changes: object,
     ) -> None:
         self.output = output
@@ -56,8 +59,8 @@ class Training:
         train = train_command(json.dumps(run), data, output, *options, scripts=scripts)
         self.logs = logs or output.with_name(f"{output.name}.logs")
         where = ["--log", self.logs / "log", "--rank-logs", self.logs / "ranks"]
-        launch = [scripts / "launch.py", "--nproc-per-node", processes, *where, "--"]
-        command = [sys.executable, *map(str, [*launch, *train] if processes > 1 else train)]
+        start = [scripts / "launch.py", "--nproc-per-node", processes, *where, *launch, "--"]
+        command = [sys.executable, *map(str, [*start, *train] if processes > 1 else train)]
         self.process = subprocess.Popen(
             command,
             env=ENVIRONMENT | (environment or {}),

@@ -19,6 +19,8 @@ from waiting import until, until_none
 
 # Seconds from the failure of a rank to the end of everything on all nodes.
 LIMIT = 60
+# Seconds that ranks wait for one that hangs; they are a part of LIMIT.
+HUNG = 15
 
 
 def kill_rank(training: Launched) -> None:
@@ -33,6 +35,10 @@ def exhaust(training: Launched) -> None:
     """From now on the rank cannot allocate memory."""
     command = ["prlimit", f"--pid={training.ranks('n2')[0]}", "--as=1000000"]
     subprocess.run(command, check=True, user=UID, group=UID, extra_groups=[])
+
+
+def hang(training: Launched) -> None:
+    os.kill(training.ranks("n2")[0], signal.SIGSTOP)
 
 
 def kill_agent(training: Launched) -> None:
@@ -56,6 +62,7 @@ FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
     # With gloo's threads at work, Python may abort after its traceback.
     "rank-raises": (raise_, r"rank 1 on n2(: KeyboardInterrupt| was ended by SIGABRT)"),
     "out-of-memory": (exhaust, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
+    "rank-hangs": (hang, r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\)"),
     "agent-killed": (kill_agent, r"n2 is lost: its agent has ended; was it killed\?"),
     "launcher-killed": (kill_launcher, r"n3: its command was ended by SIGKILL"),
     "step-killed": (kill_step, r"remote_step was ended by SIGKILL"),
@@ -73,7 +80,7 @@ def test_a_failure_ends_everything_and_is_named(
     cluster: PbsCluster, launched: Callable[..., Launched], fault: str, way: str
 ) -> None:
     do, error = FAULTS[fault]
-    training = launched(fault, way)
+    training = launched(fault, way, options=("--timeout", str(HUNG)))
     training.trains()
     do(training)
     seconds = until_none(lambda: left(cluster), LIMIT)

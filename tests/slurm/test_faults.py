@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,8 @@ from waiting import until, until_none
 
 # Seconds from the failure of a rank to the end of the job on all nodes.
 LIMIT = 60
+# Seconds that ranks wait for one that hangs; they are a part of LIMIT.
+HUNG = 15
 ENDLESS = [
     "--config",
     "dataset={name: digits}",
@@ -115,6 +118,8 @@ class Launched:
             f"{folder}/train.log",
             "--rank-logs",
             f"{folder}/logs",
+            "--timeout",
+            str(HUNG),
             "--",
             *train,
         ]
@@ -151,6 +156,10 @@ def exhaust(cluster: Cluster) -> None:
     subprocess.run(["prlimit", f"--pid={rank}", "--as=1000000"], check=True)
 
 
+def hang(cluster: Cluster) -> None:
+    os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGSTOP)
+
+
 def kill_launcher(cluster: Cluster) -> None:
     os.kill(on(cluster, "n3", "torch.distributed.run")[0], signal.SIGKILL)
 
@@ -169,6 +178,12 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
     ),
     # The name of the run contains the word too.
     "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
+    "hangs": (
+        hang,
+        Launched,
+        r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others waited "
+        r"for it; its own log is results/hangs/run/logs/rank=1.log",
+    ),
     "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
 }
 
@@ -199,6 +214,25 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
         assert re.search(r"^.*rank 1 on n2 \|   File ", said, re.MULTILINE), last
     assert not (training.results / "model.safetensors").exists()
     assert (training.results / "logs/rank=1.log").exists()
+
+
+def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """Its rank gets the CPU for a third of the time."""
+    training = Launched(cluster, checkout, "slow")
+    (rank,) = on(cluster, "n2", "workflow/scripts/train.py")
+    log = training.results / "train.log"
+    deadline = time.monotonic() + 180
+    while "n2 computes" not in log.read_text() and time.monotonic() < deadline:
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(0.02)
+        os.kill(rank, signal.SIGCONT)
+        time.sleep(0.01)
+    warnings = [line for line in log.read_text().splitlines() if "warning: n" in line]
+    print(*warnings, sep="\n")
+    cluster.run("scancel", "--user=root")
+    until_none(lambda: left(cluster), LIMIT)
+    assert len(warnings) == 1
+    assert re.search(r"train: warning: n2 computes \d\.\d times slower", warnings[0])
 
 
 def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> None:

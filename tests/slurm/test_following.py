@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -153,9 +154,24 @@ def test_states_reasons_nodes_and_logs_are_shown_as_they_change(
             rf"^slurm: job {job}, stage and train of shown/run, log results/shown/run/train\.log: "
         )
         following.await_line(what + r"PENDING \(.+\)$")
+        watch = subprocess.Popen(
+            [sys.executable, "workflow/scripts/watch.py", "results/shown", "--every", "0.5"],
+            cwd=checkout.path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert watch.stdout is not None
+        waits = watch.stdout.readline()
+        assert re.match(rf"run: waiting: job {job}: PENDING \(.+\) since [0-9:]+$", waits), waits
     finally:
         for node in cluster.nodes:
             cluster.start(node)
     following.await_line(what + r"RUNNING on n\[1-2\]$")
     assert following.process.wait(timeout=120) == 0, following.said
+    watch.terminate()
+    seen = watch.communicate(timeout=30)[0]
+    print(waits, seen, sep="")
+    assert re.search(r"^run: running  on n1", seen, re.MULTILINE)
+    assert re.search(r"^run: trained  2/2  train_loss ", seen, re.MULTILINE)
+    assert not (checkout.path / "results/shown/jobs.json").exists()
     assert not re.search(r'"label_smoothing"', following.said)

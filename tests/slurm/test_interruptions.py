@@ -27,6 +27,7 @@ from waiting import until
 
 SEED = 20261121
 EPOCHS = 60
+HUNG = 15  # seconds that ranks wait for each other
 RUN = {
     "dataset": "digits",
     "widths": [8, 8, 8],
@@ -135,7 +136,9 @@ class Job(Training):
             LAUNCH,
             "--nodes",
             str(nodes),
-            "--requeue",
+            "--resume",
+            "--timeout",
+            str(HUNG),
             "--log",
             f"{output}/train.log",
             "--rank-logs",
@@ -213,6 +216,13 @@ def restart_controller(job: Training) -> None:
     assert job.cluster.run("slurmctld").returncode == 0
 
 
+def suspend(job: Training, _rng: random.Random) -> None:
+    """For longer than its ranks wait for each other."""
+    assert job.cluster.run("scontrol", "suspend", job.id).returncode == 0
+    time.sleep(HUNG + 15)
+    assert job.cluster.run("scontrol", "resume", job.id).returncode == 0
+
+
 def preempt(job: Training, _rng: random.Random) -> None:
     """A higher-priority job takes all nodes for three seconds."""
     done = job.cluster.run(
@@ -229,9 +239,10 @@ def preempt(job: Training, _rng: random.Random) -> None:
 # In two trainings, each in random order: faults after which Slurm or launch restarts it, and faults
 # that need the same command.
 GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
-    "queued again": (False, {
+    "by itself": (False, {
         "a rank killed": send(signal.SIGKILL, RANK),
         "SIGTERM to torchrun": send(signal.SIGTERM, AGENT),
+        "suspended": suspend,
         "preempted": preempt,
         "scontrol requeue": ask("scontrol", "requeue"),
         "warned (--signal=USR1)": ask("scancel", "--signal=USR1"),

@@ -1,11 +1,14 @@
 """The failure that a launch reports. The lines are Slurm's own."""
 
+from dataclasses import replace
+
 import pytest
 
 from ddp.launching.agents import Outcome
 from ddp.launching.endings import LATE, Ending
 from ddp.launching.failure import Failure, Source
 from ddp.launching.failure import first_failure as found_failure
+from ddp.launching.whereabouts import Whereabouts
 from ddp.schedulers.registry import SCHEDULERS
 
 FAILED = Outcome(failed=0, status=1)
@@ -22,7 +25,7 @@ def first_failure(
     scheduler = SCHEDULERS["srun" if job else "local"]
     inspect = f"sacct -X -j {job}" if job else ""
     source = Source(scheduler.starter(outcome.failed or 0), scheduler.explain(errors), inspect)
-    return found_failure(outcome, endings, errors, source)
+    return found_failure(outcome, endings, [], errors, source)
 
 
 def test_a_rank_that_could_tell_is_believed_before_slurm() -> None:
@@ -109,11 +112,11 @@ def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
         stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True),
     ]
     assert first_failure(FAILED, endings, [], "7") == Failure(
-        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True, saved=True
+        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True, saved=True, in_place=True
     )
     killed = ["srun: error: n2: task 1: Killed"]
     assert first_failure(FAILED, endings, killed, "7") == Failure(
-        f"n2: Killed; {SAVED}", again=True, saved=True
+        f"n2: Killed; {SAVED}", again=True, saved=True, in_place=True
     )
     agent = Outcome(failed=1, status=-9)
     assert first_failure(agent, endings, [], None).line.startswith(
@@ -151,7 +154,7 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
     endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
     assert first_failure(FAILED, endings, errors, None) == Failure(
-        f"{killed}; {SAVED}", again=True, saved=True
+        f"{killed}; {SAVED}", again=True, saved=True, in_place=True
     )
     peer = Ending(
         "rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",)
@@ -173,9 +176,50 @@ def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
         report={"saved": "epoch 2"},
     )
     assert first_failure(FAILED, [killed, peer], [], "7") == Failure(
-        "rank 1 on n2 was ended by SIGKILL", again=True, saved=True
+        "rank 1 on n2 was ended by SIGKILL", again=True, saved=True, in_place=True
     )
     assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
+    refused = replace(peer, report={"saved": "epoch 2", "refused": True}, lines=("too large",))
+    assert not first_failure(FAILED, [refused], [], "7").again
+    waited = replace(peer, report={}, lines=("gloo: Timed out",))
+    suspended = first_failure(replace(FAILED, suspended=40.0), [waited], [], "7")
+    assert suspended.in_place
+    assert suspended.line == "the job was suspended for 40 s; rank 0 on n1: gloo: Timed out"
+
+
+def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
+    said = "gloo/transport/tcp/unbound_buffer.cc:81: Timed out waiting 10000ms for recv operation"
+    waited = Ending("rank 0 on n1", "ended with status 1", 1.0, (f"RuntimeError: [{said}]",))
+    seen = [
+        Whereabouts("rank 2 on n3", frames=("all_reduce (x.py:1)",), waits=True),
+        Whereabouts(
+            "rank 1 on n2",
+            frames=("wait (threading.py:2)", "load (mine.py:3)"),
+            frame="load (mine.py:3)",
+            log="logs/rank=1.log",
+        ),
+    ]
+    source = Source("srun")
+    found = found_failure(FAILED, [waited], seen, [], source)
+    assert found.line == (
+        "rank 1 on n2 hung (in load (mine.py:3)), and the others waited for it; "
+        "its own log is logs/rank=1.log"
+    )
+    assert found.details == (
+        "rank 1 on n2 | wait (threading.py:2)",
+        "rank 1 on n2 | load (mine.py:3)",
+    )
+    # A rank that cannot run is the cause before one that could.
+    still = Whereabouts("rank 3 on n4", state="stopped by a signal")
+    assert "rank 3 on n4 hung (stopped by a signal)" in (
+        found_failure(FAILED, [waited], [*seen, still], [], source).line
+    )
+    # If all of them wait, or nothing is known of them, the one that said so is named.
+    for nobody in ([seen[0]], [Whereabouts("rank 1 on n2")], []):
+        assert found_failure(FAILED, [waited], nobody, [], source).line == waited.error
+    # Without a time-out, nobody hangs: the others were only told to end.
+    error = replace(waited, lines=("ValueError: x",))
+    assert found_failure(FAILED, [error], seen, [], source).line == error.error
 
 
 def test_stopped() -> None:
@@ -194,12 +238,12 @@ def test_a_lost_node_is_named_and_worth_starting_again() -> None:
     late = Ending("rank 1 on n2", f"{LATE} 25 s of SIGTERM", 2.0)
     source = Source("remote_step", LOST, lost=LOST)
     for endings in ([], [peer], [late], [late, peer]):
-        assert found_failure(FAILED, endings, [], source) == Failure(LOST, again=True)
+        assert found_failure(FAILED, endings, [], [], source) == Failure(LOST, again=True)
 
 
 def test_a_failure_before_a_node_is_lost_is_the_first_one() -> None:
     own = Ending("rank 1 on n2", "ended with status 1", 1.0, ("ValueError: no",))
     source = Source("remote_step", LOST, lost=LOST)
-    found = found_failure(FAILED, [own], [], source)
+    found = found_failure(FAILED, [own], [], [], source)
     assert found.line == "rank 1 on n2: ValueError: no"
     assert not found.again

@@ -37,7 +37,13 @@ def measured(experiment: Experiment, cpus: int = 64, noise: float = 0.0) -> list
         rate = run.global_batch_size / seconds(run.world_size, run.global_batch_size, sharing)
         rate *= 1 + noise * (-1) ** number
         ranks = [
-            {"host": f"n{node}", "device": "cpu", "threads": 1, "cpu_ids": f"0-{cpus - 1}"}
+            {
+                "host": f"n{node}",
+                "device": "cpu",
+                "threads": 1,
+                "cpu_ids": f"0-{cpus - 1}",
+                "input_seconds": 0.001,
+            }
             for node in range(run.nodes)
             for _ in range(run.nproc_per_node)
         ]
@@ -160,7 +166,16 @@ def test_cpus_that_processes_share(
     cpu_ids: list[str], threads: int, cpus: int, sharing: float
 ) -> None:
     run = next(iter(study([{"nproc_per_node": 3, "global_batch_size": 240}]).runs.values()))
-    ranks = [{"host": "n", "device": "cpu", "threads": threads, "cpu_ids": ids} for ids in cpu_ids]
+    ranks = [
+        {
+            "host": "n",
+            "device": "cpu",
+            "threads": threads,
+            "cpu_ids": ids,
+            "input_seconds": 0.0,
+        }
+        for ids in cpu_ids
+    ]
     history = pd.DataFrame({"images_per_second": [1.0], "seconds": [1.0], "val_accuracy": [0.1]})
     found = scaling.of_run(
         "run", run, {"ranks": ranks, "parameters": 1, "seconds": 1.0}, history, 0.1

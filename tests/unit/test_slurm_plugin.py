@@ -43,7 +43,9 @@ def told() -> list[str]:
 
 @pytest.fixture
 def follower(told: list[str]) -> Follower:
-    return Follower(str, told.append)
+    return Follower(
+        lambda job, number, state: told.append(f"job {number}, {job}: {state}"), told.append
+    )
 
 
 def submitted(number: str) -> types.SimpleNamespace:

@@ -39,6 +39,8 @@ state: Path = _folder("STATE") or Path.cwd() / "state"
 rank: int = int(os.environ.get("RANK", 0))
 local_rank: int = int(os.environ.get("LOCAL_RANK", 0))
 world_size: int = int(os.environ.get("WORLD_SIZE", 1))
+timeout: int = int(os.environ.get("LAUNCH_TIMEOUT", 600))
+"""Seconds after which a process counts as hung; for `torch.distributed.init_process_group`."""
 
 
 def parameters() -> dict[str, Any]:

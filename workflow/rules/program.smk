@@ -69,7 +69,7 @@ rule stage:
         nodes=lambda wildcards: run_of(wildcards).nodes,
         places=places_of,
     shell:
-        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --requeue --nodes {params.nodes}"
+        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --resume --nodes {params.nodes}"
         " --log {log:q} --collect {output.report:q} --"
         " {params.stage:q}{params.places} --scratch {resources.scratch}"
 
@@ -100,6 +100,7 @@ rule train:
         hosts=HOSTS,
         launcher=LAUNCHER,
         scratch=SCRATCH,
+        timeout=SETTINGS["timeout"],
         resume=SETTINGS["resume"],
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
@@ -124,7 +125,7 @@ rule train:
         "python {params.prepare:q} --run {params.run:q} --sources {params.sources:q}{params.places}{params.directory} --resume {resources.resume}"
         " --output {params.results:q} 2>&1 | tee {log:q}\n"
         "launch() {{ python {params.launch:q} --transport {resources.transport}{resources.hosts}"
-        " --launcher {resources.launcher} --end-with $PPID --requeue {params.geometry}"
+        " --launcher {resources.launcher} --end-with $PPID --resume --timeout {resources.timeout} {params.geometry}"
         " --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
         ' --rank-logs {params.results:q}/logs --state {params.results:q}/state "$@"; }}\n'
         "[ {resources.preflight} = false ] ||"

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Session:
         self.watch = Watch()
         self.began = time.time()
         self.folders: dict[str, DataFolder] = {}
+        self.states: dict[str, dict[str, str]] = {}
 
     def check_command_line(self) -> None:
         """Refuse incompatible options, and print the experiment and what it would replace.
@@ -277,16 +278,27 @@ class Session:
                     tell(f"warning: {warning}")
         scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
         if scheduler:
-            self.watch = scheduler.watch(self.describe, tell)
+            self.watch = scheduler.watch(partial(self.tell_state, executor), tell)
             self.watch.start(self.workflow)
         # For `watch`, which shows runs that have not begun too. Nothing is refused after this.
         with suppress(OSError):
             atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
 
+    def tell_state(self, executor: str, job: Any, number: str, state: str) -> None:
+        """Print the new state of a job, and note it for `watch`."""
+        tell(f"{executor}: job {number}, {self.describe(job)}: {state}")
+        since = time.strftime("%H:%M:%S")
+        for part in parts(job):
+            run = part.wildcards.get("run")
+            self.states[run] = {"job": number, "state": state, "since": since}
+        with suppress(OSError):
+            atomic.write_text(self.results / progress.JOBS, json.dumps(self.states) + "\n")
+
     def end(self) -> None:
         """Print how each run ended, and make a partial report if runs are missing."""
         if not self.workflow.is_main_process:
             return
+        (self.results / progress.JOBS).unlink(missing_ok=True)
         self.forget_states()
         own = isinstance(self.experiment, ProgramExperiment)
         jobs = [job for rule in ("stage", "train", "evaluate") for job in self.jobs(rule)]

@@ -38,7 +38,7 @@ rule stage:
         nodes=lambda wildcards: run_of(wildcards).nodes,
         data=subpath(input.manifest, parent=True),
     shell:
-        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --requeue --nodes {params.nodes}"
+        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --resume --nodes {params.nodes}"
         " --log {log:q} --collect {output.report:q} --"
         " {params.stage:q} --data {params.data:q} --scratch {resources.scratch}"
 
@@ -67,8 +67,10 @@ rule train:
         hosts=HOSTS,
         launcher=LAUNCHER,
         scratch=SCRATCH,
+        timeout=EXPERIMENT.config["timeout"],
         saving=SAVING,
         images_in=EXPERIMENT.config["images_in"],
+        probe=" --probe" if EXPERIMENT.config["probe"] else "",
     params:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
@@ -81,7 +83,7 @@ rule train:
         network=lambda wildcards: code_of(run_of(wildcards).model),
     shell:
         "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher {resources.launcher}"
-        " --end-with $PPID --requeue {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
+        " --end-with $PPID --resume --timeout {resources.timeout} {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
         " --log {log:q} --rank-logs {params.results:q}/logs --state {params.results:q}/state --"
         " {params.train:q} --run {params.changes:q} --data {params.data:q}"
-        " --scratch {resources.scratch} --output {params.results:q} --images-in {resources.images_in} {resources.saving}"
+        " --scratch {resources.scratch} --output {params.results:q} --images-in {resources.images_in}{resources.probe} {resources.saving}"

@@ -11,9 +11,9 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import NoReturn
@@ -32,8 +32,9 @@ from ddp.launching.gpus import usable_gpus
 from ddp.launching.launchers import Geometry
 from ddp.launching.plan import find_launcher, launcher_names, make_plan
 from ddp.launching.ports import accept_connections, bound_pair
+from ddp.launching.whereabouts import whereabouts
 from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Command, Scheduler, Step
+from ddp.schedulers.base import Allocation, Scheduler, Step
 
 # Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
 GRACE = 35
@@ -79,9 +80,11 @@ def main() -> None:
     add("--name", help="of the program in messages; default: of its file")
     add("--collect", type=Path, metavar="FILE", help="JSON file for the reports of all nodes")
     add("--end-with", type=positive, metavar="PID", help="stop when this process ends")
-    add("--requeue", action="store_true",
-        help="requeue the job if the program stops because its time is up, or fails after it has "
-        "saved something new")  # fmt: skip
+    add("--resume", action="store_true",
+        help="if the program fails after it has saved something new, start it again in the same "
+        "job; requeue the job if its time is up or a node is lost")  # fmt: skip
+    add("--timeout", type=positive, metavar="SECONDS",
+        help="how long ranks wait for each other before one of them counts as hung")  # fmt: skip
     add("--dry-run", action="store_true",
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments")
@@ -121,9 +124,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         Failed: it failed.
         Refusal: it cannot be started, or another job trains the run.
     """
-    launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
-    gpus = usable_gpus(args.device, geometry.world_size) if scheduler.shared_cpus else None
     example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
     if example:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
@@ -133,6 +134,37 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             f"transport {scheduler.transport} needs --rank-logs, a folder that every node sees, "
             "for the launchers' files"
         )
+    if args.dry_run:
+        with step_of(args, geometry, scheduler, job) as step:
+            print(*scheduler.preview(step), sep="\n")
+        return
+    if args.state:
+        refuse_owned(args.state, job.owner, tell)
+    if args.rank_logs:
+        shutil.rmtree(args.rank_logs, ignore_errors=True)
+        # A network file system may keep the folder as long as files in it are open.
+        args.rank_logs.mkdir(parents=True, exist_ok=True)
+    with log_of(args) as log:
+        for starts in count(1):
+            failure = run(args, geometry, scheduler, job, log)
+            if failure is None:
+                return
+            if not (args.resume and failure.in_place):
+                explain_and_end(failure, args, log, scheduler, job)
+            tell_restart(failure, starts, args, log)
+
+
+@contextmanager
+def step_of(
+    args: argparse.Namespace, geometry: Geometry, scheduler: Scheduler, job: Allocation
+) -> Iterator[Step]:
+    """The program on the nodes of the job, with ports and folders that are ready for it.
+
+    Raises:
+        Refusal: it cannot be started.
+    """
+    launcher = find_launcher(args.launcher, scheduler)
+    gpus = usable_gpus(args.device, geometry.world_size) if scheduler.shared_cpus else None
     # A free port for the ranks, and a port on which this process answers the nodes.
     free, listener = bound_pair(job.number, "127.0.0.1" if job.one_machine else "")
     with free, listener, folder_for_launcher(args, job) as folder:
@@ -154,13 +186,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             reach="" if job.one_machine else f"{job.addresses[0]}:{open_port}",
             folder=launcher_folder(args),
         )
-        if args.dry_run:
-            print(*scheduler.preview(step), sep="\n")
-            return
-        if "PET_RDZV_ID" in step.private:
-            print(C10D_WARNING, file=sys.stderr, flush=True)
         Thread(target=accept_connections, args=(listener,), daemon=True).start()
-        run(scheduler.commands(step), args, scheduler, job)
+        yield step
 
 
 def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
@@ -192,6 +219,7 @@ def private_variables(
         owner=job.owner,
         secret=signing.new_secret(),
         stop_at=stop_at,
+        timeout=args.timeout,
         job_scratch=scheduler.job_scratch,
     )
     if args.launcher == "torchrun-c10d" and not job.one_machine:
@@ -220,21 +248,24 @@ def launcher_folder(args: argparse.Namespace) -> Path:
 
 
 def run(
-    commands: Sequence[Command], args: argparse.Namespace, scheduler: Scheduler, job: Allocation
-) -> None:
-    """Run the commands; with --collect, write the nodes' reports to a file.
+    args: argparse.Namespace,
+    geometry: Geometry,
+    scheduler: Scheduler,
+    job: Allocation,
+    log: Sink,
+) -> Failure | None:
+    """Run the program once; with --collect, write the nodes' reports to a file.
+
+    Returns:
+        Its first failure; None if it has ended well.
 
     Raises:
-        Stopped, Failed, Refusal: as `launch`.
+        Refusal: it cannot be started, or not all nodes have reported.
     """
-    if args.state:
-        refuse_owned(args.state, job.owner, partial(print, "launch:", file=sys.stderr, flush=True))
-    if args.rank_logs:
-        shutil.rmtree(args.rank_logs, ignore_errors=True)
-        # A network file system may keep the folder as long as files in it are open.
-        args.rank_logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = files.enter_context(log_of(args))
+        step = files.enter_context(step_of(args, geometry, scheduler, job))
+        if "PET_RDZV_ID" in step.private:
+            print(C10D_WARNING, file=sys.stderr, flush=True)
         errors: Sink = log
         if args.rank_logs:
             files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
@@ -242,18 +273,18 @@ def run(
             # when a rank fails.
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
         output = Output(log, errors)
-        outcome = run_all(commands, output, GRACE, args.end_with)
+        outcome = run_all(scheduler.commands(step), output, GRACE, args.end_with)
         found = records(output.records or [])
-        if not outcome.good:
-            endings = [ending(record["ending"]) for record in found if "ending" in record]
-            source = Source(
-                scheduler.starter(outcome.failed or 0),
-                scheduler.explain(output.errors),
-                job.inspect,
-                scheduler.lost(output.errors),
-            )
-            failure = first_failure(outcome, endings, output.errors, source)
-            explain_and_end(failure, args, log, scheduler, job)
+    if not outcome.good:
+        endings = [ending(record["ending"]) for record in found if "ending" in record]
+        seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
+        source = Source(
+            scheduler.starter(outcome.failed or 0),
+            scheduler.explain(output.errors),
+            job.inspect,
+            scheduler.lost(output.errors),
+        )
+        return first_failure(outcome, endings, seen, output.errors, source)
     if args.collect:
         nodes = [record["result"] for record in found if "result" in record]
         if len(nodes) != args.nodes:
@@ -261,6 +292,30 @@ def run(
             raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported{see}")
         nodes.sort(key=lambda node: node["node_rank"])
         atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
+    return None
+
+
+def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: Sink) -> None:
+    """Print what failed, and keep the logs of its ranks in a folder of their own."""
+    line = f"{failure.line}; starting again from what was saved (start {starts + 1} of this job)"
+    with suppress(OSError):
+        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
+    tell(f"{name_of(args)} failed: {line}")
+    if args.rank_logs:
+        kept = args.rank_logs / f"start={starts}"
+        with suppress(OSError):
+            kept.mkdir(exist_ok=True)
+            for path in [*args.rank_logs.glob("*=*.log"), args.rank_logs / "launcher.log"]:
+                path.rename(kept / path.name)
+
+
+def tell(line: str) -> None:
+    print(f"launch: {line}", file=sys.stderr, flush=True)
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """The program's name in messages."""
+    return args.name or Path(args.program[0]).stem
 
 
 def explain_and_end(
@@ -273,7 +328,7 @@ def explain_and_end(
     """Print what failed, requeue the job if that is wanted and useful, and end."""
     line = failure.line
     requeued = False
-    if failure.again and args.requeue and job.job:
+    if failure.again and args.resume and job.job:
         # A job that is being cancelled must not be requeued.
         time.sleep(CANCELLED_WITHIN)
         refused = scheduler.requeue(job, failure.saved)
@@ -287,11 +342,11 @@ def explain_and_end(
         print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
     verb = "was preempted" if failure.preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
-    whole = f"{args.name or Path(args.program[0]).stem} {verb}: {line}{see}"
+    whole = f"{name_of(args)} {verb}: {line}{see}"
     for text in failure.details:
         print(text, file=sys.stderr)
     if requeued:
-        print(f"launch: {whole}", file=sys.stderr, flush=True)
+        tell(whole)
         if scheduler.ends_requeued:
             # If this process ended before the scheduler ended the job, Snakemake would take the
             # job for failed and delete its output.

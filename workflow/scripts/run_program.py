@@ -66,7 +66,12 @@ def main() -> None:
         words = checked(values.get("command"))
         if args.evaluation:
             words = checked(json.loads(args.evaluation))
-        ended = run(words, values, contract, stop, args)
+        try:
+            ended = run(words, values, contract, stop, args)
+        except Refusal:
+            # It would be refused again.
+            add_to_report(refused=True)
+            raise
     end_like(ended.status)
 
 

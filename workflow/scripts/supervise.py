@@ -18,7 +18,8 @@ from ddp.base.environment import Environment
 from ddp.base.errors import STOPPED, os_error_line
 from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
 from ddp.launching.agents import Allowance, Output, log_file, run_all
-from ddp.launching.endings import LATE, Ending, send
+from ddp.launching.endings import LATE, LOST_A_PEER, Ending, send
+from ddp.launching.whereabouts import Observer
 from ddp.schedulers.base import Command
 
 # Seconds from SIGTERM to SIGKILL: all is over before torchrun, which gives 30, kills us.
@@ -70,11 +71,17 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
             command = Command(
                 (sys.executable, *program), contract.variables(), pass_fds=(result.fileno(),)
             )
-            outcome = run_all([command], output, GRACE)
+            observer = Observer(who, str(log or ""))
+            outcome = run_all([command], output, GRACE, look=observer)
             end_descendants()
         report = read_report(result)
         if outcome.status == STOPPED:
             report.setdefault("stopped", f"exit status {STOPPED}")
+        # One that has given up waiting for another is on its way out. Slurm ends a step with
+        # SIGCONT, so that one that was stopped may come to that too.
+        waited = LOST_A_PEER.search("\n".join(output.errors))
+        if observer.last and (observer.last.state or not waited):
+            send(observer.last.record())
         # A program that ends because we are told to end only tells what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)

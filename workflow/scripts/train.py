@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,13 @@ from ddp.data.staging import Staged, stage
 from ddp.experiment.config import Run
 from ddp.models import weights
 from ddp.models.names import code_of
+from ddp.ranks.probe import outliers, probe
 from ddp.ranks.process_group import TIMEOUT, Process, broadcast, describe, gather, process_group
 from ddp.ranks.processor import processor
 from ddp.ranks.stopping import listen
 from ddp.reporting.history import write_history
 from ddp.training.loop import Training
+from ddp.training.timing import SlowHosts
 
 gc.enable()
 
@@ -76,6 +78,7 @@ def main() -> None:
         help="and within an epoch, N seconds after the last save")  # fmt: skip
     add("--images-in", choices=("auto", "disk", "memory"), default="auto",
         help="where the training images are, as images_in in config/README.md")  # fmt: skip
+    add("--probe", action="store_true", help="measure network, disks and processors first")
     resume = parser.add_mutually_exclusive_group()
     resume.add_argument(
         "--fresh", action="store_true", help="start over, without the states of other jobs"
@@ -90,9 +93,14 @@ def main() -> None:
         run = Run.from_json(args.run, contract)
         data = DataFolder.read(args.data)
         # The first rank of a node reads all data before the others go on.
-        patience = TIMEOUT + timedelta(seconds=data.bytes / SLOW)
-        with process_group(run.device, patience) as process:
-            train(run, data, process, contract, args)
+        patience = (contract.timeout or TIMEOUT) + data.bytes / SLOW
+        try:
+            with process_group(run.device, patience) as process:
+                train(run, data, process, contract, args)
+        except Refusal:
+            # It would be refused again.
+            add_to_report(refused=True)
+            raise
 
 
 def train(
@@ -120,14 +128,17 @@ def train(
         if own := code_of(run.model):
             # A user's network is code of this run too.
             code = sources_sha256({"train.py": code, "network": own})
-        training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
         ranks = gather(placement(process, staged), process)
+        probed = probed_nodes(ranks, process, data, staged) if args.probe else None
+        training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
         request = Request(run, data.sha256, code, name, args.fresh, args.other_world_size)
         resume(training, folder, request)
         if owner:
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
+            owner.live = training.live
+            slow_hosts = SlowHosts([rank["host"] for rank in ranks])
         saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
@@ -146,12 +157,16 @@ def train(
                 sys.stdout.flush()
                 write_history(args.output / "history.csv", training.history)
                 keep_checkpoint(training, folder)
+                seconds = training.history[-1]["seconds"]
+                for warning in slow_hosts.add(training.per_step[:, 0].tolist(), seconds):
+                    tell(warning)
+                training.slow = slow_hosts.now
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
         if owner:
             owner.check()
-            publish(training, folder, args.output, ranks, saver)
+            publish(training, folder, args.output, ranks, saver, probed)
 
 
 def staged_here(
@@ -164,6 +179,18 @@ def staged_here(
     found = gather(asdict(own) if own else None, process)
     everywhere = decode(broadcast(encode(found) if process.first else None, process) or b"")
     return Staged(**everywhere[process.rank - process.local_rank])
+
+
+def probed_nodes(
+    ranks: list[dict[str, Any]], process: Process, data: DataFolder, staged: Staged
+) -> dict[str, Any]:
+    """What the nodes can do, see `probe`; rank 0 names those that are slow."""
+    images = "train_images.npy"
+    hosts = [rank["host"] for rank in ranks]
+    found = probe(process, hosts, data.path / images, Path(staged.path) / images)
+    for line in outliers(found.get("nodes", [])):
+        tell(line)
+    return found
 
 
 def first_tells(process: Process) -> Callable[[str], None]:
@@ -251,7 +278,12 @@ def keep_checkpoint(training: Training, folder: Path) -> None:
 
 
 def publish(
-    training: Training, folder: Path, output: Path, ranks: list[dict[str, Any]], saver: Saver
+    training: Training,
+    folder: Path,
+    output: Path,
+    ranks: list[dict[str, Any]],
+    saver: Saver,
+    probed: dict[str, Any] | None,
 ) -> None:
     """Write the results of a finished training. Its state stays, so this can be repeated."""
     # Another Snakemake may have removed this folder as incomplete.
@@ -276,7 +308,11 @@ def publish(
         "data_sha256": training.data.sha256,
         "data_source": training.data.manifest["source"],
         "versions": versions(),
-        "ranks": ranks,
+        "ranks": [
+            rank | {"forward_seconds": round(forward, 6), "input_seconds": round(waiting, 6)}
+            for rank, (forward, waiting) in zip(ranks, training.per_step.tolist(), strict=True)
+        ],
+        "probe": probed,
         "attempts": training.attempts,
         "started": training.attempts[0]["started"],
         "ended": now(),

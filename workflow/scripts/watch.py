@@ -99,7 +99,8 @@ def table(name: str, found: list[Progress]) -> Table:
 def progress(each: Progress) -> str:
     if each.epoch is None:
         return ""
-    return f"{each.epoch}/{each.epochs}" if each.epochs else f"{each.epoch}"
+    done = f"{each.epoch}/{each.epochs}" if each.epochs else f"{each.epoch}"
+    return done if not each.step else f"{done} + {each.step}/{each.steps}"
 
 
 def duration(seconds: float | None) -> str:

@@ -20,6 +20,7 @@ CONVERTERS = {
     "nodes": int,
     "nproc_per_node": int,
     "stop_at": float,
+    "timeout": int,
     **dict.fromkeys(("report", "data", "files", "results", "outputs", "state", "parameters"), Path),
 }
 
@@ -38,6 +39,7 @@ class Environment:
         store: file through which the ranks of a single machine find each other; between
             machines they use MASTER_ADDR and MASTER_PORT.
         stop_at: when to save and stop, in seconds since the epoch.
+        timeout: how long ranks wait for each other, in seconds.
         job_scratch: name of a variable with a scratch folder that the scheduler removes after
             the job, such as SLURM_TMPDIR.
         report: file for `add_to_report`.
@@ -58,6 +60,7 @@ class Environment:
     secret: str | None = None
     store: str | None = None
     stop_at: float | None = None
+    timeout: int | None = None
     job_scratch: str | None = None
     report: Path | None = None
     data: Path | None = None
@@ -101,8 +104,9 @@ def variable(name: str) -> str:
 def add_to_report(**values: Any) -> None:
     """Add to what `supervise` tells `launch` about this process when it has ended.
 
-    `saved` (how far the training was at its last save) and `stopped` (why it stopped) decide
-    whether `launch` reports a preemption and requeues the job.
+    `saved` (how far the training was at its last save), `stopped` (why it stopped) and `refused`
+    (it would be refused again) decide whether `launch` reports a preemption, and whether it starts
+    the program again or requeues the job.
     """
     path = Environment.read().report
     if path is not None:

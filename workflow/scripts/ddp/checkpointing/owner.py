@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal
@@ -32,6 +33,7 @@ WATCH = 2.5 * BEAT  # seconds in which an owner that is alive touches its record
 # every time.
 MOST_STARTS = 3
 MOST_BYTES = 10_000  # of a record
+LIVE = "live.json"  # beside the record
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,16 @@ class Record:
 
 
 class Owner:
-    """The hold on a run. Made by `acquire`."""
+    """The hold on a run. Made by `acquire`.
+
+    Attributes:
+        live: tells how far the training is, for `watch`; it is called in another thread.
+    """
 
     def __init__(self, path: Path, record: Record) -> None:
         self.path, self.record = path, record
         self.confirmed = time.monotonic()
+        self.live: Callable[[], dict[str, Any]] | None = None
         self.taken: Record | None = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_touching, daemon=True)
@@ -79,6 +86,10 @@ class Owner:
             # If the storage is unavailable for a while, nobody else sees the record either.
             with suppress(OSError):
                 self.confirm()
+                if self.live and not self.taken:
+                    # Not atomic, which would wait for the disk: whoever reads half of it reads it
+                    # again.
+                    self.path.with_name(LIVE).write_text(json.dumps(self.live()) + "\n")
 
     def confirm(self) -> None:
         there = look(self.path)

@@ -40,6 +40,8 @@ SITE = (
     "save_every_seconds",
     "resume",
     "replace",
+    "timeout",
+    "probe",
     "images_in",
 )
 # Where a run is computed. `launch` takes these keys and passes them on to the program.

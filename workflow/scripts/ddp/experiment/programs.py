@@ -34,11 +34,11 @@ from ddp.experiment.config import (
 # The keys that every experiment has.
 SHARED = (
     *("experiment", "dataset", "nodes", "nproc_per_node", "cpus_per_proc", "device", "seed"),
-    *("runs", "launcher", "hosts", "scratch", "replace"),
+    *("runs", "launcher", "hosts", "scratch", "replace", "timeout"),
 )
 KEYS = ("dataset", "nodes", "nproc_per_node", "cpus_per_proc", "device", "seed")
 # Keys that change no result.
-SITE = ("launcher", "hosts", "scratch", "replace", "resume", "preflight")
+SITE = ("launcher", "hosts", "scratch", "replace", "timeout", "resume", "preflight")
 # Folders, which are known only where the program runs.
 FOLDERS = ("data", "files", "results", "state", "here", "python")
 # Columns of summary.csv that are not the program's.

@@ -22,6 +22,7 @@ from ddp.base.processes import end_with_parent
 from ddp.launching.endings import marked, unmarked
 from ddp.schedulers.base import Command
 
+POLL = 0.05  # seconds between two looks at the commands
 # Enough for the last words of torchrun on each of many nodes.
 LAST_LINES = 10_000
 # Characters that are kept of each of them.
@@ -88,11 +89,14 @@ class Outcome:
         failed: number of the command that failed first; None if none failed. Commands that failed
             because they were told to end count only if this process was asked to stop.
         status: exit status of that command, as in subprocess.
+        suspended: for how many seconds this process was not running, at most in one piece: a
+            scheduler can suspend a job.
     """
 
     stopped: bool = False
     failed: int | None = None
     status: int = 0
+    suspended: float = 0.0
 
     @property
     def good(self) -> bool:
@@ -100,7 +104,11 @@ class Outcome:
 
 
 def run_all(
-    commands: Sequence[Command], output: Output, grace: float, stop_with: int | None = None
+    commands: Sequence[Command],
+    output: Output,
+    grace: float,
+    stop_with: int | None = None,
+    look: Callable[[int, bool], None] = lambda _pid, _last: None,
 ) -> Outcome:
     """Run every command until all have ended, or until one fails, which ends the others.
 
@@ -108,19 +116,29 @@ def run_all(
         grace: seconds from SIGTERM to SIGKILL.
         stop_with: also end them when this process ends. After a killed Snakemake, the
             training would otherwise write to the same files as the next one.
+        look: called with every command's process number all the time, and, with True, for the last
+            time before it is told to end.
     """
     with stop_signals() as stop:
         gone = watched(stop_with)
         agents = [start(command, output) for command in commands]
+        looked, suspended = time.monotonic(), 0.0
         while (
             not stop.is_set()
             and any(agent.process.poll() is None for agent in agents)
             and failed(agents) is None
         ):
-            time.sleep(0.05)
+            time.sleep(POLL)
+            suspended = max(suspended, time.monotonic() - looked - POLL)
+            looked = time.monotonic()
+            for agent in agents:
+                look(agent.process.pid, False)
             if gone():
                 stop.set()
         first = failed(agents)
+        for agent in agents:
+            if agent.process.poll() is None:
+                look(agent.process.pid, True)
         # First to all of them: one after the other could exceed the scheduler's grace period.
         for agent in agents:
             agent.process.terminate()
@@ -130,8 +148,8 @@ def run_all(
         if first is None and stop.is_set():
             first = failed(agents)
         if first is None:
-            return Outcome(stop.is_set())
-        return Outcome(stop.is_set(), first, agents[first].process.returncode)
+            return Outcome(stop.is_set(), suspended=suspended)
+        return Outcome(stop.is_set(), first, agents[first].process.returncode, suspended)
 
 
 def watched(pid: int | None) -> Callable[[], bool]:

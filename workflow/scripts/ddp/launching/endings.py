@@ -25,6 +25,8 @@ LOST_A_PEER = re.compile(
     r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
     r"|Connection (closed|reset) by peer"
 )
+# Words of theirs in a process that has waited too long for another one.
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|wait timeout")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Ending:
     def lost_a_peer(self) -> bool:
         """Whether its last lines report a lost peer."""
         return bool(LOST_A_PEER.search("\n".join(self.lines)))
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it has waited too long for another process."""
+        return self.lost_a_peer and bool(TIMED_OUT.search("\n".join(self.lines)))
 
     @property
     def is_consequence(self) -> bool:

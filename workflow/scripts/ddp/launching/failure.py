@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from ddp.base.processes import how
 from ddp.launching.agents import Outcome
 from ddp.launching.endings import Ending, cause
+from ddp.launching.whereabouts import Whereabouts, hung
+
+# Seconds without a look at its processes after which a job was not only slow.
+SUSPENDED = 10
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Failure:
             the program had saved something new; so a program that fails again and again at the
             same place is not restarted for ever. A lost node is no fault of the program's.
         saved: whether the program had saved something new.
+        in_place: the restart may be in the same job: its nodes are all there, and its time is not
+            up.
     """
 
     line: str
@@ -29,6 +35,7 @@ class Failure:
     preempted: bool = False
     again: bool = False
     saved: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,18 +61,26 @@ class Source:
 
 
 def first_failure(
-    outcome: Outcome, endings: Sequence[Ending], errors: Sequence[str], source: Source
+    outcome: Outcome,
+    endings: Sequence[Ending],
+    seen: Sequence[Whereabouts],
+    errors: Sequence[str],
+    source: Source,
 ) -> Failure:
     """Find the first failure.
 
     Args:
-        endings: sent by the supervisors of the ranks.
+        endings, seen: sent by the supervisors of the ranks.
         errors: last lines of stderr of the started processes.
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
     failed = [ending for ending in endings if "stopped" not in ending.report]
     saved = any("saved" in ending.report for ending in endings)
-    again = saved or source.node_lost
+    refused = any("refused" in ending.report for ending in failed)
+    suspended = outcome.suspended > SUSPENDED
+    worth_it = (saved or suspended) and not refused
+    again = worth_it or (source.node_lost and not refused)
+    in_place = worth_it and not source.node_lost
     if stopped and not failed:
         # Rank 0 says where it has saved.
         teller = min(stopped, key=lambda ending: "saved" not in ending.report)
@@ -78,10 +93,10 @@ def first_failure(
         # scheduler and a rank was killed, which is a failure although the ranks have saved, or
         # somebody stopped one rank.
         if by_force := killed(outcome, errors, source):
-            return Failure(f"{by_force}; {said}", again=again, saved=saved)
+            return Failure(f"{by_force}; {said}", again=again, saved=saved, in_place=in_place)
         first = min(terminated, key=lambda ending: ending.time)
         line = f"{first.who} got SIGTERM; {said}"
-        return Failure(line, preempted=True, again=saved, saved=saved)
+        return Failure(line, preempted=True, again=saved, saved=saved, in_place=saved)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
         return Failure("stopped" + (reason if source.inspect else ""))
@@ -89,11 +104,18 @@ def first_failure(
         first = cause(failed)
         # When a supervisor is killed, or a node lost, the peers fail too.
         if (root := killed_supervisor(errors) or source.lost) and first.is_consequence:
-            return Failure(root, again=again, saved=saved)
+            return Failure(root, again=again, saved=saved, in_place=in_place)
         several = len(first.lines) > 1
         details = tuple(f"{first.who} | {text}" for text in first.lines) if several else ()
         log = f"; its own log is {first.log}" if first.log else ""
-        return Failure(first.error + log, details, again=saved, saved=saved)
+        line = first.error + log
+        if suspended:
+            line = f"the job was suspended for {outcome.suspended:.0f} s; {line}"
+        elif any(each.timed_out for each in failed) and (stuck := hung(seen)):
+            details = tuple(f"{stuck.who} | {frame}" for frame in stuck.frames)
+            line = f"{stuck.who} hung ({stuck.words}), and the others waited for it"
+            line += f"; its own log is {stuck.log}" if stuck.log else ""
+        return Failure(line, details, again=worth_it, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"
     line = killed(outcome, errors, source) or source.explanation or status
     return Failure(line, again=source.node_lost)

@@ -25,9 +25,9 @@ from ddp.ranks.network import let_gloo_be_reached, own_address
 from ddp.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
 from ddp.ranks.processor import processor
 
-# Enough for the first step on a busy GPU; the preflight has checked before that all ranks are
-# there.
-TIMEOUT = timedelta(minutes=10)
+# Seconds, without the key `timeout`. Enough for the first step on a busy GPU; the preflight has
+# checked before that all ranks are there.
+TIMEOUT = 600
 # All ranks count their exchanges. The number is signed with the value, so an earlier value cannot
 # be replayed.
 EXCHANGES = itertools.count()
@@ -48,13 +48,13 @@ class Process:
 
 
 @contextmanager
-def process_group(device: str, patience: timedelta = TIMEOUT) -> Iterator[Process]:
+def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
     """Join the processes that a launcher started with RANK, LOCAL_RANK and WORLD_SIZE; alone
     without them.
 
     Args:
         device: `cpu`, `cuda`, or `auto`: CUDA if this node has a GPU for each of its processes.
-        patience: how long a rank waits for the others.
+        patience: seconds that a rank waits for the others.
 
     Raises:
         Refusal: there are too few GPUs, or the preflight found a problem.
@@ -77,7 +77,7 @@ def process_group(device: str, patience: timedelta = TIMEOUT) -> Iterator[Proces
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
-        join_others(process, patience)
+        join_others(process, timedelta(seconds=patience))
     else:
         for line in warnings([describe(process)]):
             print(line, flush=True)

@@ -243,6 +243,7 @@ def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
         "strong_efficiency": ("efficiency", "{:.0%}"),
         "weak_efficiency": ("weak efficiency", "{:.0%}"),
         "communication_share": ("communication", "{:.0%}"),
+        "input_share": ("input", "{:.0%}"),
         "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
             "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
             "{:.3g}",

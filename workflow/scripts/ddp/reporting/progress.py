@@ -5,17 +5,19 @@ import io
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.base.reading import MOST, read_bytes
-from ddp.checkpointing.owner import LEASE, look
+from ddp.base.reading import MOST, parse_form, read_bytes
+from ddp.checkpointing.owner import LEASE, LIVE, look
 from ddp.experiment.config import Common, Experiment, Run, parse_option
 from ddp.experiment.programs import ProgramExperiment, read_experiment
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
+JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,13 @@ class Progress:
     Attributes:
         state: `waiting`, `staging`, `running`, `interrupted`, `failed`, `trained` or `done`.
         where: the host of rank 0, while it runs.
+        step, steps: of the epoch that it trains; None if unknown.
         epoch: the last finished one, or the last count of metrics.csv; None before the first.
         epochs: of the whole run; None if unknown.
         numbers: loss, accuracy and so on of the last row, or the results.
         left: seconds until the training ends at the present speed; None if unknown.
         saved: seconds since the last save; None before the first.
-        reason: of a failure.
+        reason: of a failure; or why it waits, in the scheduler's words.
     """
 
     run: str
@@ -42,6 +45,8 @@ class Progress:
     left: float | None = None
     saved: float | None = None
     reason: str = ""
+    step: int | None = None
+    steps: int | None = None
 
 
 def read_all(experiment: Common, folder: Path, now: float | None = None) -> list[Progress]:
@@ -54,11 +59,24 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
     moment = time.time() if now is None else now
     own = isinstance(experiment, ProgramExperiment)
     evaluated = not own or bool(experiment.config["evaluate"])
+    jobs = read_quietly(folder / JOBS, "jobs")
     found = []
     for name, run in experiment.runs.items():
         epochs = run.epochs if isinstance(run, Run) else None
-        found.append(read_one(name, folder / name, epochs, own, evaluated, moment))
+        each = read_one(name, folder / name, epochs, own, evaluated, moment)
+        found.append(queued(each, jobs[name]) if name in jobs else each)
     return found
+
+
+def queued(each: Progress, job: dict[str, str]) -> Progress:
+    """A run with the state of its job; it says more than the files of a run that is not alive."""
+    if each.state in ("running", "done"):
+        return each
+    waits = job["state"].startswith(("PENDING", "waits", "is held"))
+    reason = f"job {job['job']}: {job['state']} since {job['since']}"
+    # After a requeue the log still has the reason for the requeue.
+    return replace(each, state="waiting" if waits else each.state,
+                   reason=reason if waits else each.reason or reason)  # fmt: skip
 
 
 def read_one(
@@ -81,10 +99,11 @@ def read_one(
     count = count_of(last)
     trained = (folder / ("run.json" if own else "model.safetensors")).exists()
     if owner and alive:
-        return Progress(
-            name, "running", owner[0].host, count, epochs, in_words(last),
-            time_left(rows, epochs), since_save(state, own, now),
-        )  # fmt: skip
+        saved = since_save(state, own, now)
+        each = Progress(name, "running", owner[0].host, count, epochs, in_words(last),
+                        time_left(rows, epochs), saved)  # fmt: skip
+        live = read_quietly(state / LIVE, "live")
+        return with_live(each, live) if live else each
     if trained:
         done = not evaluated or (folder / "evaluation.json").exists()
         read = measures.result_line if own else results.read_accuracy
@@ -102,6 +121,28 @@ def read_one(
                         reason=f"{owner[0].who} is not heard of any more")  # fmt: skip
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
     return Progress(name, "staging" if started else "waiting", epochs=epochs)
+
+
+def with_live(each: Progress, live: dict[str, Any]) -> Progress:
+    """A running training with what it has told last."""
+    epoch, step, steps = live["epoch"], live["step"], live["steps"]
+    said = [f"loss {live['loss']:.4g}"] if "loss" in live else []
+    if "images_per_second" in live:
+        said.append(f"{live['images_per_second']:,.0f} images/s")
+    said += [live["slow"]] if "slow" in live else []
+    numbers = ", ".join(said + ([each.numbers] if each.numbers else []))
+    left = each.left
+    if left is not None and each.epochs and each.epoch is not None and each.epochs > each.epoch:
+        # Of the epoch that it trains, a part is done.
+        left *= max(0.0, each.epochs - epoch - step / steps) / (each.epochs - each.epoch)
+    return replace(each, epoch=epoch, step=step, steps=steps, numbers=numbers, left=left)
+
+
+def read_quietly(path: Path, form: str) -> dict[str, Any]:
+    """A JSON file that may be written at this moment; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return parse_form(read_bytes(path, MOST), form)
+    return {}
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -25,7 +25,7 @@ COLUMNS = (
     *("runs", "images_per_second", "epoch_seconds", "strong_speed_up", "strong_efficiency"),
     *("weak_speed_up", "weak_efficiency", "cpu_hours", "gpu_hours", "accuracy", "lowest_accuracy"),
     *("highest_accuracy", "target_accuracy", "seconds_to_target", "sharing", "gradient_bytes"),
-    *("model_images_per_second", "communication_share"),
+    *("model_images_per_second", "communication_share", "input_share"),
 )
 MAY_BE_EMPTY = {
     *("strong_speed_up", "strong_efficiency", "weak_speed_up", "weak_efficiency"),
@@ -54,6 +54,7 @@ def of_run(
         sum(rank["threads"] for rank in mine) / cpus[host] for host, mine in hosts.items()
     )
     rates = history["images_per_second"].tolist()
+    rate = median(rates[1:] or rates)
     return {
         "run": name,
         "nodes": run.nodes,
@@ -63,11 +64,12 @@ def of_run(
         "cpus": sum(cpus.values()),
         "gpus": gpus,
         "global_batch_size": run.global_batch_size,
-        "images_per_second": median(rates[1:] or rates),
+        "images_per_second": rate,
         "epoch_seconds": float(median(history["seconds"].tolist()[1:] or history["seconds"])),
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
+        "input_share": mean(rank["input_seconds"] for rank in ranks) * rate / run.global_batch_size,
         "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
         "curve": list(zip(history["seconds"].cumsum(), history["val_accuracy"], strict=True)),
     }
@@ -145,7 +147,10 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     ]
     return first | {
         "runs": len(runs),
-        **{key: mean(run[key] for run in runs) for key in ("images_per_second", "epoch_seconds")},
+        **{
+            key: mean(run[key] for run in runs)
+            for key in ("images_per_second", "epoch_seconds", "input_share")
+        },
         "cpu_hours": first["cpus"] * hours,
         "gpu_hours": first["gpus"] * hours,
         "accuracy": mean(accuracies),
@@ -267,6 +272,9 @@ def limit_of(row: dict[str, Any], model: Model | None) -> str:
         return "; too few sizes for a model."
     if model.error > OFF:
         return f"; no model fits (the best is {model.error:.0%} off on sizes held out)."
+    if row["input_share"] >= LIMIT:
+        share = f"{row['input_share']:.0%} of a step"
+        return f"; each rank of {in_words(row)} waits {share} for its pixels."
     parts = model.parts(step_of(row))
     shares = {part: seconds / sum(parts.values()) for part, seconds in parts.items()}
     computation = shares.pop("computation")

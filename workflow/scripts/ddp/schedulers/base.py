@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ddp.base.errors import Refusal
 
@@ -138,6 +138,11 @@ class Command:
     # Not SIGTERM: torchrun blocks when nobody reads its output. Its ranks get SIGTERM from it.
     end_signal: signal.Signals = signal.SIGKILL
     pass_fds: tuple[int, ...] = ()
+
+
+# Called when a job's state has changed: with the Snakemake job, the scheduler's id, and the state
+# in its words.
+TellState: TypeAlias = Callable[[Any, str, str], None]
 
 
 class Watch:
@@ -268,11 +273,11 @@ class Scheduler(ABC):
         """A warning if Snakemake runs inside a job of several nodes and would use only one."""
         return None
 
-    def watch(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> Watch:
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         """Its part in a Snakemake command.
 
         Args:
-            describe: names a Snakemake job in a few words.
+            tell_state: is told every change of a job's state.
             tell: prints one line.
         """
         return Watch()

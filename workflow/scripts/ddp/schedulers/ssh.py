@@ -14,7 +14,7 @@ from typing import Any
 
 from ddp.base.atomic import TEMPORARY
 from ddp.base.errors import Refusal, one_line
-from ddp.schedulers.base import Allocation, Watch
+from ddp.schedulers.base import Allocation, TellState, Watch
 from ddp.schedulers.remote.scheduler import PROGRAMS, AgentScheduler
 
 # Nobody can answer a question; a host that is off must not hold us up for minutes.
@@ -67,7 +67,7 @@ class Ssh(AgentScheduler):
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
 
-    def watch(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> Watch:
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         return SshWatch(self)
 
 

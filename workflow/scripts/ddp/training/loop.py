@@ -46,6 +46,9 @@ class Training:
         sizes: of an epoch's global batches.
         shares: the images that this rank trains on.
         held_out, val_labels: the validation images' rows and labels.
+        per_step: each rank's mean seconds of a forward pass, and of waiting for pixels, in the last
+            epoch: (ranks, 2), the same on all of them.
+        slow: which host is slow, in words.
     """
 
     def __init__(
@@ -127,7 +130,11 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
+        self.per_step = torch.zeros(run.world_size, 2, dtype=torch.float64, device=process.device)
+        self.slow = ""
         self.began = time.monotonic()
+        # When the present epoch would have begun without interruptions; None between two epochs.
+        self.begun: float | None = None
         # A user's network may have buffers such as masks with infinities.
         self.never_finite = {
             name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
@@ -261,7 +268,7 @@ class Training:
             Refusal: on all ranks, if a loss or a gradient is not finite.
         """
         run, rank = self.run, self.process.rank
-        begun = time.perf_counter() - self.seconds
+        begun = self.begun = time.perf_counter() - self.seconds
         block = None
         if run.order == "blocks":
             block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
@@ -272,7 +279,8 @@ class Training:
         votes: deque[tuple[int, Vote]] = deque()
         steps = plan.order.split(self.sizes)[self.step :]
         parts = [batches.share(batch, rank, run.world_size) for batch in steps]
-        for batch, (mine, pixels) in zip(steps, self.shares.of_epoch(plan, parts), strict=True):
+        batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts))
+        for batch, (mine, pixels) in zip(steps, batches_of, strict=True):
             lr = learning_rate(run, len(self.sizes), self.steps_done)
             sums, gradient = self.stepper.step(
                 lr, pixels, self.labels[mine.to(pixels.device)], len(batch)
@@ -297,8 +305,19 @@ class Training:
                 if stop_now:
                     return True
                 saver.save(self.rank_state(), self.state)
-        self.seconds = time.perf_counter() - begun
+        self.seconds, self.begun = time.perf_counter() - begun, None
         return False
+
+    def live(self) -> dict[str, Any]:
+        """How far the training is, see workflow/schemas/live.schema.yaml. From another thread."""
+        step, begun = self.step, self.begun
+        found: dict[str, Any] = {"epoch": self.epoch, "step": step, "steps": len(self.sizes)}
+        if step and begun:
+            images = step * self.run.global_batch_size
+            found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
+            loss = float(self.totals[0]) * self.run.world_size / images
+            found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
+        return found | ({"slow": self.slow} if self.slow else {})
 
     def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[bool, bool]:
         """Count all votes but the last `left`; returns whether to stop and whether to save."""
@@ -351,3 +370,7 @@ class Training:
         self.history.append(dict(zip(HISTORY, row, strict=True)))
         self.totals.zero_()
         self.seconds = 0.0
+        self.per_step.zero_()
+        self.per_step[self.process.rank] = torch.tensor(self.stepper.clock.per_step())
+        all_reduce(self.per_step)
+        self.stepper.clock.reset()

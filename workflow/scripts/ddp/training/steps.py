@@ -11,12 +11,14 @@ from ddp.experiment.config import Run
 from ddp.ranks.process_group import Process, all_reduce
 from ddp.training.gradients import Gradients, autocast
 from ddp.training.losses import LOSSES
+from ddp.training.timing import Clock
 
 
 class Stepper:
     """Takes a run's optimizer steps on this rank.
 
     Attributes:
+        clock: the seconds of this rank's own work.
         scaler: prevents fp16's gradients from vanishing; without effect in other precisions.
     """
 
@@ -29,6 +31,7 @@ class Stepper:
         device: torch.device,
     ) -> None:
         self.run, self.network, self.gradients, self.optimizer = run, network, gradients, optimizer
+        self.clock = Clock(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
 
     def step(self, lr: float, images: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +45,7 @@ class Stepper:
             own gradient, see `Gradients.take_total`; both still on the device.
         """
         run = self.run
-        with autocast(run, images):
+        with self.clock.forward_pass(), autocast(run, images):
             logits = self.network(images)
             loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
         # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares

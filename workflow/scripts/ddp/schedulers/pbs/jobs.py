@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp.base.errors import Refusal, one_line
+from ddp.schedulers.base import TellState
 from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs, shown_jobs
 from ddp.schedulers.pbs.requests import options
 from ddp.schedulers.pbs.scheduler import AGAIN, NOT_SAVED, SAVED
@@ -79,15 +80,14 @@ class Jobs:
     Attributes:
         request: form of the resource request, see `requests.options`.
         init: shell commands at the start of every job.
-        tell: prints one line.
-        describe: names a Snakemake job in a few words.
+        tell_state, tell: as in `Scheduler.watch`.
         failures, logs: of failed Snakemake jobs, see `Watch`.
     """
 
     request: str
     init: str
     tell: Callable[[str], None] = print
-    describe: Callable[[Any], str] = str
+    tell_state: TellState = lambda _job, _id, _state: None
     failures: dict[Any, str] = field(default_factory=dict)
     logs: dict[Any, str] = field(default_factory=dict)
 
@@ -220,7 +220,7 @@ class Jobs:
     def show(self, job: Job, state: State) -> None:
         if state.line != job.shown and not state.good:
             job.shown = state.line
-            self.tell(f"job {job.id}, {self.describe(job.info.job)}: {state.line}")
+            self.tell_state(job.info.job, job.id, state.line)
 
     def end(self, job: Job, state: State) -> End:
         log = job.file(".log")

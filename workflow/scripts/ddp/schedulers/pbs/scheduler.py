@@ -8,10 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import Allocation, Size, Watch
+from ddp.schedulers.base import Allocation, Size, TellState, Watch
 from ddp.schedulers.pbs.commands import path_of, shown_job
 from ddp.schedulers.remote.scheduler import AgentScheduler
 
@@ -101,11 +100,11 @@ class Pbs(AgentScheduler):
             "--config hosts=$PBS_NODEFILE"
         )
 
-    def watch(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> Watch:
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
         from ddp.schedulers.pbs.submission import PbsWatch
 
-        return PbsWatch(describe, lambda line: tell(f"pbs: {line}"))
+        return PbsWatch(tell_state, lambda line: tell(f"pbs: {line}"))
 
 
 def job_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:

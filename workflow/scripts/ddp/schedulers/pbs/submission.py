@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import Watch
+from ddp.schedulers.base import TellState, Watch
 from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs
 from ddp.schedulers.pbs.requests import options
 
@@ -14,17 +14,16 @@ class PbsWatch(Watch):
     """Tries the submissions of a Snakemake command and follows its jobs.
 
     Args:
-        describe: names a Snakemake job in a few words.
-        tell: prints one line.
+        tell_state, tell: as in `Scheduler.watch`.
     """
 
-    def __init__(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> None:
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
         super().__init__()
-        self.describe, self.tell = describe, tell
+        self.tell_state, self.tell = tell_state, tell
 
     def start(self, workflow: Any) -> None:
         jobs = workflow.scheduler._executor.jobs
-        jobs.describe, jobs.tell = self.describe, self.tell
+        jobs.tell_state, jobs.tell = self.tell_state, self.tell
         jobs.failures, jobs.logs = self.failures, self.logs
         tried: set[tuple[str, ...]] = set()
         dag = workflow.dag

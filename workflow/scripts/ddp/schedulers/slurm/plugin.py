@@ -18,6 +18,7 @@ from typing import Any
 from snakemake_interface_common.exceptions import WorkflowError
 
 from ddp.base.errors import Refusal
+from ddp.schedulers.base import TellState
 
 TESTED = "2.8.0"
 # Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
@@ -48,12 +49,11 @@ class Follower:
         logs: Slurm's log of each failed job.
 
     Args:
-        describe: names a Snakemake job and its log in a few words.
-        tell: prints one line.
+        tell_state, tell: as in `Scheduler.watch`.
     """
 
-    def __init__(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> None:
-        self.describe, self.tell = describe, tell
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
+        self.tell_state, self.tell = tell_state, tell
         self.jobs: dict[str, Any] = {}
         self.failures: dict[Any, str] = {}
         self.logs: dict[Any, str] = {}
@@ -199,7 +199,7 @@ class Follower:
                 continue
             if self.shown.get(number) != line:
                 self.shown[number] = line
-                self.tell(f"job {number}, {self.describe(info.job)}: {line}")
+                self.tell_state(info.job, number, line)
 
 
 def lasts(since: dict[str, float], job: str, holds: bool) -> bool:

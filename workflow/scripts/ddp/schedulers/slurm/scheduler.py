@@ -10,11 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.base.processes import last_words
-from ddp.schedulers.base import Allocation, Command, Scheduler, Size, Step, Watch, labelled
+from ddp.schedulers.base import (
+    Allocation,
+    Command,
+    Scheduler,
+    Size,
+    Step,
+    TellState,
+    Watch,
+    labelled,
+)
 from ddp.schedulers.slurm.commands import field, scontrol, shown_job
 
 # Seconds that a job which has just started waits for the controller.
@@ -170,11 +178,11 @@ class Slurm(Scheduler):
             "itself"
         )
 
-    def watch(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> Watch:
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
         from ddp.schedulers.slurm.submission import SlurmWatch
 
-        return SlurmWatch(describe, lambda line: tell(f"slurm: {line}"))
+        return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
 
 
 def addresses_of(listed: str, hosts: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import Watch
+from ddp.schedulers.base import TellState, Watch
 from ddp.schedulers.slurm.commands import output, scontrol
 from ddp.schedulers.slurm.plugin import Follower, submission, version_warning
 
@@ -24,13 +24,12 @@ class SlurmWatch(Watch):
     """Checks the submissions of a Snakemake command and follows its jobs.
 
     Args:
-        describe: names a Snakemake job in a few words.
-        tell: prints one line.
+        tell_state, tell: as in `Scheduler.watch`.
     """
 
-    def __init__(self, describe: Callable[[Any], str], tell: Callable[[str], None]) -> None:
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
         self.tell = tell
-        self.follower = Follower(describe, tell)
+        self.follower = Follower(tell_state, tell)
         self.failures, self.logs = self.follower.failures, self.follower.logs
 
     def start(self, workflow: Any) -> None:

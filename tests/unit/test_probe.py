@@ -1,0 +1,59 @@
+"""`probe: true`: what the nodes of a training can do."""
+
+import json
+
+from ddp.base.reading import parse_form
+from ddp.ranks.probe import SIZES, outliers, read_rate
+from trainings import complete
+
+
+def test_a_training_measures_its_nodes_first(tmp_path, digits) -> None:
+    training = complete(tmp_path / "run", digits, "--probe", processes=2, epochs=1)
+    text = (tmp_path / "run/run.json").read_bytes()
+    found = parse_form(text, "run")["probe"]
+    assert [each["bytes"] for each in found["all_reduce"]] == list(SIZES)
+    seconds = [each["seconds"] for each in found["all_reduce"]]
+    assert 0 < seconds[0] < seconds[-1]
+    (node,) = found["nodes"]
+    assert node["matmul_flops_per_second"] > 1e8
+    # Without a scratch folder, only the shared copy is read.
+    assert node["scratch_bytes_per_second"] is None
+    assert node["shared_bytes_per_second"] > 1e6
+    assert node["reply_seconds"] is None
+    assert "warning: probe" not in training.said
+    complete(tmp_path / "other", digits, processes=2, epochs=1)
+    assert json.loads((tmp_path / "other/run.json").read_text())["probe"] is None
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "other")]
+    assert weights[0] == weights[1]
+
+
+def test_a_node_that_is_slower_is_named() -> None:
+    def node(host: str, **measured: float | None) -> dict[str, object]:
+        usual = {
+            "matmul_flops_per_second": 1e11,
+            "scratch_bytes_per_second": 1e9,
+            "shared_bytes_per_second": 2e8,
+            "reply_seconds": 1e-4,
+        }
+        return {"host": host} | usual | measured
+
+    first = node("n1", reply_seconds=None)
+    assert outliers([first, node("n2"), node("n3")]) == []
+    assert outliers([first]) == []
+    assert outliers([first, node("n2", matmul_flops_per_second=5e10), node("n3")]) == [
+        "warning: probe: n2 is 2.0 times slower than the median of the nodes: matmul flops 5e+10"
+    ]
+    assert outliers([first, node("n2"), node("n3", reply_seconds=0.005)]) == [
+        "warning: probe: n3 is 50.0 times slower than the median of the nodes: reply seconds 0.005"
+    ]
+    # A fifth of a millisecond more is noise; what was not measured is not compared.
+    assert outliers([first, node("n2"), node("n3", reply_seconds=3e-4)]) == []
+    assert outliers([first, node("n2", scratch_bytes_per_second=None)]) == []
+
+
+def test_a_file_that_cannot_be_read_has_no_rate(tmp_path) -> None:
+    assert read_rate(tmp_path / "nothing") is None
+    (tmp_path / "file").write_bytes(bytes(1_000_000))
+    rate = read_rate(tmp_path / "file")
+    assert rate
+    assert rate > 0

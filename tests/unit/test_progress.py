@@ -1,0 +1,108 @@
+"""What `watch` reads: the state of a run from its files, with a rank that is slow and a job that
+waits.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp.checkpointing.owner import acquire
+from ddp.experiment.config import Experiment
+from ddp.reporting.progress import JOBS, Progress, read_all
+from ddp.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
+from waiting import until
+
+EXPERIMENT = Experiment.from_config({"experiment": "study", "epochs": 8, "seed": [0, 1]})
+FIRST, SECOND = EXPERIMENT.runs
+NOW = time.time
+
+
+def look(folder: Path) -> dict[str, Progress]:
+    return {each.run: each for each in read_all(EXPERIMENT, folder)}
+
+
+def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
+    run = tmp_path / FIRST
+    run.mkdir()
+    (run / "history.csv").write_text(
+        "epoch,train_loss,images_per_second,seconds\n1,2.0,100.0,10.0\n2,1.5,100.0,10.0\n"
+    )
+    live = {"epoch": 2, "step": 5, "steps": 10, "loss": 1.25, "images_per_second": 98.0}
+    with acquire(run / "state", "me", print) as owner:
+        owner.live = lambda: live | {"slow": "n2 is 1.6 times slower"}
+        until((run / "state/live.json").exists, 10)
+        found = look(tmp_path)[FIRST]
+        assert (found.state, found.epoch, found.step, found.steps) == ("running", 2, 5, 10)
+        assert found.numbers.startswith("loss 1.25, 98 images/s, n2 is 1.6 times slower, train_")
+        # Six epochs of 10 s each, of which half of the first is done.
+        assert found.left == pytest.approx(55)
+        # Half of a file, or one of somebody else's.
+        for text in ('{"epoch": 2, "st', '{"epoch": -1}', ""):
+            owner.live = None
+            time.sleep(0.01)
+            (run / "state/live.json").write_text(text)
+            assert look(tmp_path)[FIRST].state == "running"
+
+
+def test_a_job_that_waits_is_shown_with_the_scheduler_s_reason(tmp_path) -> None:
+    (tmp_path / JOBS).write_text(
+        json.dumps(
+            {FIRST: {"job": "12", "state": "PENDING (Resources)", "since": "10:11:12"},
+             SECOND: {"job": "13", "state": "COMPLETING", "since": "10:11:12"}}
+        )
+    )  # fmt: skip
+    found = look(tmp_path)
+    assert found[FIRST].state == "waiting"
+    assert found[FIRST].reason == "job 12: PENDING (Resources) since 10:11:12"
+    (tmp_path / JOBS).write_text("{")
+    assert look(tmp_path)[FIRST].reason == ""
+
+
+def test_a_host_is_slow_by_the_median_of_the_hosts() -> None:
+    hosts = ["n1", "n1", "n2", "n2", "n3", "n3"]
+    assert slowness(hosts, [1, 1, 2, 2, 1, 1]) == {"n1": 1, "n2": 2, "n3": 1}
+    # Of two hosts, the faster one is the median; a single one cannot be slow.
+    assert slowness(["n1", "n2"], [1, 1.5]) == {"n1": 1, "n2": 1.5}
+    assert slowness(["n1", "n1"], [1, 3]) == {}
+    assert slowness(["n1", "n2"], [0, 0]) == {}
+
+
+def test_a_slow_host_is_named_once_after_some_epochs_and_forgotten_when_it_recovers() -> None:
+    watch = SlowHosts(["n1", "n2", "n3"])
+    slow, well = [0.010, 0.016, 0.011], [0.010, 0.012, 0.011]
+    assert [watch.add(slow, SECONDS) for _ in range(LOOKS - 1)] == [[]] * (LOOKS - 1)
+    # An epoch that is too short is looked at with the next one.
+    assert watch.add(slow, SECONDS / 2) == []
+    (line,) = watch.add(slow, SECONDS / 2)
+    assert line == (
+        "warning: n2 computes 1.5 times slower than the median of the hosts (16.0 ms a forward "
+        "pass), and all others wait for it in every step"
+    )
+    assert watch.now == "n2 is 1.5 times slower"
+    assert watch.add(slow, SECONDS) == []
+    assert watch.add(well, SECONDS) == []
+    assert watch.now == ""
+    # A single slow look is no slow host.
+    assert watch.add(slow, SECONDS) == []
+    assert watch.now == ""
+
+
+def test_the_clock_counts_the_forward_pass_and_the_wait_for_pixels() -> None:
+    clock = Clock(torch.device("cpu"))
+
+    def slow_batches():
+        for number in range(3):
+            time.sleep(0.02)
+            yield number
+
+    for _ in clock.inputs(slow_batches()):
+        with clock.forward_pass():
+            time.sleep(0.01)
+    forward, waiting = clock.per_step()
+    assert forward >= 0.01
+    assert waiting >= 0.02
+    clock.reset()
+    assert clock.per_step() == (0.0, 0.0)

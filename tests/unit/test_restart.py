@@ -1,0 +1,163 @@
+"""`launch --resume`: after a failure the ranks start again in the same launch. A rank that hangs is
+named.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from programs import SCRIPTS, program
+from trainings import Training, attempts, complete, result
+from waiting import until
+
+PROCESSES = 2
+HUNG = 10  # seconds that the others wait for a rank that hangs
+# From the end of that time on: SIGTERM, 25 s, SIGKILL, and the launch's own end.
+NAMED_WITHIN = 60
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, digits: Path) -> Path:
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    complete(output, digits, processes=PROCESSES)
+    return output
+
+
+def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, undisturbed) -> None:
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"])
+    training.reach(3)
+    since = time.monotonic()
+    os.kill(training.find("train.py")[1], signal.SIGKILL)
+    until(lambda: "epoch" in training.said.partition("starting again")[2], 90)
+    print(f"training again after {time.monotonic() - since:.1f} s")
+    assert training.end() == 0, training.said
+    assert result(training.output) == result(undisturbed)
+    assert len(attempts(training.output)) == 2
+    assert re.search(
+        r"launch: train failed: rank \d on \S+ was ended by SIGKILL.*; "
+        r"starting again from what was saved \(start 2 of this job\)",
+        training.said,
+    )
+    # The logs of the failed ranks stay, beside those of the new ones.
+    kept = {path.name for path in (training.logs / "ranks/start=1").iterdir()}
+    assert {"rank=0.log", "rank=1.log"} <= kept
+    assert (training.logs / "ranks/rank=1.log").is_file()
+
+
+@pytest.mark.faults
+def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, undisturbed) -> None:
+    options = ["--resume", "--timeout", HUNG]
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
+    training.reach(3)
+    since = time.monotonic()
+    stopped = training.find("train.py")[1]
+    os.kill(stopped, signal.SIGSTOP)
+    until(lambda: "starting again" in training.said, HUNG + NAMED_WITHIN + 30)
+    named = time.monotonic() - since - HUNG
+    print(f"named {named:.1f} s after the time-out")
+    assert named < NAMED_WITHIN
+    assert training.end() == 0, training.said
+    assert result(training.output) == result(undisturbed)
+    assert re.search(
+        r"rank \d on \S+ hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others "
+        r"waited for it; its own log is \S+; starting again",
+        training.said,
+    ), training.said
+
+
+@pytest.mark.faults
+def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, undisturbed) -> None:
+    options = ["--resume", "--timeout", 30]
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
+    training.reach(2)
+    stopped = training.find("train.py")[1]
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(stopped, signal.SIGCONT)
+    assert training.end() == 0, training.said
+    assert result(training.output) == result(undisturbed)
+    assert len(attempts(training.output)) == 1
+
+
+@pytest.mark.faults
+def test_a_suspended_training_continues(tmp_path, digits, undisturbed) -> None:
+    """As a scheduler suspends a job: all of its processes, for longer than they wait for each
+    other.
+    """
+    options = ["--resume", "--timeout", HUNG]
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
+    training.reach(2)
+    family = training.find("")
+    for pid in family:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(HUNG + 10)
+    for pid in reversed(family):
+        os.kill(pid, signal.SIGCONT)
+    assert training.end() == 0, training.said
+    assert result(training.output) == result(undisturbed)
+
+
+def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:
+    """A refusal would come again, and so would a failure at the same place."""
+    training = Training(
+        tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"], learning_rate=1e300
+    )
+    assert training.end() == 1
+    assert "starting again" not in training.said
+    training = Training(tmp_path / "other", digits, processes=PROCESSES, launch=["--resume"])
+    training.await_start("train.py")
+    until(lambda: len(training.find("train.py")) == 2, 60)
+    os.kill(training.find("train.py")[0], signal.SIGKILL)
+    assert training.end() == 1
+    assert "starting again" not in training.said
+
+
+@pytest.mark.faults
+def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        dedent("""
+        import threading
+        from datetime import timedelta
+        import torch
+        import torch.distributed as dist
+        import launched
+
+        dist.init_process_group("gloo", timeout=timedelta(seconds=launched.timeout))
+        number = torch.ones(1)
+        dist.all_reduce(number)
+
+
+        def load_next_file():
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+
+
+        if launched.rank == 1:
+            load_next_file()
+        dist.all_reduce(number)
+        """)
+    )
+    output = tmp_path / "run"
+    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 2, "nproc_per_node": 1}}'
+    since = time.monotonic()
+    done = program(
+        "launch", "--nodes", 2, "--cpus", 2, "--name", "program", "--timeout", HUNG,
+        "--rank-logs", output / "logs", "--state", output / "state", "--",
+        SCRIPTS / "run_program.py", "--run", run, "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert time.monotonic() - since < HUNG + NAMED_WITHIN
+    assert re.search(
+        r"program failed: rank 1 on \S+ hung \(in load_next_file \(\S*program\.py:\d+\)\), and the "
+        r"others waited for it",
+        done.stderr,
+    ), done.stderr
+    assert re.search(r"rank 1 on \S+ \| <module> \(\S*program\.py:\d+\)", done.stderr)
