@@ -40,6 +40,7 @@ BENCHMARKS = (
     "tables",
     "saving",
     "images",
+    "growth",
 )
 
 

@@ -171,7 +171,7 @@ def test_states_reasons_nodes_and_logs_are_shown_as_they_change(
     watch.terminate()
     seen = watch.communicate(timeout=30)[0]
     print(waits, seen, sep="")
-    assert re.search(r"^run: running  on n1", seen, re.MULTILINE)
-    assert re.search(r"^run: trained  2/2  train_loss ", seen, re.MULTILINE)
+    assert re.search(r"^run: running on n1", seen, re.MULTILINE)
+    assert re.search(r"^run: trained, epoch 2/2, train_loss ", seen, re.MULTILINE)
     assert not (checkout.path / "results/shown/jobs.json").exists()
     assert not re.search(r'"label_smoothing"', following.said)

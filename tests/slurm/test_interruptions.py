@@ -216,13 +216,6 @@ def restart_controller(job: Training) -> None:
     assert job.cluster.run("slurmctld").returncode == 0
 
 
-def suspend(job: Training, _rng: random.Random) -> None:
-    """For longer than its ranks wait for each other."""
-    assert job.cluster.run("scontrol", "suspend", job.id).returncode == 0
-    time.sleep(HUNG + 15)
-    assert job.cluster.run("scontrol", "resume", job.id).returncode == 0
-
-
 def preempt(job: Training, _rng: random.Random) -> None:
     """A higher-priority job takes all nodes for three seconds."""
     done = job.cluster.run(
@@ -242,7 +235,6 @@ GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
     "by itself": (False, {
         "a rank killed": send(signal.SIGKILL, RANK),
         "SIGTERM to torchrun": send(signal.SIGTERM, AGENT),
-        "suspended": suspend,
         "preempted": preempt,
         "scontrol requeue": ask("scontrol", "requeue"),
         "warned (--signal=USR1)": ask("scancel", "--signal=USR1"),
@@ -310,6 +302,23 @@ def test_whatever_ends_a_job_its_training_goes_on(
     assert len(job.attempts) == len(faults) + 1, job.attempts
     for (name, seconds, before), attempt in zip(done, job.attempts[1:], strict=True):
         tell(name, seconds, before, attempt["from"])
+
+
+def test_a_job_that_is_suspended_for_longer_than_its_ranks_wait_continues(
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+) -> None:
+    job = Job(cluster, checkout, "suspended")
+    job.go_on(3)
+    assert cluster.run("scontrol", "suspend", job.id).returncode == 0
+    time.sleep(HUNG + 15)
+    before = len(job.epochs)
+    assert cluster.run("scontrol", "resume", job.id).returncode == 0
+    start = time.monotonic()
+    job.go_on(1)
+    print(f"| suspended | training again {time.monotonic() - start:.0f} s after it was resumed |")
+    job.await_end()
+    assert_same(job, whole)
+    assert all(attempt["from"]["epoch"] >= before - 1 for attempt in job.attempts[1:])
 
 
 # Longer than Slurm needs to give up a node, and than a job of two minutes.

@@ -288,7 +288,7 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     assert "shell/run: score 3\n" in said
     watch = [sys.executable, "workflow/scripts/watch.py", "results/shell"]
     done = subprocess.run(watch, cwd=place.path, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "run: done score 3\n", done.stdout + done.stderr
+    assert done.stdout == "run: done, score 3\n", done.stdout + done.stderr
     (folder / "run.sh").write_text("exit 3\n")
     assert "run has changed" in place.snakemake(*command).stdout
     assert place.snakemake(*command, "--config", "replace=true").returncode != 0

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -149,6 +150,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             failure = run(args, geometry, scheduler, job, log)
             if failure is None:
                 return
+            if starts > 1 and not failure.heard:
+                # Seen on Slurm whose controller had been restarted: it took the nodes for busy.
+                failure = replace(failure, again=True, saved=True)
             if not (args.resume and failure.in_place):
                 explain_and_end(failure, args, log, scheduler, job)
             tell_restart(failure, starts, args, log)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from ddp.base.environment import Environment
+from ddp.base.environment import TIMEOUT, Environment
 from ddp.base.errors import STOPPED, os_error_line
 from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
 from ddp.launching.agents import Allowance, Output, log_file, run_all
@@ -71,7 +71,8 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
             command = Command(
                 (sys.executable, *program), contract.variables(), pass_fds=(result.fileno(),)
             )
-            observer = Observer(who, str(log or ""))
+            timeout = Environment.read().timeout or TIMEOUT
+            observer = Observer(who, str(log or ""), timeout)
             outcome = run_all([command], output, GRACE, look=observer)
             end_descendants()
         report = read_report(result)

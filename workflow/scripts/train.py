@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 from ddp.base import atomic
-from ddp.base.environment import Environment, add_to_report
+from ddp.base.environment import TIMEOUT, Environment, add_to_report
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.base.provenance import code_sha256, git_state, versions
 from ddp.base.sources import sources_sha256
@@ -47,7 +47,7 @@ from ddp.experiment.config import Run
 from ddp.models import weights
 from ddp.models.names import code_of
 from ddp.ranks.probe import outliers, probe
-from ddp.ranks.process_group import TIMEOUT, Process, broadcast, describe, gather, process_group
+from ddp.ranks.process_group import Process, broadcast, describe, gather, process_group
 from ddp.ranks.processor import processor
 from ddp.ranks.stopping import listen
 from ddp.reporting.history import write_history

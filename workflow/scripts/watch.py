@@ -67,13 +67,12 @@ def lines(results: Path, experiment: object, args: argparse.Namespace) -> None:
 
 
 def in_one_line(each: Progress) -> str:
-    parts = [f"{each.run}: {each.state}"]
-    parts += [f"on {each.where}"] if each.where else []
-    parts += [progress(each)] if each.epoch is not None else []
+    parts = [f"{each.run}: {each.state}" + (f" on {each.where}" if each.where else "")]
+    parts += [f"epoch {progress(each)}"] if each.epoch is not None else []
     parts += [each.numbers] if each.numbers else []
     parts += [f"{duration(each.left)} left"] if each.left is not None else []
     parts += [f"saved {duration(each.saved)} ago"] if each.saved is not None else []
-    return one_line("  ".join(parts) + (f": {each.reason}" if each.reason else ""), 400)
+    return one_line(", ".join(parts) + (f": {each.reason}" if each.reason else ""), 400)
 
 
 def table(name: str, found: list[Progress]) -> Table:

@@ -15,6 +15,9 @@ from typing import Any
 from ddp.base.errors import Refusal
 
 PREFIX = "LAUNCH_"
+# Seconds that ranks wait for each other without LAUNCH_TIMEOUT. Enough for the first step on a busy
+# GPU; the preflight has checked before that all ranks are there.
+TIMEOUT = 600
 CONVERTERS = {
     "node_rank": int,
     "nodes": int,

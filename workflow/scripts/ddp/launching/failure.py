@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddp.base.processes import how
 from ddp.launching.agents import Outcome
@@ -28,6 +28,8 @@ class Failure:
         saved: whether the program had saved something new.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
+        heard: whether a rank was heard of. After a restart in the same job, its scheduler may not
+            have been able to start any.
     """
 
     line: str
@@ -36,6 +38,7 @@ class Failure:
     again: bool = False
     saved: bool = False
     in_place: bool = False
+    heard: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def first_failure(
         return Failure(line, details, again=worth_it, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"
     line = killed(outcome, errors, source) or source.explanation or status
-    return Failure(line, again=source.node_lost)
+    return Failure(line, again=source.node_lost, heard=bool(seen))
 
 
 def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
-from ddp.base.environment import Environment
+from ddp.base.environment import TIMEOUT, Environment
 from ddp.base.errors import Refusal, one_line
 from ddp.base.signing import key, signed, verified
 from ddp.base.tree import Tree, decode, encode
@@ -25,9 +25,6 @@ from ddp.ranks.network import let_gloo_be_reached, own_address
 from ddp.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
 from ddp.ranks.processor import processor
 
-# Seconds, without the key `timeout`. Enough for the first step on a busy GPU; the preflight has
-# checked before that all ranks are there.
-TIMEOUT = 600
 # All ranks count their exchanges. The number is signed with the value, so an earlier value cannot
 # be replayed.
 EXCHANGES = itertools.count()

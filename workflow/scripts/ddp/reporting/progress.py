@@ -70,12 +70,13 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
 
 def queued(each: Progress, job: dict[str, str]) -> Progress:
     """A run with the state of its job; it says more than the files of a run that is not alive."""
-    if each.state in ("running", "done"):
+    if each.state in ("running", "trained", "done"):
         return each
     waits = job["state"].startswith(("PENDING", "waits", "is held"))
     reason = f"job {job['job']}: {job['state']} since {job['since']}"
     # After a requeue the log still has the reason for the requeue.
-    return replace(each, state="waiting" if waits else each.state,
+    started = "staging" if each.state == "waiting" else each.state
+    return replace(each, state="waiting" if waits else started,
                    reason=reason if waits else each.reason or reason)  # fmt: skip
 
 
