@@ -119,6 +119,29 @@ def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:
 
 
 @pytest.mark.faults
+def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import launched, secrets\n"
+        "(launched.state / 'file').write_text(secrets.token_hex(8))\n"
+        "raise ValueError('never')\n"
+    )
+    output = tmp_path / "run"
+    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 1, "nproc_per_node": 1}}'
+    done = program(
+        "launch", "--name", "program", "--resume",
+        "--rank-logs", output / "logs", "--state", output / "state", "--",
+        SCRIPTS / "run_program.py", "--run", run, "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("starting again from what was saved") == 4
+    assert re.search(
+        r"ValueError: never; its own log is \S+; the last 5 starts lasted less than 60 s each",
+        done.stderr,
+    )
+
+
+@pytest.mark.faults
 def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -41,6 +41,10 @@ from ddp.schedulers.base import Allocation, Scheduler, Step
 GRACE = 35
 # Seconds before the end of the job at which its ranks stop: time to finish a step and to save.
 BEFORE_THE_END = 60
+# Starts in a row that last less than so many seconds, after which a program that fails is given up,
+# whatever it has saved.
+MOST_SHORT = 5
+SHORT = 60
 # Seconds to wait before a requeue: a scheduler that is cancelling the job ends this process too.
 CANCELLED_WITHIN = 5
 # Seconds in which a scheduler ends a job that it was asked to requeue.
@@ -146,10 +150,20 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
     with log_of(args) as log:
+        short = 0
         for starts in count(1):
+            began = time.monotonic()
             failure = run(args, geometry, scheduler, job, log)
             if failure is None:
                 return
+            short = short + 1 if time.monotonic() - began < SHORT else 0
+            if short == MOST_SHORT:
+                failure = replace(
+                    failure,
+                    line=f"{failure.line}; the last {short} starts lasted less than {SHORT} s each",
+                    again=False,
+                    in_place=False,
+                )
             if starts > 1 and not failure.heard:
                 # Seen on Slurm whose controller had been restarted: it took the nodes for busy.
                 failure = replace(failure, again=True, saved=True)
