@@ -123,6 +123,7 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import launched, secrets\n"
+        "launched.state.mkdir(parents=True, exist_ok=True)\n"
         "(launched.state / 'file').write_text(secrets.token_hex(8))\n"
         "raise ValueError('never')\n"
     )
