@@ -181,10 +181,10 @@ def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
     assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
     refused = replace(peer, report={"saved": "epoch 2", "refused": True}, lines=("too large",))
     assert not first_failure(FAILED, [refused], [], "7").again
-    waited = replace(peer, report={}, lines=("gloo: Timed out",))
+    waited = replace(peer, report={}, lines=("gloo/x.cc: Timed out",))
     suspended = first_failure(replace(FAILED, suspended=40.0), [waited], [], "7")
     assert suspended.in_place
-    assert suspended.line == "the job was suspended for 40 s; rank 0 on n1: gloo: Timed out"
+    assert suspended.line == "the job was suspended for 40 s; rank 0 on n1: gloo/x.cc: Timed out"
 
 
 def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
@@ -217,6 +217,15 @@ def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
     # If all of them wait, or nothing is known of them, the one that said so is named.
     for nobody in ([seen[0]], [Whereabouts("rank 1 on n2")], []):
         assert found_failure(FAILED, [waited], nobody, [], source).line == waited.error
+    # Of several that do not wait, it is the one that is where no other is.
+    reads = [
+        replace(seen[1], who=f"rank {rank} on n5", frames=("item (mine.py:9)",)) for rank in (5, 6)
+    ]
+    assert "rank 1 on n2 hung" in found_failure(FAILED, [waited], [*reads, *seen], [], source).line
+    assert found_failure(FAILED, [waited], reads, [], source).line == waited.error
+    # An error of another rank is the cause, even if somebody waited too long.
+    cause = Ending("rank 7 on n8", "ended with status 1", 2.0, ("ValueError: x",))
+    assert found_failure(FAILED, [waited, cause], seen, [], source).line == cause.error
     # Without a time-out, nobody hangs: the others were only told to end.
     error = replace(waited, lines=("ValueError: x",))
     assert found_failure(FAILED, [error], seen, [], source).line == error.error

@@ -40,7 +40,8 @@ def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
         # Six epochs of 10 s each, of which half of the first is done.
         assert found.left == pytest.approx(55)
         # Half of a file, or one of somebody else's.
-        for text in ('{"epoch": 2, "st', '{"epoch": -1}', ""):
+        large = f'{{"epoch": 2, "step": 1, "steps": 2, "loss": 1{"0" * 400}}}'
+        for text in ('{"epoch": 2, "st', '{"epoch": -1}', large, ""):
             owner.live = None
             time.sleep(0.01)
             (run / "state/live.json").write_text(text)

@@ -11,9 +11,10 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -30,7 +31,7 @@ from ddp.launching.agents import Output, Sink, log_file, run_all
 from ddp.launching.endings import ending, records
 from ddp.launching.failure import Failure, Source, first_failure
 from ddp.launching.gpus import usable_gpus
-from ddp.launching.launchers import Geometry
+from ddp.launching.launchers import Geometry, Launcher
 from ddp.launching.plan import find_launcher, launcher_names, make_plan
 from ddp.launching.ports import accept_connections, bound_pair
 from ddp.launching.whereabouts import whereabouts
@@ -41,6 +42,8 @@ from ddp.schedulers.base import Allocation, Scheduler, Step
 GRACE = 35
 # Seconds before the end of the job at which its ranks stop: time to finish a step and to save.
 BEFORE_THE_END = 60
+# Seconds before that in which ranks are not started again: they would hardly do anything.
+START_UP = 60
 # Starts in a row that last less than so many seconds, after which a program that fails is given up,
 # whatever it has saved.
 MOST_SHORT = 5
@@ -129,7 +132,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         Failed: it failed.
         Refusal: it cannot be started, or another job trains the run.
     """
+    launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
+    gpus = usable_gpus(args.device, geometry.world_size) if scheduler.shared_cpus else None
     example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
     if example:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
@@ -139,8 +144,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             f"transport {scheduler.transport} needs --rank-logs, a folder that every node sees, "
             "for the launchers' files"
         )
+    prepare = partial(step_of, args, launcher, geometry, gpus, scheduler, job)
     if args.dry_run:
-        with step_of(args, geometry, scheduler, job) as step:
+        with prepare() as step:
             print(*scheduler.preview(step), sep="\n")
         return
     if args.state:
@@ -149,40 +155,57 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         shutil.rmtree(args.rank_logs, ignore_errors=True)
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
-    with log_of(args) as log:
+    with log_of(args) as log, refusals_in(log):
         short = 0
         for starts in count(1):
             began = time.monotonic()
-            failure = run(args, geometry, scheduler, job, log)
+            failure = run(prepare, args, scheduler, job, log)
             if failure is None:
                 return
             short = short + 1 if time.monotonic() - began < SHORT else 0
             if short == MOST_SHORT:
-                failure = replace(
-                    failure,
-                    line=f"{failure.line}; the last {short} starts lasted less than {SHORT} s each",
-                    again=False,
-                    in_place=False,
-                )
-            if starts > 1 and not failure.heard:
-                # Seen on Slurm whose controller had been restarted: it took the nodes for busy.
+                said = f"{failure.line}; the last {short} starts lasted less than {SHORT} s each"
+                failure = replace(failure, line=said, again=False, in_place=False)
+            elif starts > 1 and not failure.saved:
+                # The nodes may be the cause: a GPU is broken, or Slurm takes them for busy (seen
+                # after its controller was restarted). A new job may get others.
                 failure = replace(failure, again=True, saved=True)
-            if not (args.resume and failure.in_place):
+            if not (args.resume and failure.in_place and time_for_a_start(job)):
                 explain_and_end(failure, args, log, scheduler, job)
+            # Processes that outlived their supervisor.
+            end_descendants()
             tell_restart(failure, starts, args, log)
+
+
+def time_for_a_start(job: Allocation) -> bool:
+    return job.end is None or time.time() < job.end - BEFORE_THE_END - START_UP
+
+
+@contextmanager
+def refusals_in(log: Sink) -> Iterator[None]:
+    """Write a refusal to the log that this launch has begun."""
+    try:
+        yield
+    except (Refusal, OSError) as error:
+        with suppress(OSError):
+            print(f"launch: {error_line(error)}", file=log, flush=True)
+        raise
 
 
 @contextmanager
 def step_of(
-    args: argparse.Namespace, geometry: Geometry, scheduler: Scheduler, job: Allocation
+    args: argparse.Namespace,
+    launcher: Launcher,
+    geometry: Geometry,
+    gpus: Sequence[str] | None,
+    scheduler: Scheduler,
+    job: Allocation,
 ) -> Iterator[Step]:
     """The program on the nodes of the job, with ports and folders that are ready for it.
 
     Raises:
         Refusal: it cannot be started.
     """
-    launcher = find_launcher(args.launcher, scheduler)
-    gpus = usable_gpus(args.device, geometry.world_size) if scheduler.shared_cpus else None
     # A free port for the ranks, and a port on which this process answers the nodes.
     free, listener = bound_pair(job.number, "127.0.0.1" if job.one_machine else "")
     with free, listener, folder_for_launcher(args, job) as folder:
@@ -266,8 +289,8 @@ def launcher_folder(args: argparse.Namespace) -> Path:
 
 
 def run(
+    prepare: Callable[[], AbstractContextManager[Step]],
     args: argparse.Namespace,
-    geometry: Geometry,
     scheduler: Scheduler,
     job: Allocation,
     log: Sink,
@@ -281,7 +304,7 @@ def run(
         Refusal: it cannot be started, or not all nodes have reported.
     """
     with ExitStack() as files:
-        step = files.enter_context(step_of(args, geometry, scheduler, job))
+        step = files.enter_context(prepare())
         if "PET_RDZV_ID" in step.private:
             print(C10D_WARNING, file=sys.stderr, flush=True)
         errors: Sink = log
@@ -316,15 +339,16 @@ def run(
 def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
     line = f"{failure.line}; starting again from what was saved (start {starts + 1} of this job)"
-    with suppress(OSError):
-        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
-    tell(f"{name_of(args)} failed: {line}")
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
         with suppress(OSError):
             kept.mkdir(exist_ok=True)
-            for path in [*args.rank_logs.glob("*=*.log"), args.rank_logs / "launcher.log"]:
+            for path in [*args.rank_logs.glob("*=*.log*"), *args.rank_logs.glob("launcher.log*")]:
                 path.rename(kept / path.name)
+        line = line.replace(f"{args.rank_logs}/rank=", f"{kept}/rank=")
+    with suppress(OSError):
+        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
+    tell(f"{name_of(args)} failed: {line}")
 
 
 def tell(line: str) -> None:

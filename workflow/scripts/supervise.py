@@ -80,7 +80,8 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
             report.setdefault("stopped", f"exit status {STOPPED}")
         # One that has given up waiting for another is on its way out. Slurm ends a step with
         # SIGCONT, so that one that was stopped may come to that too.
-        waited = LOST_A_PEER.search("\n".join(output.errors))
+        said = "\n".join(output.errors)
+        waited = "Traceback (most" in said and LOST_A_PEER.search(said)
         if observer.last and (observer.last.state or not waited):
             send(observer.last.record())
         # A program that ends because we are told to end only tells what it has saved.

@@ -309,7 +309,12 @@ def publish(
         "data_source": training.data.manifest["source"],
         "versions": versions(),
         "ranks": [
-            rank | {"forward_seconds": round(forward, 6), "input_seconds": round(waiting, 6)}
+            # Nothing is known if this attempt had only to write the results.
+            rank
+            | {
+                "forward_seconds": round(forward, 6) or None,
+                "input_seconds": round(waiting, 6) if forward else None,
+            }
             for rank, (forward, waiting) in zip(ranks, training.per_step.tolist(), strict=True)
         ],
         "probe": probed,

@@ -39,6 +39,17 @@ def replacing(path: Path) -> Iterator[Path]:
         fsync(path.parent)
 
 
+def write_often(path: Path, text: str) -> None:
+    """Replace a text file that is written again soon, without waiting for the disk.
+
+    Raises:
+        OSError: as `replacing`.
+    """
+    with beside(path) as temporary:
+        temporary.write_text(text)
+        temporary.replace(path)
+
+
 def create(path: Path, text: str) -> bool:
     """Write a text file unless it exists. If several processes try at once, one succeeds.
 

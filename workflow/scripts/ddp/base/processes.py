@@ -13,6 +13,7 @@ LIBC = ctypes.CDLL(None)
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
@@ -25,6 +26,14 @@ RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")
 def end_with_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent dies, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+def let_look(pid: int) -> None:
+    """Let another process of this user, and what it starts, read this process's memory. Some
+    systems allow it to no other than a process's ancestors; see ptrace_scope in the kernel's
+    documentation of Yama.
+    """
+    LIBC.prctl(PR_SET_PTRACER, pid)
 
 
 def adopt_orphans() -> None:

@@ -76,6 +76,8 @@ class Owner:
         self.path, self.record = path, record
         self.confirmed = time.monotonic()
         self.live: Callable[[], dict[str, Any]] | None = None
+        # Of an earlier owner.
+        path.with_name(LIVE).unlink(missing_ok=True)
         self.taken: Record | None = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_touching, daemon=True)
@@ -87,9 +89,8 @@ class Owner:
             with suppress(OSError):
                 self.confirm()
                 if self.live and not self.taken:
-                    # Not atomic, which would wait for the disk: whoever reads half of it reads it
-                    # again.
-                    self.path.with_name(LIVE).write_text(json.dumps(self.live()) + "\n")
+                    text = json.dumps(self.live()) + "\n"
+                    atomic.write_often(self.path.with_name(LIVE), text)
 
     def confirm(self) -> None:
         there = look(self.path)

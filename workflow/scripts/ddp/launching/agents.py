@@ -18,11 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TypeAlias
 
-from ddp.base.processes import end_with_parent
+from ddp.base.processes import end_with_parent, let_look
 from ddp.launching.endings import marked, unmarked
 from ddp.schedulers.base import Command
 
 POLL = 0.05  # seconds between two looks at the commands
+# Seconds without a look after which this process was suspended and not only slow, and seconds in
+# which ranks that were suspended too notice that they have waited too long.
+SUSPENDED = 10
+RECENT = 60
 # Enough for the last words of torchrun on each of many nodes.
 LAST_LINES = 10_000
 # Characters that are kept of each of them.
@@ -89,8 +93,8 @@ class Outcome:
         failed: number of the command that failed first; None if none failed. Commands that failed
             because they were told to end count only if this process was asked to stop.
         status: exit status of that command, as in subprocess.
-        suspended: for how many seconds this process was not running, at most in one piece: a
-            scheduler can suspend a job.
+        suspended: for how many seconds this process was not running shortly before: a scheduler can
+            suspend a job.
     """
 
     stopped: bool = False
@@ -122,19 +126,23 @@ def run_all(
     with stop_signals() as stop:
         gone = watched(stop_with)
         agents = [start(command, output) for command in commands]
-        looked, suspended = time.monotonic(), 0.0
+        looked, suspended, resumed = time.monotonic(), 0.0, 0.0
         while (
             not stop.is_set()
             and any(agent.process.poll() is None for agent in agents)
             and failed(agents) is None
         ):
             time.sleep(POLL)
-            suspended = max(suspended, time.monotonic() - looked - POLL)
-            looked = time.monotonic()
+            now = time.monotonic()
+            if now - looked > SUSPENDED:
+                suspended, resumed = now - looked, now
+            looked = now
             for agent in agents:
                 look(agent.process.pid, False)
             if gone():
                 stop.set()
+        if time.monotonic() - resumed > RECENT:
+            suspended = 0.0
         first = failed(agents)
         for agent in agents:
             if agent.process.poll() is None:
@@ -241,7 +249,7 @@ def start(command: Command, output: Output) -> Agent:
         stderr=subprocess.PIPE,
         # In its own process group: Ctrl-C reaches only us, and we end it in order.
         start_new_session=True,
-        preexec_fn=partial(end_with_parent, command.end_signal),
+        preexec_fn=partial(before_the_command, command.end_signal, os.getpid()),
         pass_fds=command.pass_fds,
     )
     os.close(its_end)
@@ -263,6 +271,11 @@ def start(command: Command, output: Output) -> Agent:
     for thread in threads:
         thread.start()
     return Agent(process, tuple(threads))
+
+
+def before_the_command(end_signal: signal.Signals, parent: int) -> None:
+    end_with_parent(end_signal)
+    let_look(parent)
 
 
 def feed(stdin: IO[bytes], text: str) -> None:

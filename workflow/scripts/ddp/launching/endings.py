@@ -26,7 +26,7 @@ LOST_A_PEER = re.compile(
     r"|Connection (closed|reset) by peer"
 )
 # Words of theirs in a process that has waited too long for another one.
-TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|wait timeout")
+TIMED_OUT = re.compile(r"[Tt]imed out|Timeout\(ms\)|Application timeout|wait timeout")
 
 
 @dataclass(frozen=True)

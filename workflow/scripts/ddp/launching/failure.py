@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddp.base.processes import how
 from ddp.launching.agents import Outcome
 from ddp.launching.endings import Ending, cause
 from ddp.launching.whereabouts import Whereabouts, hung
-
-# Seconds without a look at its processes after which a job was not only slow.
-SUSPENDED = 10
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,6 @@ class Failure:
         saved: whether the program had saved something new.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
-        heard: whether a rank was heard of. After a restart in the same job, its scheduler may not
-            have been able to start any.
     """
 
     line: str
@@ -38,7 +33,6 @@ class Failure:
     again: bool = False
     saved: bool = False
     in_place: bool = False
-    heard: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,9 @@ def first_failure(
     failed = [ending for ending in endings if "stopped" not in ending.report]
     saved = any("saved" in ending.report for ending in endings)
     refused = any("refused" in ending.report for ending in failed)
-    suspended = outcome.suspended > SUSPENDED
+    first = cause(failed) if failed else None
+    waited = first is not None and first.lost_a_peer and any(each.timed_out for each in failed)
+    suspended = waited and outcome.suspended > 0
     worth_it = (saved or suspended) and not refused
     again = worth_it or (source.node_lost and not refused)
     in_place = worth_it and not source.node_lost
@@ -97,14 +93,15 @@ def first_failure(
         # somebody stopped one rank.
         if by_force := killed(outcome, errors, source):
             return Failure(f"{by_force}; {said}", again=again, saved=saved, in_place=in_place)
-        first = min(terminated, key=lambda ending: ending.time)
-        line = f"{first.who} got SIGTERM; {said}"
-        return Failure(line, preempted=True, again=saved, saved=saved, in_place=saved)
+        told = min(terminated, key=lambda ending: ending.time)
+        line = f"{told.who} got SIGTERM; {said}"
+        # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
+        in_place = saved and len(terminated) < len(stopped)
+        return Failure(line, preempted=True, again=saved, saved=saved, in_place=in_place)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
         return Failure("stopped" + (reason if source.inspect else ""))
-    if failed:
-        first = cause(failed)
+    if first:
         # When a supervisor is killed, or a node lost, the peers fail too.
         if (root := killed_supervisor(errors) or source.lost) and first.is_consequence:
             return Failure(root, again=again, saved=saved, in_place=in_place)
@@ -114,14 +111,14 @@ def first_failure(
         line = first.error + log
         if suspended:
             line = f"the job was suspended for {outcome.suspended:.0f} s; {line}"
-        elif any(each.timed_out for each in failed) and (stuck := hung(seen)):
+        elif waited and (stuck := hung(seen)):
             details = tuple(f"{stuck.who} | {frame}" for frame in stuck.frames)
             line = f"{stuck.who} hung ({stuck.words}), and the others waited for it"
             line += f"; its own log is {stuck.log}" if stuck.log else ""
         return Failure(line, details, again=worth_it, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"
     line = killed(outcome, errors, source) or source.explanation or status
-    return Failure(line, again=source.node_lost, heard=bool(seen))
+    return Failure(line, again=source.node_lost)
 
 
 def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:

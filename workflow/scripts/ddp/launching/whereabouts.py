@@ -8,13 +8,17 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 # Seconds for py-spy, which takes 0.04 (measured); it only reads the memory of the process.
 PATIENCE = 5
+# Seconds that the end of a rank is delayed at most: some schedulers give it only ten.
+DELAY = 1
 MOST_FRAMES = 12
 # Processes of a rank that are looked at: the program, and what it has started.
 MOST_PROCESSES = 3
@@ -64,10 +68,16 @@ def whereabouts(fields: dict) -> Whereabouts:
 def hung(found: Sequence[Whereabouts]) -> Whereabouts | None:
     """The rank for which the others have waited; None if it is not known.
 
-    One that cannot run comes before one that is elsewhere in its program.
+    One that cannot run comes before one that is elsewhere in its program. Of several that are
+    elsewhere, it is the one that is where no other is.
     """
-    away = [each for each in found if each.state or (each.frames and not each.waits)]
-    return min(away, key=lambda each: not each.state, default=None)
+    stuck = [each for each in found if each.state]
+    away = [each for each in found if each.frames and not each.waits]
+    places = Counter(each.frames[0] for each in away)
+    alone = [each for each in away if places[each.frames[0]] == 1]
+    if stuck:
+        return stuck[0]
+    return alone[0] if len(alone) == 1 else None
 
 
 class Observer:
@@ -83,26 +93,51 @@ class Observer:
     def __init__(self, who: str, log: str, timeout: float) -> None:
         self.who, self.log = who, log
         self.last: Whereabouts | None = None
-        self.state, self.sample = "", Whereabouts("")
+        # As it was in the last look, and in the last two.
+        self.state, self.stays = "", ""
+        self.sample = Whereabouts("")
         # A look at the stack costs 0.04 s of a CPU, and the rank nothing.
         self.every = max(2.0, timeout / 4)
         self.next_state, self.next_stack = 0.0, time.monotonic() + self.every
+        self.looking: Thread | None = None
 
     def __call__(self, pid: int, last: bool) -> None:
         now = time.monotonic()
         if last:
-            found = seen(pid, self.state or state_of(pid))
             # Slurm ends a step with SIGCONT and SIGTERM to all of its processes at once: the rank
             # may be gone, or on its way out. What counts is where it was before.
-            if self.state or not found.frames:
-                found = replace(self.sample, state=found.state)
-            self.last = replace(found, who=self.who, log=self.log)
+            state = self.stays or self.confirmed(state_of(pid))
+            if not state:
+                self.look(pid, state, wait=DELAY)
+            self.last = replace(self.sample, who=self.who, log=self.log, state=state)
         elif now >= self.next_state:
-            before, self.state = self.state, state_of(pid)
-            self.next_state = now + 1
-            stays = bool(self.state) and self.state == before != self.sample.state
-            if stays or now >= self.next_stack:
-                self.sample, self.next_stack = seen(pid, self.state), now + self.every
+            before, self.next_state = self.stays, now + 1
+            seen = state_of(pid)
+            self.state, self.stays = seen, self.confirmed(seen)
+            if (self.stays and not before) or now >= self.next_stack:
+                self.next_stack = now + self.every
+                self.look(pid, self.stays)
+
+    def confirmed(self, state: str) -> str:
+        """A state that was there in the last look too: a healthy rank waits for a disk for moments
+        only.
+        """
+        return state if state == self.state else ""
+
+    def look(self, pid: int, state: str, wait: float = 0.0) -> None:
+        """Take a sample, in a thread: a look at a process whose file system hangs may hang too."""
+        if self.looking and self.looking.is_alive():
+            return
+
+        def sample() -> None:
+            found = seen(pid, state)
+            if found.frames:
+                self.sample = found
+
+        self.looking = Thread(target=sample, daemon=True)
+        self.looking.start()
+        if wait:
+            self.looking.join(wait)
 
 
 def state_of(pid: int) -> str:

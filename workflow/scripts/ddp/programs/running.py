@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ddp.base.environment import PREFIX, Environment
 from ddp.base.errors import Refusal
-from ddp.base.processes import end_descendants, end_with_parent
+from ddp.base.processes import end_descendants, end_with_parent, let_look
 from ddp.ranks.network import interface_of, own_address
 from ddp.ranks.stopping import Stopping
 
@@ -101,7 +102,8 @@ def started(
             env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
-            preexec_fn=before_the_program,
+            # Our parent, the supervisor, names a rank that hangs.
+            preexec_fn=partial(before_the_program, os.getppid()),
         )
     except OSError as error:
         what = folder if not folder.is_dir() else words[0]
@@ -113,8 +115,9 @@ def started(
         process.wait()
 
 
-def before_the_program() -> None:
+def before_the_program(supervisor: int) -> None:
     end_with_parent(signal.SIGKILL)
+    let_look(supervisor)
     # This process may have changed them, and a program inherits what is ignored.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

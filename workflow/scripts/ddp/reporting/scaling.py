@@ -30,6 +30,7 @@ COLUMNS = (
 MAY_BE_EMPTY = {
     *("strong_speed_up", "strong_efficiency", "weak_speed_up", "weak_efficiency"),
     *("target_accuracy", "seconds_to_target", "model_images_per_second", "communication_share"),
+    "input_share",
 }
 
 
@@ -69,10 +70,16 @@ def of_run(
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
-        "input_share": mean(rank["input_seconds"] for rank in ranks) * rate / run.global_batch_size,
+        "input_share": input_share(ranks, run.global_batch_size / rate),
         "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
         "curve": list(zip(history["seconds"].cumsum(), history["val_accuracy"], strict=True)),
     }
+
+
+def input_share(ranks: Sequence[dict[str, Any]], step: float) -> float | None:
+    """Share of a step of so many seconds in which a rank waits for its pixels."""
+    known = [rank["input_seconds"] for rank in ranks if rank["input_seconds"] is not None]
+    return mean(known) / step if known else None
 
 
 def cpus_of(ranks: Sequence[dict[str, Any]]) -> int:
@@ -145,12 +152,11 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
         for at in [next((at for at, reached in run["curve"] if reached >= target), None)]
         if at is not None
     ]
+    shares = [run["input_share"] for run in runs if run["input_share"] is not None]
     return first | {
         "runs": len(runs),
-        **{
-            key: mean(run[key] for run in runs)
-            for key in ("images_per_second", "epoch_seconds", "input_share")
-        },
+        **{key: mean(run[key] for run in runs) for key in ("images_per_second", "epoch_seconds")},
+        "input_share": mean(shares) if shares else None,
         "cpu_hours": first["cpus"] * hours,
         "gpu_hours": first["gpus"] * hours,
         "accuracy": mean(accuracies),
@@ -272,7 +278,7 @@ def limit_of(row: dict[str, Any], model: Model | None) -> str:
         return "; too few sizes for a model."
     if model.error > OFF:
         return f"; no model fits (the best is {model.error:.0%} off on sizes held out)."
-    if row["input_share"] >= LIMIT:
+    if (row["input_share"] or 0.0) >= LIMIT:
         share = f"{row['input_share']:.0%} of a step"
         return f"; each rank of {in_words(row)} waits {share} for its pixels."
     parts = model.parts(step_of(row))

@@ -315,9 +315,11 @@ class Training:
         if step and begun:
             images = step * self.run.global_batch_size
             found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
-            loss = float(self.totals[0]) * self.run.world_size / images
-            found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
-        return found | ({"slow": self.slow} if self.slow else {})
+            # On a GPU this would wait for all ranks, and the owner's record would go stale.
+            if not self.totals.is_cuda:
+                loss = float(self.totals[0]) * self.run.world_size / images
+                found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
+        return found | ({"slow": self.slow[:300]} if self.slow else {})
 
     def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[bool, bool]:
         """Count all votes but the last `left`; returns whether to stop and whether to save."""

@@ -28,7 +28,7 @@ class Clock:
     Attributes:
         forward: in the forward pass; on a GPU as the GPU measures it.
         waiting: for the pixels of a batch.
-        steps: number of steps that `forward` is of.
+        steps, batches: how many they are of.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Clock:
         self.reset()
 
     def reset(self) -> None:
-        self.forward, self.waiting, self.steps = 0.0, 0.0, 0
+        self.forward, self.waiting, self.steps, self.batches = 0.0, 0.0, 0, 0
         self.running.clear()
 
     @contextmanager
@@ -49,15 +49,19 @@ class Clock:
             self.forward += time.perf_counter() - start
             self.steps += 1
             return
-        while self.running and self.running[0][1].query():
-            begin, end = self.running.popleft()
-            self.forward += begin.elapsed_time(end) / 1000
-            self.steps += 1
+        self.take_finished()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         yield
         end.record()
         self.running.append((begin, end))
+
+    def take_finished(self) -> None:
+        """Count the forward passes that a GPU has finished."""
+        while self.running and self.running[0][1].query():
+            begin, end = self.running.popleft()
+            self.forward += begin.elapsed_time(end) / 1000
+            self.steps += 1
 
     def inputs(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; the time until each of them comes is counted."""
@@ -70,12 +74,13 @@ class Clock:
                 return
             finally:
                 self.waiting += time.perf_counter() - start
+            self.batches += 1
             yield batch
 
     def per_step(self) -> tuple[float, float]:
         """Mean seconds of the forward pass, and of waiting for pixels; zero before the first."""
-        steps = max(1, self.steps)
-        return self.forward / steps, self.waiting / steps
+        self.take_finished()
+        return self.forward / max(1, self.steps), self.waiting / max(1, self.batches)
 
 
 class SlowHosts:
