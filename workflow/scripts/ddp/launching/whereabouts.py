@@ -111,9 +111,8 @@ class Observer:
                 self.look(pid, state, wait=DELAY)
             self.last = replace(self.sample, who=self.who, log=self.log, state=state)
         elif now >= self.next_state:
-            before, self.next_state = self.stays, now + 1
-            seen = state_of(pid)
-            self.state, self.stays = seen, self.confirmed(seen)
+            before, state, self.next_state = self.stays, state_of(pid), now + 1
+            self.state, self.stays = state, self.confirmed(state)
             if (self.stays and not before) or now >= self.next_stack:
                 self.next_stack = now + self.every
                 self.look(pid, self.stays)
