@@ -76,8 +76,6 @@ class Owner:
         self.path, self.record = path, record
         self.confirmed = time.monotonic()
         self.live: Callable[[], dict[str, Any]] | None = None
-        # Of an earlier owner.
-        path.with_name(LIVE).unlink(missing_ok=True)
         self.taken: Record | None = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_touching, daemon=True)
@@ -135,6 +133,8 @@ class Owner:
                 "read the logs of its attempts, and run the same command again"
             )
         self.write(replace(self.record, position=(epoch, step), starts=starts))
+        # Of an earlier owner.
+        self.path.with_name(LIVE).unlink(missing_ok=True)
 
     def write(self, record: Record) -> None:
         self.record = record
