@@ -45,7 +45,13 @@ def test_the_host_file_of_a_job_is_enough(
     options = ["-terse", "-pe", "spread", "2", "-j", "y", "-o", said, "-S", "/bin/bash"]
     done = cluster.run("qsub", *options, script)
     assert done.returncode == 0, done.stderr
-    cluster.await_end(done.stdout.strip(), 480)
+    try:
+        cluster.await_end(done.stdout.strip(), 480)
+    except AssertionError:
+        print(cluster.run("qstat", "-f", "-u", "*").stdout)
+        print(said.read_text() if said.exists() else "the job has not begun")
+        print(*(cluster.processes(node) for node in cluster.nodes), sep="\n")
+        raise
     results = checkout.path / "results"
     log = results / "hosts/run/logs/rank=0.log"
     assert log.exists(), said.read_text()
