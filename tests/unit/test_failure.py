@@ -187,6 +187,26 @@ def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
     assert suspended.line == "the job was suspended for 40 s; rank 0 on n1: gloo/x.cc: Timed out"
 
 
+def test_a_restart_that_gets_no_further_is_tried_on_other_nodes_unless_it_was_cancelled() -> None:
+    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 1.0)
+    busy = Source("srun", "Unable to create step for job 7: Requested nodes are busy")
+
+    def after_restart(outcome: Outcome, endings: list[Ending], source: Source) -> Failure:
+        return found_failure(outcome, endings, [], [], source, restarted=True)
+
+    for endings, source in (([killed], Source("srun")), ([], busy)):
+        failure = after_restart(FAILED, endings, source)
+        assert (failure.again, failure.saved, failure.in_place) == (True, False, False)
+        assert not found_failure(FAILED, endings, [], [], source).again
+    # A GPU that is gone is refused.
+    refused = Ending("rank 1 on n2", "ended with status 1", 1.0, ("x",), report={"refused": True})
+    assert after_restart(FAILED, [refused], Source("srun")).again
+    # scancel, qdel or Ctrl-C.
+    cancelled = Outcome(stopped=True, failed=0, status=1)
+    for endings in ([], [killed], [stopped("rank 0 on n1", "SIGTERM", 1.0)]):
+        assert not after_restart(cancelled, endings, Source("srun")).again
+
+
 def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
     said = "gloo/transport/tcp/unbound_buffer.cc:81: Timed out waiting 10000ms for recv operation"
     waited = Ending("rank 0 on n1", "ended with status 1", 1.0, (f"RuntimeError: [{said}]",))

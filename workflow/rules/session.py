@@ -289,8 +289,7 @@ class Session:
         tell(f"{executor}: job {number}, {self.describe(job)}: {state}")
         since = time.strftime("%H:%M:%S")
         for part in parts(job):
-            run = part.wildcards.get("run")
-            self.states[run] = {"job": number, "state": state, "since": since}
+            self.states[part.wildcards.run] = {"job": number, "state": state, "since": since}
         with suppress(OSError):
             atomic.write_text(self.results / progress.JOBS, json.dumps(self.states) + "\n")
 
@@ -298,7 +297,8 @@ class Session:
         """Print how each run ended, and make a partial report if runs are missing."""
         if not self.workflow.is_main_process:
             return
-        (self.results / progress.JOBS).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.results / progress.JOBS).unlink()
         self.forget_states()
         own = isinstance(self.experiment, ProgramExperiment)
         jobs = [job for rule in ("stage", "train", "evaluate") for job in self.jobs(rule)]

@@ -159,17 +159,13 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         short = 0
         for starts in count(1):
             began = time.monotonic()
-            failure = run(prepare, args, scheduler, job, log)
+            failure = run(prepare, args, scheduler, job, log, restarted=starts > 1)
             if failure is None:
                 return
             short = short + 1 if time.monotonic() - began < SHORT else 0
             if short == MOST_SHORT:
                 said = f"{failure.line}; the last {short} starts lasted less than {SHORT} s each"
                 failure = replace(failure, line=said, again=False, in_place=False)
-            elif starts > 1 and not failure.saved:
-                # The nodes may be the cause: a GPU is broken, or Slurm takes them for busy (seen
-                # after its controller was restarted). A new job may get others.
-                failure = replace(failure, again=True, saved=True)
             if not (args.resume and failure.in_place and time_for_a_start(job)):
                 explain_and_end(failure, args, log, scheduler, job)
             # Processes that outlived their supervisor.
@@ -294,8 +290,13 @@ def run(
     scheduler: Scheduler,
     job: Allocation,
     log: Sink,
+    restarted: bool,
 ) -> Failure | None:
     """Run the program once; with --collect, write the nodes' reports to a file.
+
+    Args:
+        prepare: makes the step, with new ports.
+        restarted: the program has run in this job before.
 
     Returns:
         Its first failure; None if it has ended well.
@@ -325,7 +326,7 @@ def run(
             job.inspect,
             scheduler.lost(output.errors),
         )
-        return first_failure(outcome, endings, seen, output.errors, source)
+        return first_failure(outcome, endings, seen, output.errors, source, restarted)
     if args.collect:
         nodes = [record["result"] for record in found if "result" in record]
         if len(nodes) != args.nodes:

@@ -63,12 +63,14 @@ def first_failure(
     seen: Sequence[Whereabouts],
     errors: Sequence[str],
     source: Source,
+    restarted: bool = False,
 ) -> Failure:
     """Find the first failure.
 
     Args:
         endings, seen: sent by the supervisors of the ranks.
         errors: last lines of stderr of the started processes.
+        restarted: the ranks had been started again in this job.
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
     failed = [ending for ending in endings if "stopped" not in ending.report]
@@ -78,7 +80,10 @@ def first_failure(
     waited = first is not None and first.lost_a_peer and any(each.timed_out for each in failed)
     suspended = waited and outcome.suspended > 0
     worth_it = (saved or suspended) and not refused
-    again = worth_it or (source.node_lost and not refused)
+    # If a restart gets no further, the nodes may be the cause: a GPU is broken, or Slurm takes them
+    # for busy (seen after its controller was restarted). A new job may get others.
+    elsewhere = restarted and not saved and not outcome.stopped
+    again = worth_it or (source.node_lost and not refused) or elsewhere
     in_place = worth_it and not source.node_lost
     if stopped and not failed:
         # Rank 0 says where it has saved.
@@ -97,7 +102,8 @@ def first_failure(
         line = f"{told.who} got SIGTERM; {said}"
         # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
         in_place = saved and len(terminated) < len(stopped)
-        return Failure(line, preempted=True, again=saved, saved=saved, in_place=in_place)
+        again = saved or elsewhere
+        return Failure(line, preempted=True, again=again, saved=saved, in_place=in_place)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
         return Failure("stopped" + (reason if source.inspect else ""))
@@ -115,10 +121,11 @@ def first_failure(
             details = tuple(f"{stuck.who} | {frame}" for frame in stuck.frames)
             line = f"{stuck.who} hung ({stuck.words}), and the others waited for it"
             line += f"; its own log is {stuck.log}" if stuck.log else ""
-        return Failure(line, details, again=worth_it, saved=saved, in_place=in_place)
+        again = worth_it or elsewhere
+        return Failure(line, details, again=again, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"
     line = killed(outcome, errors, source) or source.explanation or status
-    return Failure(line, again=source.node_lost)
+    return Failure(line, again=source.node_lost or elsewhere)
 
 
 def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:
