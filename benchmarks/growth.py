@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from measured import Measured
 
+from ddp.base import atomic
 from ddp.base.signing import new_secret
 from ddp.checkpointing.owner import BEAT
 from ddp.experiment.config import Experiment
@@ -54,7 +56,11 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
     yield from grows("launch: a plan for nodes", NODES, plan_seconds)
     yield from grows("launch: ranks that fail explained", RANKS, failure_seconds)
     yield from grows("preflight: ranks that join through rank 0's store", JOINING, join_seconds)
-    yield from grows("a vote of ranks on this machine's CPUs", VOTING, vote_seconds)
+    yield from grows(
+        "a vote of ranks on this machine's CPUs",
+        VOTING,
+        lambda ranks: vote_seconds(ranks, work / f"store-{ranks}"),
+    )
     yield from grows(
         "watch: a look at runs", RUNS, lambda runs: watch_seconds(runs, work / str(runs))
     )
@@ -70,10 +76,7 @@ def watched_step(work: Path) -> Measured:
     times = (time.perf_counter() - start) / STEPS
     live = {"epoch": 10, "step": 100, "steps": 200, "loss": 1.2345, "images_per_second": 1234.5}
 
-    def beat() -> None:
-        (work / "live.json").write_text(json.dumps(live) + "\n")
-
-    beats = median_seconds(beat)
+    beats = median_seconds(lambda: atomic.write_often(work / "live.json", json.dumps(live) + "\n"))
     return Measured(
         "step times and heartbeat",
         f"a step of {STEP * 1000:.0f} ms",
@@ -187,11 +190,12 @@ def join_seconds(ranks: int) -> float:
         return time.perf_counter() - start
 
 
-def vote_seconds(ranks: int) -> float:
+def vote_seconds(ranks: int, store: Path) -> float:
     """Median seconds of a vote, as rank 0 sees it."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    store = Path(f"/tmp/growth-{os.getpid()}-{ranks}")
+    # Of an earlier run.
+    store.unlink(missing_ok=True)
     processes = [
         context.Process(target=voter, args=(rank, ranks, str(store), there))
         for rank in range(ranks)
@@ -201,13 +205,10 @@ def vote_seconds(ranks: int) -> float:
     seconds = here.recv()
     for process in processes:
         process.join()
-    store.unlink(missing_ok=True)
     return seconds
 
 
-def voter(
-    rank: int, ranks: int, store: str, result: "multiprocessing.connection.Connection"
-) -> None:
+def voter(rank: int, ranks: int, store: str, result: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     process = Process(rank, rank, ranks, torch.device("cpu"))
@@ -232,10 +233,10 @@ def watch_seconds(runs: int, folder: Path) -> float:
     for name in experiment.runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "history.csv").write_text(rows)
-    return median_seconds(lambda: read_all(experiment, folder) and None)
+    return median_seconds(lambda: read_all(experiment, folder))
 
 
-def median_seconds(work: Callable[[], None]) -> float:
+def median_seconds(work: Callable[[], object]) -> float:
     times = []
     for _ in range(TIMES):
         start = time.perf_counter()

@@ -15,8 +15,7 @@ def until(what: Callable[[], object], seconds: float) -> float:
 
 def until_none(what: Callable[[], Collection[object]], seconds: float) -> float:
     """Wait until nothing is left, and name what is; returns the seconds."""
-    since = time.monotonic()
-    while found := what():
-        assert time.monotonic() - since < seconds, f"left after {seconds} s: {list(found)}"
-        time.sleep(0.1)
-    return time.monotonic() - since
+    try:
+        return until(lambda: not what(), seconds)
+    except AssertionError:
+        raise AssertionError(f"left after {seconds} s: {list(what())}") from None

@@ -23,22 +23,15 @@ LIMIT = 60
 HUNG = 15
 
 
-def kill_rank(training: Launched) -> None:
-    os.kill(training.ranks("n2")[0], signal.SIGKILL)
-
-
-def raise_(training: Launched) -> None:
-    os.kill(training.ranks("n2")[0], signal.SIGINT)
+def send(number: signal.Signals) -> Callable[[Launched], None]:
+    """To the rank on n2."""
+    return lambda training: os.kill(training.ranks("n2")[0], number)
 
 
 def exhaust(training: Launched) -> None:
     """From now on the rank cannot allocate memory."""
     command = ["prlimit", f"--pid={training.ranks('n2')[0]}", "--as=1000000"]
     subprocess.run(command, check=True, user=UID, group=UID, extra_groups=[])
-
-
-def hang(training: Launched) -> None:
-    os.kill(training.ranks("n2")[0], signal.SIGSTOP)
 
 
 def kill_agent(training: Launched) -> None:
@@ -58,11 +51,17 @@ def kill_step(training: Launched) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
-    "rank-killed": (kill_rank, r"rank 1 on n2 was ended by SIGKILL"),
+    "rank-killed": (send(signal.SIGKILL), r"rank 1 on n2 was ended by SIGKILL"),
     # With gloo's threads at work, Python may abort after its traceback.
-    "rank-raises": (raise_, r"rank 1 on n2(: KeyboardInterrupt| was ended by SIGABRT)"),
+    "rank-raises": (
+        send(signal.SIGINT),
+        r"rank 1 on n2(: KeyboardInterrupt| was ended by SIGABRT)",
+    ),
     "out-of-memory": (exhaust, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
-    "rank-hangs": (hang, r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\)"),
+    "rank-hangs": (
+        send(signal.SIGSTOP),
+        r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\)",
+    ),
     "agent-killed": (kill_agent, r"n2 is lost: its agent has ended; was it killed\?"),
     "launcher-killed": (kill_launcher, r"n3: its command was ended by SIGKILL"),
     "step-killed": (kill_step, r"remote_step was ended by SIGKILL"),

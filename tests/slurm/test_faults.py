@@ -138,16 +138,9 @@ class Launched:
         return seconds, said
 
 
-def kill(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGKILL)
-
-
-def stop(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGTERM)
-
-
-def raise_(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGINT)
+def send(number: signal.Signals) -> Callable[[Cluster], None]:
+    """To the rank on n2."""
+    return lambda cluster: os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], number)
 
 
 def exhaust(cluster: Cluster) -> None:
@@ -156,30 +149,26 @@ def exhaust(cluster: Cluster) -> None:
     subprocess.run(["prlimit", f"--pid={rank}", "--as=1000000"], check=True)
 
 
-def hang(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], signal.SIGSTOP)
-
-
 def kill_launcher(cluster: Cluster) -> None:
     os.kill(on(cluster, "n3", "torch.distributed.run")[0], signal.SIGKILL)
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {
     "killed": (
-        kill,
+        send(signal.SIGKILL),
         Submitted,
         r"rank 1 on n2 was ended by SIGKILL; the system does that when memory runs out",
     ),
-    "raises": (raise_, Launched, r"rank 1 on n2: KeyboardInterrupt"),
+    "raises": (send(signal.SIGINT), Launched, r"rank 1 on n2: KeyboardInterrupt"),
     "stops": (
-        stop,
+        send(signal.SIGTERM),
         Launched,
         r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state",
     ),
     # The name of the run contains the word too.
     "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),
     "hangs": (
-        hang,
+        send(signal.SIGSTOP),
         Launched,
         r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others waited "
         r"for it; its own log is results/hangs/run/logs/rank=1.log",

@@ -82,13 +82,13 @@ def test_a_slow_host_is_named_once_after_some_epochs_and_forgotten_when_it_recov
         "warning: n2 computes 1.5 times slower than the median of the hosts (16.0 ms a forward "
         "pass), and all others wait for it in every step"
     )
-    assert watch.now == "n2 is 1.5 times slower"
+    assert watch.live() == {"slow": "n2 is 1.5 times slower"}
     assert watch.add(slow, SECONDS) == []
     assert watch.add(well, SECONDS) == []
-    assert watch.now == ""
+    assert watch.live() == {}
     # A single slow look is no slow host.
     assert watch.add(slow, SECONDS) == []
-    assert watch.now == ""
+    assert watch.live() == {}
 
 
 def test_the_clock_counts_the_forward_pass_and_the_wait_for_pixels() -> None:

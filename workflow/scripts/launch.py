@@ -183,9 +183,14 @@ def refusals_in(log: Sink) -> Iterator[None]:
     try:
         yield
     except (Refusal, OSError) as error:
-        with suppress(OSError):
-            print(f"launch: {error_line(error)}", file=log, flush=True)
+        write(log, f"launch: {error_line(error)}")
         raise
+
+
+def write(log: Sink, *lines: str) -> None:
+    # A full disk must not hide what follows.
+    with suppress(OSError):
+        print(*lines, sep="\n", file=log, flush=True)
 
 
 @contextmanager
@@ -347,8 +352,7 @@ def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: S
             for path in [*args.rank_logs.glob("*=*.log*"), *args.rank_logs.glob("launcher.log*")]:
                 path.rename(kept / path.name)
         line = line.replace(f"{args.rank_logs}/rank=", f"{kept}/rank=")
-    with suppress(OSError):
-        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
+    write(log, *failure.details, f"launch: {line}")
     tell(f"{name_of(args)} failed: {line}")
 
 
@@ -381,8 +385,7 @@ def explain_and_end(
         )
     if failure.preempted and not requeued:
         line += "; run the same command again to resume"
-    with suppress(OSError):
-        print(*failure.details, f"launch: {line}", sep="\n", file=log, flush=True)
+    write(log, *failure.details, f"launch: {line}")
     verb = "was preempted" if failure.preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
     whole = f"{name_of(args)} {verb}: {line}{see}"

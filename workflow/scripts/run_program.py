@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
-from ddp.base.environment import Environment, add_to_report
+from ddp.base.environment import Environment, add_to_report, refusals_reported
 from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
 from ddp.base.processes import adopt_orphans
 from ddp.checkpointing.owner import Owner, acquire
@@ -66,12 +66,8 @@ def main() -> None:
         words = checked(values.get("command"))
         if args.evaluation:
             words = checked(json.loads(args.evaluation))
-        try:
+        with refusals_reported():
             ended = run(words, values, contract, stop, args)
-        except Refusal:
-            # It would be refused again.
-            add_to_report(refused=True)
-            raise
     end_like(ended.status)
 
 

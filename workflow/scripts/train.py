@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 from ddp.base import atomic
-from ddp.base.environment import TIMEOUT, Environment, add_to_report
+from ddp.base.environment import TIMEOUT, Environment, add_to_report, refusals_reported
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.base.provenance import code_sha256, git_state, versions
 from ddp.base.sources import sources_sha256
@@ -94,13 +94,8 @@ def main() -> None:
         data = DataFolder.read(args.data)
         # The first rank of a node reads all data before the others go on.
         patience = (contract.timeout or TIMEOUT) + data.bytes / SLOW
-        try:
-            with process_group(run.device, patience) as process:
-                train(run, data, process, contract, args)
-        except Refusal:
-            # It would be refused again.
-            add_to_report(refused=True)
-            raise
+        with refusals_reported(), process_group(run.device, patience) as process:
+            train(run, data, process, contract, args)
 
 
 def train(
@@ -137,8 +132,8 @@ def train(
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
-            owner.live = training.live
             slow_hosts = SlowHosts([rank["host"] for rank in ranks])
+            owner.live = lambda: training.live() | slow_hosts.live()
         saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
@@ -160,7 +155,6 @@ def train(
                 seconds = training.history[-1]["seconds"]
                 for warning in slow_hosts.add(training.per_step[:, 0].tolist(), seconds):
                     tell(warning)
-                training.slow = slow_hosts.now
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)

@@ -7,7 +7,8 @@ none of them, and each has a meaning when it is missing.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ class Environment:
                 except ValueError:
                     raise Refusal(f"{variable(field.name)}: {text} is not a number") from None
         return Environment(**found)
+
+
+@contextmanager
+def refusals_reported() -> Iterator[None]:
+    """Add a refusal to the report: the program would be refused again."""
+    try:
+        yield
+    except Refusal:
+        add_to_report(refused=True)
+        raise
 
 
 def variable(name: str) -> str:

@@ -48,7 +48,6 @@ class Training:
         held_out, val_labels: the validation images' rows and labels.
         per_step: each rank's mean seconds of a forward pass, and of waiting for pixels, in the last
             epoch: (ranks, 2), the same on all of them.
-        slow: which host is slow, in words.
     """
 
     def __init__(
@@ -131,7 +130,6 @@ class Training:
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
         self.per_step = torch.zeros(run.world_size, 2, dtype=torch.float64, device=process.device)
-        self.slow = ""
         self.began = time.monotonic()
         # When the present epoch would have begun without interruptions; None between two epochs.
         self.begun: float | None = None
@@ -319,7 +317,7 @@ class Training:
             if not self.totals.is_cuda:
                 loss = float(self.totals[0]) * self.run.world_size / images
                 found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
-        return found | ({"slow": self.slow[:300]} if self.slow else {})
+        return found
 
     def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[bool, bool]:
         """Count all votes but the last `left`; returns whether to stop and whether to save."""

@@ -94,7 +94,7 @@ class SlowHosts:
         self.hosts = hosts
         self.looks: deque[dict[str, float]] = deque(maxlen=LOOKS)
         self.named: set[str] = set()
-        self.now = ""
+        self.slow: dict[str, float] = {}
         self.epochs: list[Sequence[float]] = []
         self.lasted = 0.0
 
@@ -114,7 +114,7 @@ class SlowHosts:
             for host in self.looks[-1]
             if len(self.looks) == LOOKS and all(each.get(host, 0.0) >= SLOW for each in self.looks)
         }
-        self.now = ", ".join(f"{host} is {ratio:.1f} times slower" for host, ratio in slow.items())
+        self.slow = slow
         new = sorted(slow.keys() - self.named)
         self.named |= slow.keys()
         mine = {host: mean(of_host(self.hosts, seconds, host)) for host in slow}
@@ -123,6 +123,11 @@ class SlowHosts:
             f"({mine[host] * 1000:.1f} ms a forward pass), and all others wait for it in every step"
             for host in new
         ]
+
+    def live(self) -> dict[str, str]:
+        """The hosts that are slow now, see workflow/schemas/live.schema.yaml."""
+        words = [f"{host} is {ratio:.1f} times slower" for host, ratio in self.slow.items()]
+        return {"slow": ", ".join(words)[:300]} if words else {}
 
 
 def slowness(hosts: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
