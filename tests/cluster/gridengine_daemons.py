@@ -111,7 +111,9 @@ def start(boot: Boot, nodes: list[str]) -> None:
         power_on(node)
     queue = sh("qconf", "-sq")
     changes = {"qname": "all.q", "hostlist": " ".join(nodes), "slots": "4", "pe_list": "spread",
-               "shell": "/bin/bash", "shell_start_mode": "unix_behavior"}  # fmt: skip
+               "shell": "/bin/bash", "shell_start_mode": "unix_behavior",
+               # By default, nodes take no job while the machine's load is above 1.75 per CPU.
+               "load_thresholds": "NONE"}  # fmt: skip
     lines = [line.split() for line in queue.replace("\\\n", " ").splitlines()]
     configured(
         "-Aq", "\n".join(f"{key} {changes.get(key, ' '.join(rest))}" for key, *rest in lines)

@@ -47,11 +47,11 @@ def test_the_examples_complete_on_two_nodes(
 def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
     """The job ends with 75 and is queued again, by `launch` or by Slurm."""
     name = how.replace(" ", "-")
-    # A job of two minutes is asked to stop a minute before, which 64 s of pauses do not reach.
+    # 64 s of pauses; a job of one and one minutes is asked to stop a minute before its end.
     epochs = 160
     command = [*paced(checkout, epochs), f"experiment={name}"]
     if how == "out of time":
-        command += ["--set-resources", "stage:runtime=2", "train:runtime=2"]
+        command += ["--set-resources", "stage:runtime=1", "train:runtime=1"]
     run = checkout.path / f"results/{name}/run"
     process = checkout.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:

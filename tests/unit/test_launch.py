@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -398,8 +399,11 @@ def temporary(launch: subprocess.Popen) -> Path:
 
 
 def held(launch: subprocess.Popen) -> list[Path]:
-    links = Path(f"/proc/{launch.pid}/fd").iterdir()
-    folders = [link.readlink() for link in links]
+    folders = []
+    for link in Path(f"/proc/{launch.pid}/fd").iterdir():
+        # Closed since it was listed.
+        with suppress(FileNotFoundError):
+            folders.append(link.readlink())
     return [folder for folder in folders if folder.parent == parent_folder()]
 
 
