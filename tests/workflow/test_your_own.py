@@ -5,6 +5,7 @@ prediction.
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,13 +28,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     python(checkout, f"{EXAMPLE}/make_images.py")
     first = checkout.start(
         *CONFIG, "--", "results/your-own/nodes~2/model.safetensors",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert first.stdout is not None
     for line in first.stdout:
         if "epoch 2/6" in line:
             break
-    first.send_signal(signal.SIGINT)
+    # As a terminal does at Ctrl-C.
+    os.killpg(first.pid, signal.SIGINT)
     rest = first.stdout.read()
     assert first.wait(60) != 0, rest
     again = checkout.snakemake(*CONFIG)
@@ -52,7 +54,11 @@ def python(checkout: Checkout, *command: str) -> str:
 def test_it_was_resumed_and_evaluated_with_its_class_names(done: Checkout) -> None:
     about = json.loads((done.path / "results/your-own/nodes~2/run.json").read_text())
     assert len(about["attempts"]) == 2
-    assert about["attempts"][1]["from"]["epoch"] >= 1
+    assert 2 <= about["attempts"][1]["from"]["epoch"] < 6
+    (incident,) = about["incidents"]
+    assert incident["kind"] == "interruption"
+    assert incident["text"] in (done.path / "results/your-own/incidents.csv").read_text()
+    assert incident["text"] in (done.path / "results/your-own/report.html").read_text()
     evaluation = read_evaluation(done.path / "results/your-own/nodes~2/evaluation.json")
     assert evaluation["class_names"][:3] == ["eight", "five", "four"]
     assert evaluation["n"] == 360
