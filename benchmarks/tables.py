@@ -130,6 +130,7 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
         "versions": {},
         "ranks": [{}],
         "attempts": [{}],
+        "incidents": [],
         "started": "",
         "ended": "",
         "saving": {"times": 1, "seconds": 0.1},

@@ -26,7 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,10 +40,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import yaml
 from PIL import Image
+from rich.console import Console
 
+import watch
 from aggregate import read_run
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
-from ddp.checkpointing import owner, state
+from ddp.checkpointing import incidents, owner, state
 from ddp.data import sources
 from ddp.data.datasets import DATASETS
 from ddp.data.folder import DataFolder
@@ -449,6 +451,17 @@ def configured(results: Path) -> None:
     Experiment.from_config(with_types(read_config(results / "config.yaml")))
 
 
+def watched(results: Path) -> None:
+    """What `watch` shows while somebody trains the run."""
+    record = owner.Record("0" * 16, "process 1 on host", "host", owner.this_process())
+    (results / RUN / "state/owner.json").write_text(owner.text(record))
+    found = read_all(EXPERIMENT, results / "fuzz")
+    for each in found:
+        if bad := bad_line(watch.in_one_line(each), 400):
+            raise AssertionError(bad)
+    Console(file=io.StringIO()).print(watch.table("fuzz", found))
+
+
 def read_scaling(results: Path) -> None:
     table = read_table(results / "fuzz/scaling.csv", "scaling", EXPERIMENT)
     scaling.advice(EXPERIMENT, table)
@@ -519,7 +532,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
             f"fuzz/{name}.csv",
             lambda results, name=name: read_table(results / f"fuzz/{name}.csv", name, EXPERIMENT),
         )
-        for name in ("summary", "curves", "confusion")
+        for name in ("summary", "curves", "confusion", "incidents")
     },
     "table scaling": (tampered_bytes, "fuzz/scaling.csv", read_scaling),
     "progress": (
@@ -527,6 +540,9 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/history.csv",
         lambda results: read_all(EXPERIMENT, results / "fuzz"),
     ),
+    "live view": (tampered_json, f"{RUN}/state/live.json", watched),
+    "jobs": (tampered_json, "fuzz/jobs.json", watched),
+    "incidents": (tampered_bytes, f"{RUN}/state/incidents.jsonl", watched),
     "events": (
         tampered_bytes,
         f"{RUN}/history.csv",
@@ -597,6 +613,7 @@ def commands(results: Path, kind: str) -> list[str]:
         "table summary": plot,
         "table curves": plot,
         "table confusion": plot,
+        "table incidents": plot,
     }
     if kind not in chosen:
         return []
@@ -645,6 +662,15 @@ def make_material(folder: Path) -> Material:
         )
         (run / "evaluate.log").write_text("evaluate: done\n")
         shutil.copy(run / "model.safetensors", run / "weights")
+    live = {"epoch": 1, "step": 2, "steps": 3, "loss": 0.5, "images_per_second": 9.5, "slow": "n1"}
+    (results / RUN / "state/live.json").write_text(json.dumps(live))
+    waits = {"job": "7", "state": "PENDING (Priority)", "since": "10:00:00"}
+    (results / "fuzz/jobs.json").write_text(json.dumps({"seed~0": waits}))
+    for kind in (incidents.INTERRUPTION, incidents.SLOW):
+        incidents.add(results / RUN / "state", kind, "n1 is lost")
+    about = json.loads((results / RUN / "run.json").read_text())
+    about["incidents"] = [asdict(each) for each in incidents.read(results / RUN / "state")]
+    (results / RUN / "run.json").write_text(json.dumps(about))
     program(
         "aggregate",
         "--config",
@@ -655,7 +681,7 @@ def make_material(folder: Path) -> Material:
         results / "fuzz",
     )
     shutil.copyfile(results / "fuzz/summary.csv", results / "x.tgz")
-    measured = [read_run(EXPERIMENT, name, results / "fuzz" / name)[2] for name in EXPERIMENT.runs]
+    measured = [read_run(EXPERIMENT, name, results / "fuzz" / name)[3] for name in EXPERIMENT.runs]
     write_table(scaling.sizes(EXPERIMENT, measured), results / "fuzz/scaling.csv")
     return Material(results, folder / "canary")
 

@@ -37,6 +37,7 @@ from namespaces import (
 PACKAGES = {
     "ip": "iproute2",
     "mount": "mount",
+    "tc": "iproute2",
     "ping": "iputils-ping",
     "tini": "tini",
     "unshare": "util-linux",
@@ -137,9 +138,17 @@ def cut(name: str) -> None:
     inside("ip", "neigh", "flush", "to", boot.address(name), "dev", "bridge")
 
 
+def throttle(name: str) -> None:
+    """Let it receive no more than a few megabytes per second."""
+    limits = ("rate", "40mbit", "burst", "64kb", "latency", "400ms")
+    inside("tc", "qdisc", "add", "dev", name, "root", "tbf", *limits)
+
+
 def join(name: str) -> None:
-    """Reconnect it to the network."""
+    """Reconnect it to the network, at full speed."""
     inside("ip", "link", "set", name, "up")
+    if "tbf" in inside("tc", "qdisc", "show", "dev", name):
+        inside("tc", "qdisc", "del", "dev", name, "root")
 
 
 def drain(name: str) -> None:
@@ -296,7 +305,7 @@ def main() -> None:
             given.user,
         )
     )
-    for act in (kill, cut, join, drain, start):
+    for act in (kill, cut, throttle, join, drain, start):
         verb = verbs.add_parser(act.__name__, help=act.__doc__)
         verb.add_argument("node", metavar="NODE")
         verb.set_defaults(act=lambda given, act=act: act(given.node))

@@ -107,8 +107,12 @@ class Cluster:
         """Cut it off the network."""
         self.do("cut", node)
 
+    def throttle(self, node: str) -> None:
+        """Slow its link down."""
+        self.do("throttle", node)
+
     def join(self, node: str) -> None:
-        """Reconnect it to the network."""
+        """Reconnect it to the network, at full speed."""
         self.do("join", node)
 
     def drain(self, node: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
-from submissions import on
+from submissions import TINY, on
 from waiting import until, until_none
 
 # Seconds from the failure of a rank to the end of the job on all nodes.
@@ -222,6 +222,30 @@ def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None
     until_none(lambda: left(cluster), LIMIT)
     assert len(warnings) == 1
     assert re.search(r"train: warning: n2 computes \d\.\d times slower", warnings[0])
+
+
+@pytest.mark.faults
+def test_a_slow_link_is_named_in_log_results_and_report(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    cluster.throttle("n2")
+    try:
+        checkout.run(*TINY, "nodes=3", "probe=true", "experiment=link")
+    finally:
+        cluster.join("n2")
+    results = checkout.path / "results/link"
+    line = r"n2 is \d+\.\d times slower than the median of the nodes: link bytes \S+ per second"
+    log = (results / "run/train.log").read_text()
+    print(*[text for text in log.splitlines() if "probe" in text], sep="\n")
+    assert re.search(f"train: warning: probe: {line}$", log, re.MULTILINE)
+    assert not re.search("probe: n[13] is", log)
+    about = json.loads((results / "run/run.json").read_text())
+    rates = {node["host"]: node["link_bytes_per_second"] for node in about["probe"]["nodes"]}
+    assert rates["n2"] < min(rates["n1"], rates["n3"]) / 2
+    assert any(re.fullmatch(f"probe: {line}", each["text"]) for each in about["incidents"])
+    page = (results / "report.html").read_text()
+    assert "Interruptions and slow nodes" in page
+    assert re.search(f"<td>probe: {line}</td>", page)
 
 
 def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> None:

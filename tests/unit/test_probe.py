@@ -3,7 +3,7 @@
 import json
 
 from ddp.base.reading import parse_form
-from ddp.ranks.probe import SIZES, outliers, read_rate
+from ddp.ranks.probe import LINK, SIZES, best_links, outliers, read_rate, rounds
 from trainings import complete
 
 
@@ -33,22 +33,40 @@ def test_a_node_that_is_slower_is_named() -> None:
             "matmul_flops_per_second": 1e11,
             "scratch_bytes_per_second": 1e9,
             "shared_bytes_per_second": 2e8,
+            "link_bytes_per_second": 1e8,
             "reply_seconds": 1e-4,
         }
         return {"host": host} | usual | measured
 
-    first = node("n1", reply_seconds=None)
+    first = node("n1")
     assert outliers([first, node("n2"), node("n3")]) == []
     assert outliers([first]) == []
     assert outliers([first, node("n2", matmul_flops_per_second=5e10), node("n3")]) == [
-        "warning: probe: n2 is 2.0 times slower than the median of the nodes: matmul flops 5e+10"
+        "n2 is 2.0 times slower than the median of the nodes: matmul flops 5e+10 per second"
     ]
     assert outliers([first, node("n2"), node("n3", reply_seconds=0.005)]) == [
-        "warning: probe: n3 is 50.0 times slower than the median of the nodes: reply seconds 0.005"
+        "n3 is 50.0 times slower than the median of the nodes: reply seconds 0.005"
     ]
     # A fifth of a millisecond more is noise; what was not measured is not compared.
     assert outliers([first, node("n2"), node("n3", reply_seconds=3e-4)]) == []
     assert outliers([first, node("n2", scratch_bytes_per_second=None)]) == []
+
+
+def test_neighbours_in_a_ring_meet_in_rounds() -> None:
+    assert rounds(1) == []
+    assert rounds(2) == [[(0, 1)]]
+    assert rounds(3) == [[(0, 1)], [(1, 2)], [(2, 0)]]
+    assert rounds(4) == [[(0, 1), (2, 3)], [(1, 2), (3, 0)]]
+    assert rounds(5) == [[(0, 1), (2, 3)], [(1, 2), (3, 4)], [(4, 0)]]
+
+
+def test_a_slow_link_counts_for_the_node_that_has_no_better_one() -> None:
+    # Ranks 0, 2 and 4 are the first of their nodes; that of rank 2 is slow.
+    links = {0: {2: (0.01, 2.0)}, 2: {4: (0.01, 2.0)}, 4: {0: (0.001, 0.02)}}
+    best = best_links(links)
+    assert best[0] == best[4] == {"link_bytes_per_second": LINK * 100, "reply_seconds": 0.001}
+    assert best[2] == {"link_bytes_per_second": LINK, "reply_seconds": 0.01}
+    assert best_links({0: {}}) == {0: {"link_bytes_per_second": None, "reply_seconds": None}}
 
 
 def test_a_file_that_cannot_be_read_has_no_rate(tmp_path) -> None:

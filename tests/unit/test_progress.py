@@ -12,6 +12,7 @@ import torch
 from ddp.checkpointing.owner import acquire
 from ddp.experiment.config import Experiment
 from ddp.reporting.progress import JOBS, Progress, read_all
+from ddp.reporting.results import Missing, why_missing
 from ddp.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from waiting import until
 
@@ -79,7 +80,7 @@ def test_a_slow_host_is_named_once_after_some_epochs_and_forgotten_when_it_recov
     assert watch.add(slow, SECONDS / 2) == []
     (line,) = watch.add(slow, SECONDS / 2)
     assert line == (
-        "warning: n2 computes 1.5 times slower than the median of the hosts (16.0 ms a forward "
+        "n2 computes 1.5 times slower than the median of the hosts (16.0 ms a forward "
         "pass), and all others wait for it in every step"
     )
     assert watch.live() == {"slow": "n2 is 1.5 times slower"}
@@ -107,3 +108,11 @@ def test_the_clock_counts_the_forward_pass_and_the_wait_for_pixels() -> None:
     assert waiting >= 0.02
     clock.reset()
     assert clock.per_step() == (0.0, 0.0)
+
+
+def test_a_run_is_interrupted_if_its_log_has_no_reason(tmp_path) -> None:
+    assert why_missing("run", tmp_path) == Missing("run", "not started")
+    (tmp_path / "train.log").write_text("[node 0] epoch 1/4\n")
+    assert why_missing("run", tmp_path).reason == "interrupted; run the same command again"
+    (tmp_path / "train.log").write_text("[node 0] epoch 1/4\nlaunch: n2 is lost\n")
+    assert why_missing("run", tmp_path).reason == "train: n2 is lost"

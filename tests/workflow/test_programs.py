@@ -169,6 +169,13 @@ def test_whatever_ends_it_the_same_command_continues(
     about = json.loads((run / "run.json").read_text())
     # Jobs, not starts.
     assert len(about["attempts"]) == (1 if how == "rank killed" else 2)
+    (incident,) = about["incidents"]
+    assert incident["kind"] == "interruption"
+    page = (run.parent / "report.html").read_text()
+    if how == "rank killed":
+        assert re.match(r"rank 1 on \S+ was ended by SIGKILL", incident["text"])
+        assert re.search(r"<td>rank 1 on \S+ was ended by SIGKILL", page)
+    assert "<h2>Interruptions and slow nodes</h2>" in page
     assert [row["epoch"] for row in metrics(run)] == [str(n) for n in range(1, 151)]
     assert metrics(run) == metrics(whole)
     ours, theirs = weights(run), weights(whole)

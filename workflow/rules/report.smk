@@ -46,6 +46,7 @@ rule aggregate:
             caption="../report/curves.rst",
         ),
         confusion="results/{experiment}/confusion.csv",
+        incidents="results/{experiment}/incidents.csv",
     log:
         "results/{experiment}/aggregate.log",
     conda:
@@ -66,6 +67,7 @@ rule plot:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
         confusion="results/{experiment}/confusion.csv",
+        incidents="results/{experiment}/incidents.csv",
     output:
         expand(
             "results/{{experiment}}/{figure}.svg",

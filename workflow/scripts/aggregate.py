@@ -1,7 +1,8 @@
 """Make the tables of an experiment.
 
 summary.csv has one row per run, curves.csv one per run and epoch, and confusion.csv the confusion
-matrix of the most accurate run. scaling.csv has one row per size, if the runs vary in it.
+matrix of the most accurate run. incidents.csv has what interrupted or slowed the runs. scaling.csv
+has one row per size, if the runs vary in it.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from ddp.experiment.config import Experiment
 from ddp.reporting import scaling
 from ddp.reporting.history import read_history
 from ddp.reporting.results import read_about, read_evaluation
-from ddp.reporting.tables import read_table, write_table
+from ddp.reporting.tables import incident_table, read_table, write_table
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
             set(read_table(args.missing, "missing", experiment)["run"]) if args.missing else set()
         )
         names = [name for name in experiment.runs if name not in left_out]
-        summary, curves, measured = zip(
+        summary, curves, incidents, measured = zip(
             *(read_run(experiment, name, args.results / name) for name in names), strict=True
         )
         table = pd.DataFrame(list(summary))
@@ -53,6 +54,7 @@ def main() -> None:
             confusion(best, read_evaluation(args.results / best / "evaluation.json")),
             args.output / "confusion.csv",
         )
+        write_table(pd.concat(incidents), args.output / "incidents.csv")
         if experiment.varies_in_size:
             write_table(scaling.sizes(experiment, measured), args.output / "scaling.csv")
 
@@ -77,8 +79,8 @@ def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
 
 def read_run(
     experiment: Experiment, name: str, folder: Path
-) -> tuple[dict[str, Any], pd.DataFrame, dict[str, Any]]:
-    """A run's row of the summary, its curves, and its measured numbers.
+) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+    """A run's row of the summary, its curves, its incidents, and its measured numbers.
 
     Raises:
         Refusal: a file of the run is missing, damaged, or of another run.
@@ -106,6 +108,7 @@ def read_run(
     return (
         axes | summary_row(evaluation, about, history),
         run_curves(axes, evaluation, history),
+        incident_table(name, about),
         scaling.of_run(name, run, about, history, evaluation["accuracy"]),
     )
 

@@ -25,7 +25,7 @@ from ddp.reporting import page
 from ddp.reporting.figures import STYLE, colour_of
 from ddp.reporting.measures import read_metrics, read_result
 from ddp.reporting.results import read_missing
-from ddp.reporting.tables import write_table
+from ddp.reporting.tables import incident_table, write_table
 
 # Figures of an experiment; a program may write hundreds of columns.
 MOST_FIGURES = 24
@@ -48,11 +48,12 @@ def main() -> None:
         missing = read_missing(args.missing) if args.missing else None
         left_out = set(missing["run"]) if missing is not None else set()
         names = [name for name in experiment.runs if name not in left_out]
-        rows, curves = zip(
+        rows, curves, incidents = zip(
             *(read_run(experiment, name, args.results / name) for name in names), strict=True
         )
         summary: pd.DataFrame = pd.DataFrame(list(rows))
         curve: pd.DataFrame = pd.concat(curves, ignore_index=True)
+        incident: pd.DataFrame = pd.concat(incidents, ignore_index=True)
         settings = [axis for axis in experiment.axes if axis != "seed"]
         figures = draw(experiment, summary, curve, settings)
         write_table(summary, args.output / "summary.csv")
@@ -65,14 +66,14 @@ def main() -> None:
                 figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
         images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
         text = page.of_program(experiment, summary, numbers_of(summary, experiment), settings,
-                               missing, images)  # fmt: skip
+                               missing, images, incident)  # fmt: skip
         atomic.write_text(args.output / "report.html", text)
 
 
 def read_run(
     experiment: ProgramExperiment, name: str, folder: Path
-) -> tuple[dict[str, Any], pd.DataFrame]:
-    """A run's row of the summary, and its curves.
+) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """A run's row of the summary, its curves, and its incidents.
 
     Raises:
         Refusal: a file of the run is missing or damaged.
@@ -103,7 +104,7 @@ def read_run(
         if key in curves.columns:
             curves = curves.rename(columns={key: f"{key} (measured)"})
         curves.insert(position, key, value)
-    return row, curves
+    return row, curves, incident_table(name, about)
 
 
 def numbers_of(summary: pd.DataFrame, experiment: ProgramExperiment) -> list[str]:

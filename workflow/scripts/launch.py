@@ -25,7 +25,7 @@ from ddp.base.environment import Environment
 from ddp.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
-from ddp.checkpointing.owner import refuse_owned
+from ddp.checkpointing import incidents
 from ddp.experiment.job_size import cpus_per_process
 from ddp.launching.agents import Output, Sink, log_file, run_all
 from ddp.launching.endings import ending, records
@@ -150,7 +150,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             print(*scheduler.preview(step), sep="\n")
         return
     if args.state:
-        refuse_owned(args.state, job.owner, tell)
+        incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
         shutil.rmtree(args.rank_logs, ignore_errors=True)
         # A network file system may keep the folder as long as files in it are open.
@@ -353,7 +353,14 @@ def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: S
                 path.rename(kept / path.name)
         line = line.replace(f"{args.rank_logs}/rank=", f"{kept}/rank=")
     write(log, *failure.details, f"launch: {line}")
+    note(args, line)
     tell(f"{name_of(args)} failed: {line}")
+
+
+def note(args: argparse.Namespace, line: str) -> None:
+    """Keep it for the report of the run."""
+    if args.state:
+        incidents.add(args.state, incidents.INTERRUPTION, line)
 
 
 def tell(line: str) -> None:
@@ -386,6 +393,7 @@ def explain_and_end(
     if failure.preempted and not requeued:
         line += "; run the same command again to resume"
     write(log, *failure.details, f"launch: {line}")
+    note(args, line)
     verb = "was preempted" if failure.preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
     whole = f"{name_of(args)} {verb}: {line}{see}"

@@ -80,9 +80,9 @@ def main() -> None:
     args = parser.parse_args()
     with told_in_one_line("plot"):
         experiment = Experiment.from_json(args.config)
-        summary, curves, confused = (
+        summary, curves, confused, incidents = (
             read_table(args.tables / f"{name}.csv", name, experiment)
-            for name in ("summary", "curves", "confusion")
+            for name in ("summary", "curves", "confusion", "incidents")
         )
         missing = read_table(args.missing, "missing", experiment) if args.missing else None
         settings = [axis for axis in experiment.axes if axis != "seed"]
@@ -109,7 +109,7 @@ def main() -> None:
         images = {name: path.read_bytes() for name, path in paths.items()}
         atomic.write_text(
             args.output / "report.html",
-            page.report(experiment, summary, settings, missing, images, sizes),
+            page.report(experiment, summary, settings, missing, images, incidents, sizes),
         )
 
 

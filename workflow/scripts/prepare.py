@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
-from ddp.base.provenance import git_state
-from ddp.checkpointing.owner import refuse_owned
+from ddp.base.provenance import git_state, now
+from ddp.checkpointing import incidents
 from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
 from ddp.experiment.config import parse_option
-from ddp.programs.folders import Folders, now, prepare
+from ddp.programs.folders import Folders, prepare
 from ddp.schedulers import registry
 
 # Where a run is computed, besides its geometry, does not decide its result.
@@ -47,10 +47,12 @@ def main() -> None:
         request["files_sha256"] = read_files(args.files).sha256 if args.files else None
         folders = Folders(args.output)
         owner = registry.active(os.environ).allocation(run["nodes"]).owner
-        refuse_owned(folders.state, owner, tell)
+        incidents.begin(folders.state, owner, tell)
         attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
         if prepare(folders, run, request, args.resume, attempt):
             tell(f"continues with the state in {folders.saved}")
+        else:
+            incidents.forget(folders.state)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ It writes to --output:
 
 import argparse
 import json
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.provenance import git_state, versions
-from ddp.programs.folders import Folders, now, read_request, write_request
+from ddp.base.provenance import git_state, now, versions
+from ddp.checkpointing import incidents
+from ddp.programs.folders import Folders, read_request, write_request
 from ddp.programs.outputs import publish
 from ddp.reporting.measures import read_metrics, read_result, write_metrics, write_result
 
@@ -68,6 +70,7 @@ def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
         **{key: request[key] for key in ("sources_sha256", "data_sha256", "files_sha256")},
         "versions": versions(),
         "attempts": attempts,
+        "incidents": [asdict(each) for each in incidents.read(folders.state)],
         "started": attempts[0]["started"],
         "ended": attempts[-1]["ended"],
         "seconds": sum(max(0.0, each) for each in seconds),

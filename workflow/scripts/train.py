@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,10 @@ from tqdm import tqdm
 from ddp.base import atomic
 from ddp.base.environment import TIMEOUT, Environment, add_to_report, refusals_reported
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
-from ddp.base.provenance import code_sha256, git_state, versions
+from ddp.base.provenance import code_sha256, git_state, now, versions
 from ddp.base.sources import sources_sha256
 from ddp.base.tree import decode, encode
+from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import acquire
 from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import Request, State, checkpoint, newest, progress
@@ -127,12 +127,17 @@ def train(
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
         request = Request(run, data.sha256, code, name, args.fresh, args.other_world_size)
-        resume(training, folder, request)
+        resumed = resume(training, folder, request)
         if owner:
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
-            slow_hosts = SlowHosts([rank["host"] for rank in ranks])
+            if not resumed:
+                incidents.forget(folder)
+            slow_nodes = outliers(probed["nodes"]) if probed else []
+            for line in slow_nodes:
+                tell_slow(folder, f"probe: {line}")
+            slow_hosts = SlowHosts([rank["host"] for rank in ranks], slow_nodes)
             owner.live = lambda: training.live() | slow_hosts.live()
         saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
         bar = stack.enter_context(progress_bar(training))
@@ -153,8 +158,8 @@ def train(
                 write_history(args.output / "history.csv", training.history)
                 keep_checkpoint(training, folder)
                 seconds = training.history[-1]["seconds"]
-                for warning in slow_hosts.add(training.per_step[:, 0].tolist(), seconds):
-                    tell(warning)
+                for line in slow_hosts.add(training.per_step[:, 0].tolist(), seconds):
+                    tell_slow(folder, line)
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
@@ -178,13 +183,10 @@ def staged_here(
 def probed_nodes(
     ranks: list[dict[str, Any]], process: Process, data: DataFolder, staged: Staged
 ) -> dict[str, Any]:
-    """What the nodes can do, see `probe`; rank 0 names those that are slow."""
+    """What the nodes can do, see `probe`."""
     images = "train_images.npy"
     hosts = [rank["host"] for rank in ranks]
-    found = probe(process, hosts, data.path / images, Path(staged.path) / images)
-    for line in outliers(found.get("nodes", [])):
-        tell(line)
-    return found
+    return probe(process, hosts, data.path / images, Path(staged.path) / images)
 
 
 def first_tells(process: Process) -> Callable[[str], None]:
@@ -194,6 +196,12 @@ def first_tells(process: Process) -> Callable[[str], None]:
 
 def tell(text: str) -> None:
     print(f"train: {one_line(text, LONGEST_REPORT)}", flush=True)
+
+
+def tell_slow(folder: Path, line: str) -> None:
+    """Warn of a slow node, and keep it for the report of the run."""
+    tell(f"warning: {line}")
+    incidents.add(folder, incidents.SLOW, line)
 
 
 def progress_bar(training: Training) -> tqdm:
@@ -206,8 +214,8 @@ def progress_bar(training: Training) -> tqdm:
     )
 
 
-def resume(training: Training, folder: Path, request: Request) -> None:
-    """Restore the newest usable state on all ranks.
+def resume(training: Training, folder: Path, request: Request) -> bool:
+    """Restore the newest usable state on all ranks; returns whether there is one.
 
     Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
@@ -215,6 +223,7 @@ def resume(training: Training, folder: Path, request: Request) -> None:
     content = broadcast(content, training.process)
     if content is not None:
         training.restore(State.decode(content))
+    return content is not None
 
 
 def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -313,6 +322,7 @@ def publish(
         ],
         "probe": probed,
         "attempts": training.attempts,
+        "incidents": [asdict(each) for each in incidents.read(folder)],
         "started": training.attempts[0]["started"],
         "ended": now(),
         "seconds": round(sum(attempt["seconds"] for attempt in training.attempts), 3),
@@ -343,10 +353,6 @@ def epoch_line(row: dict[str, Any], epochs: int) -> str:
 def placement(process: Process, staged: Staged) -> dict[str, Any]:
     """Where this rank runs, on which device, and which data it reads."""
     return asdict(describe(process)) | {"pid": os.getpid(), "data": asdict(staged)}
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 if __name__ == "__main__":

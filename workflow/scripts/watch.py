@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ddp.base.errors import one_line, told_in_one_line
 from ddp.reporting.progress import Progress, read_all, read_record
+from ddp.reporting.scaling import counted
 
 COLOURS = {
     "running": "cyan", "done": "green", "trained": "green", "failed": "red",
@@ -70,6 +71,7 @@ def in_one_line(each: Progress) -> str:
     parts = [f"{each.run}: {each.state}" + (f" on {each.where}" if each.where else "")]
     parts += [f"epoch {progress(each)}"] if each.epoch is not None else []
     parts += [each.numbers] if each.numbers else []
+    parts += [counted(each.interruptions, "interruption")] if each.interruptions else []
     parts += [f"{duration(each.left)} left"] if each.left is not None else []
     parts += [f"saved {duration(each.saved)} ago"] if each.saved is not None else []
     return one_line(", ".join(parts) + (f": {each.reason}" if each.reason else ""), 400)
@@ -80,7 +82,16 @@ def table(name: str, found: list[Progress]) -> Table:
     counts = {state: sum(each.state == state for each in found) for state in COLOURS}
     said = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     view = Table(title=f"{escape(name)}: {said}", title_justify="left", box=box.SIMPLE)
-    for column in ("run", "state", "host", "epoch", "last epoch, or result", "left", "saved"):
+    for column in (
+        "run",
+        "state",
+        "host",
+        "epoch",
+        "last epoch, or result",
+        "left",
+        "saved",
+        "interrupted",
+    ):
         view.add_column(column, overflow="fold")
     for each in found:
         view.add_row(
@@ -91,6 +102,7 @@ def table(name: str, found: list[Progress]) -> Table:
             escape(one_line(each.reason or each.numbers, 200)),
             duration(each.left),
             f"{duration(each.saved)} ago" if each.saved is not None else "",
+            f"{each.interruptions} times" if each.interruptions else "",
         )
     return view
 

@@ -1,10 +1,11 @@
-"""Provenance of a result: the hash of the code, its commit, and the versions it ran with."""
+"""Provenance of a result: the hash of the code, its commit, the versions it ran with, and when."""
 
 import ast
 import hashlib
 import platform
 import subprocess
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,7 @@ NO_RESULT = (
     "ddp.ranks.memory",
     "ddp.ranks.network",
     "ddp.ranks.preflight",
+    "ddp.ranks.probe",
     "ddp.ranks.processor",
     "ddp.ranks.stopping",
     "ddp.ranks.vote",
@@ -122,3 +124,8 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

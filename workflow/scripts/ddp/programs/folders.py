@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, shown
+from ddp.base.provenance import now
 from ddp.base.reading import parse_json, read_bytes
 
 MOST_BYTES = 10_000_000  # of the description of a state
@@ -165,10 +166,6 @@ def last_touch(folders: Folders) -> str:
         touched = (folders.state / "owner.json").stat().st_mtime
         return datetime.fromtimestamp(touched, UTC).isoformat(timespec="seconds")
     return now()
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def trace(folder: Path) -> tuple[int, int, int]:

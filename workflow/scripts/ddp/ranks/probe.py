@@ -16,10 +16,11 @@ from ddp.ranks.process_group import Process, all_reduce, everyone_is_here, gathe
 
 SIZES = (4, 4_096, 262_144, 4_194_304, 33_554_432)  # bytes of an all-reduce
 TIMES = 5
+LINK = 1_000_000  # bytes that two neighbours exchange
 EDGE = 1024  # of the matrices
 SECONDS = 0.3  # of matrix products
 MOST_READ = 256_000_000  # bytes of a file
-MOST_SECONDS = 3.0  # of reading it
+MOST_SECONDS = 3.0  # of reading it, or of all-reduces of one size
 # A node is slow if it is so much worse than the median of the nodes.
 SLOW = 1.5
 # A reply that takes less is never slow, in seconds.
@@ -29,6 +30,7 @@ MEASURES = {
     "matmul_flops_per_second": True,
     "scratch_bytes_per_second": True,
     "shared_bytes_per_second": True,
+    "link_bytes_per_second": True,
     "reply_seconds": False,
 }
 
@@ -45,22 +47,21 @@ def probe(process: Process, hosts: Sequence[str], shared: Path, scratch: Path) -
         On rank 0: `all_reduce`, a list with `bytes` and median `seconds`, and `nodes`, one entry
         for each host with MEASURES; else empty. A speed that could not be measured is null.
     """
-    reduced = [{"bytes": size, "seconds": all_reduce_seconds(size, process)} for size in SIZES]
-    replies = reply_seconds(process, places(process))
+    reduced = all_reduces(process)
+    links = link_times(process, places(process))
     own: dict[str, Any] | None = None
     if process.local_rank == 0:
         own = {
+            "links": links,
             "matmul_flops_per_second": matmul_rate(process.device),
             "scratch_bytes_per_second": read_rate(scratch) if scratch != shared else None,
             "shared_bytes_per_second": read_rate(shared),
         }
     everyone_is_here()
     found = gather(own, process)
-    nodes = [
-        {"host": hosts[rank], **measured, "reply_seconds": replies.get(rank)}
-        for rank, measured in enumerate(found)
-        if measured
-    ]
+    known = {rank: measured for rank, measured in enumerate(found) if measured}
+    best = best_links({rank: measured.pop("links") for rank, measured in known.items()})
+    nodes = [{"host": hosts[rank], **known[rank], **best[rank]} for rank in known]
     return {"all_reduce": reduced, "nodes": nodes} if process.first else {}
 
 
@@ -77,23 +78,35 @@ def outliers(nodes: Sequence[dict[str, Any]]) -> list[str]:
         for host, cost in costs.items():
             if cost >= SLOW * usual and (more_is_better or cost >= usual + QUICK):
                 name = measure.replace("_per_second", "").replace("_", " ")
+                unit = " per second" if more_is_better else ""
                 lines.append(
-                    f"warning: probe: {host} is {cost / usual:.1f} times slower than the median of "
-                    f"the nodes: {name} {known[host]:.3g}"
+                    f"{host} is {cost / usual:.1f} times slower than the median of the nodes: "
+                    f"{name} {known[host]:.3g}{unit}"
                 )
     return lines
 
 
-def all_reduce_seconds(size: int, process: Process) -> float:
-    """Median seconds of an all-reduce of so many bytes, as this rank sees it."""
-    tensor = torch.ones(size // 4, device=process.device)
+def all_reduces(process: Process) -> list[dict[str, Any]]:
+    """The median seconds of an all-reduce by its bytes; without sizes that would take too long."""
+    found: list[dict[str, Any]] = []
+    for size in SIZES:
+        tensor = torch.ones(size // 4, device=process.device)
 
-    def once() -> None:
-        all_reduce(tensor)
-        settle(process.device)
+        def once(tensor: torch.Tensor = tensor) -> None:
+            all_reduce(tensor)
+            settle(process.device)
 
-    once()
-    return round(median(timed(once) for _ in range(TIMES)), 7)
+        once()
+        seconds = median(timed(once) for _ in range(TIMES))
+        found.append({"bytes": size, "seconds": round(seconds, 7)})
+        # All ranks must come to the same decision.
+        mean = (
+            float(all_reduce(torch.tensor([seconds], device=process.device))) / process.world_size
+        )
+        larger = SIZES[min(len(found), len(SIZES) - 1)]
+        if mean * larger / size * (TIMES + 1) > MOST_SECONDS:
+            break
+    return found
 
 
 def places(process: Process) -> list[int]:
@@ -103,25 +116,72 @@ def places(process: Process) -> list[int]:
     return [rank for rank, first in enumerate(all_reduce(firsts).tolist()) if first]
 
 
-def reply_seconds(process: Process, firsts: Sequence[int]) -> dict[int, float]:
-    """Median seconds until each other node has answered rank 0, by rank; known to rank 0."""
-    found: dict[int, float] = {}
-    message = torch.zeros(1, device=process.device)
-    for rank in firsts[1:]:
-        if process.first:
+def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """The pairs of neighbours in a ring of nodes, in rounds in which no node is in two pairs."""
+    ring = [(node, (node + 1) % nodes) for node in range(nodes if nodes > 2 else nodes - 1)]
+    even = ring[: len(ring) // 2 * 2]
+    return [pairs for pairs in (even[::2], even[1::2], ring[len(even) :]) if pairs]
 
-            def ask(rank: int = rank) -> None:
-                dist.send(message, rank)
-                dist.recv(message, rank)
-                settle(process.device)
 
-            ask()
-            found[rank] = round(median(timed(ask) for _ in range(TIMES)), 7)
-        elif process.rank == rank:
-            for _ in range(TIMES + 1):
-                dist.recv(message, 0)
-                dist.send(message, 0)
+def link_times(process: Process, firsts: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """Exchange messages with the neighbouring nodes, all of them at once.
+
+    Args:
+        firsts: the first rank of each node.
+
+    Returns:
+        On the rank that asked: seconds until its neighbour had answered a short message, and LINK
+        bytes, by the neighbour's rank. The shortest of several, without waiting for a processor.
+    """
+    found = {}
+    for pairs in rounds(len(firsts)):
+        for asking, answering in ((firsts[one], firsts[other]) for one, other in pairs):
+            if process.rank == asking:
+                found[answering] = (
+                    min(timed_exchanges(process, answering, 4, TIMES)),
+                    min(timed_exchanges(process, answering, LINK, 2)),
+                )
+            elif process.rank == answering:
+                for size, times in ((4, TIMES), (LINK, 2)):
+                    message = torch.zeros(size // 4, device=process.device)
+                    for _ in range(times):
+                        dist.recv(message, asking)
+                        dist.send(message, asking)
+        everyone_is_here()
     return found
+
+
+def timed_exchanges(process: Process, other: int, size: int, times: int) -> list[float]:
+    message = torch.zeros(size // 4, device=process.device)
+
+    def once() -> None:
+        dist.send(message, other)
+        dist.recv(message, other)
+        settle(process.device)
+
+    return [timed(once) for _ in range(times)]
+
+
+def best_links(links: dict[int, dict[int, tuple[float, float]]]) -> dict[int, dict[str, Any]]:
+    """For each node the better one of its links: a slow node slows those of its neighbours too.
+
+    Args:
+        links: what `link_times` has returned, by rank.
+    """
+    of_node: dict[int, list[tuple[float, float]]] = {rank: [] for rank in links}
+    for asking, answers in links.items():
+        for answering, times in answers.items():
+            of_node[asking].append(times)
+            of_node[answering].append(times)
+    best: dict[int, dict[str, Any]] = {}
+    for rank, known in of_node.items():
+        reply = min((seconds for seconds, _ in known), default=None)
+        exchange = min((seconds for _, seconds in known), default=None)
+        best[rank] = {
+            "link_bytes_per_second": round(2 * LINK / exchange) if exchange else None,
+            "reply_seconds": round(reply, 7) if reply else None,
+        }
+    return best
 
 
 def matmul_rate(device: torch.device) -> float:

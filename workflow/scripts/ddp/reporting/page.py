@@ -28,7 +28,7 @@ PAGE = """<!doctype html>
   td {{ font-variant-numeric: tabular-nums }}
   th {{ border-bottom: 2px solid #222 }}
   th:first-child, td:first-child {{ text-align: left }}
-  .config td {{ text-align: left }}
+  .config td, .words td, .words th {{ text-align: left }}
 </style></head><body>
 <h1>{title}</h1>
 {body}
@@ -50,6 +50,7 @@ def report(
     settings: list[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
+    incidents: pd.DataFrame,
     sizes: pd.DataFrame | None = None,
 ) -> str:
     """The page as HTML.
@@ -59,6 +60,7 @@ def report(
         settings: the axes except the seed.
         missing: runs that are not in the summary, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name.
+        incidents: incidents.csv.
         sizes: scaling.csv, if the runs vary in their size.
     """
     pictures = {name: picture(name, content) for name, content in figures.items()}
@@ -81,6 +83,7 @@ def report(
         pictures["confusion"],
         "<h2>Configuration</h2>",
         configuration(experiment.settings),
+        incident_part(incidents),
         "<h2>Provenance</h2>",
         table(provenance(summary)),
     ]
@@ -96,13 +99,14 @@ def of_program(
     settings: list[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
+    incidents: pd.DataFrame,
 ) -> str:
     """The page of an experiment with a program of the user's.
 
     Args:
         summary: one row per run.
         numbers: its columns with results.
-        settings, missing, figures: as in `report`.
+        settings, missing, figures, incidents: as in `report`.
     """
     groups = len(summary.groupby(settings)) if settings else 1
     ranges = [
@@ -130,6 +134,7 @@ def of_program(
         *(picture(name, content) for name, content in figures.items()),
         "<h2>Configuration</h2>",
         configuration(experiment.settings),
+        incident_part(incidents),
     ]
     return PAGE.format(
         title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
@@ -216,6 +221,15 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
         "attempts": summary["attempts"],
     }
     return pd.DataFrame(columns)
+
+
+def incident_part(incidents: pd.DataFrame) -> str:
+    """What interrupted the runs and which nodes were slow; nothing if nothing happened."""
+    if not len(incidents):
+        return ""
+    shown = incidents[["run", "time", "text"]].rename(columns={"text": "what"})
+    shown["time"] = shown["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
+    return f'<h2>Interruptions and slow nodes</h2><div class="words">{table(shown)}</div>'
 
 
 def scaling_part(experiment: Experiment, sizes: pd.DataFrame, image: str) -> str:

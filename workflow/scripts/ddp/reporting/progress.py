@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.base.reading import MOST, parse_form, read_bytes
+from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import LEASE, LIVE, look
 from ddp.experiment.config import Common, Experiment, Run, parse_option
 from ddp.experiment.programs import ProgramExperiment, read_experiment
@@ -34,6 +35,7 @@ class Progress:
         left: seconds until the training ends at the present speed; None if unknown.
         saved: seconds since the last save; None before the first.
         reason: of a failure; or why it waits, in the scheduler's words.
+        interruptions: how often something has ended its training early, the failure included.
     """
 
     run: str
@@ -47,6 +49,7 @@ class Progress:
     reason: str = ""
     step: int | None = None
     steps: int | None = None
+    interruptions: int = 0
 
 
 def read_all(experiment: Common, folder: Path, now: float | None = None) -> list[Progress]:
@@ -64,6 +67,8 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
     for name, run in experiment.runs.items():
         epochs = run.epochs if isinstance(run, Run) else None
         each = read_one(name, folder / name, epochs, own, evaluated, moment)
+        kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
+        each = replace(each, interruptions=kinds.count(incidents.INTERRUPTION))
         found.append(queued(each, jobs[name]) if name in jobs else each)
     return found
 

@@ -142,7 +142,11 @@ def why_missing(name: str, folder: Path, trained_by: str = "model.safetensors") 
         log = folder / f"{stage}.log"
         if reason := last_reason(log, programs):
             return Missing(name, f"{stage}: {reason}", str(log))
-    return Missing(name, "trained, not evaluated" if trained else "not started")
+    if trained:
+        return Missing(name, "trained, not evaluated")
+    # Snakemake may end before `launch` has ended the ranks and told why.
+    began = (folder / "train.log").exists()
+    return Missing(name, "interrupted; run the same command again" if began else "not started")
 
 
 def last_reason(log: Path, prefixes: tuple[str, ...]) -> str:

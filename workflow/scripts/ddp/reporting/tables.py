@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,17 +20,19 @@ SUMMARY = (
     *("n", "views", "accuracy", "loss", "plain_accuracy", "plain_loss"),
     *("images_per_second", "seconds", "attempts", "commit", "dirty", "code_sha256", "data_sha256"),
 )
+INCIDENTS = ("time", "kind", "text")
 TEST = ("test_loss", "test_accuracy")
 COLUMNS = {
     "summary": SUMMARY,
     "curves": (*HISTORY, *TEST),
     "confusion": ("true_class", "predicted_class", "images", "true_name", "predicted_name"),
     "scaling": scaling.COLUMNS,
+    "incidents": INCIDENTS,
     "missing": ("reason", "log"),
 }
 TEXT = {
     *("run", "views", "commit", "dirty", "code_sha256", "data_sha256", "reason", "log"),
-    *("true_name", "predicted_name"),
+    *("time", "kind", "text", "true_name", "predicted_name"),
 }
 WHOLE = {
     *("n", "epoch", "step", "images", "true_class", "predicted_class", "runs", "attempts"),
@@ -68,12 +71,12 @@ def read_table(path: Path, name: str, experiment: Experiment) -> pd.DataFrame:
 
 
 def check(table: pd.DataFrame, name: str, experiment: Experiment) -> None:
-    if not len(table) or not set(table["run"]) <= set(experiment.runs):
+    if not (len(table) or name == "incidents") or not set(table["run"]) <= set(experiment.runs):
         raise ValueError("it is not of this experiment's runs")
     keys = {"curves": ["run", "epoch"], "confusion": ["true_class", "predicted_class"]}.get(
         name, ["run"]
     )
-    if table.duplicated(keys).any():
+    if name != "incidents" and table.duplicated(keys).any():
         raise ValueError("it has a row twice")
     if name == "summary" and not set(table["views"]) <= set(VIEWS):
         raise ValueError("unknown views")
@@ -112,6 +115,12 @@ def numbers(texts: pd.Series, column: str) -> pd.Series:
     if column in WHOLE and (values % 1 != 0).any():
         raise ValueError(f"{column} has a value that is not whole")
     return values.astype(np.int64) if column in WHOLE else values
+
+
+def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
+    """The incidents of a run, from its run.json."""
+    rows = [{"run": run, **incident} for incident in about["incidents"]]
+    return pd.DataFrame(rows, columns=["run", *INCIDENTS])
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:

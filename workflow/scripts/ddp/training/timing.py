@@ -88,10 +88,12 @@ class SlowHosts:
 
     Args:
         hosts: of the ranks, in their order.
+        before: what is known of slow nodes from before the training, a line each.
     """
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], before: Sequence[str] = ()) -> None:
         self.hosts = hosts
+        self.before = before
         self.looks: deque[dict[str, float]] = deque(maxlen=LOOKS)
         self.named: set[str] = set()
         self.slow: dict[str, float] = {}
@@ -119,14 +121,15 @@ class SlowHosts:
         self.named |= slow.keys()
         mine = {host: mean(of_host(self.hosts, seconds, host)) for host in slow}
         return [
-            f"warning: {host} computes {slow[host]:.1f} times slower than the median of the hosts "
+            f"{host} computes {slow[host]:.1f} times slower than the median of the hosts "
             f"({mine[host] * 1000:.1f} ms a forward pass), and all others wait for it in every step"
             for host in new
         ]
 
     def live(self) -> dict[str, str]:
         """The hosts that are slow now, see workflow/schemas/live.schema.yaml."""
-        words = [f"{host} is {ratio:.1f} times slower" for host, ratio in self.slow.items()]
+        slow = [f"{host} is {ratio:.1f} times slower" for host, ratio in self.slow.items()]
+        words = [*self.before, *slow]
         return {"slow": ", ".join(words)[:300]} if words else {}
 
 
