@@ -6,13 +6,15 @@ import csv
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from checkout import Checkout
+from checkout import ROOT, Checkout
 from ddp.reporting.results import read_evaluation
 
 EXAMPLE = "examples/your-own"
@@ -75,6 +77,27 @@ def test_a_prediction_names_the_class(done: Checkout) -> None:
     rows = list(csv.DictReader(io.StringIO(table)))
     right = sum(row["predicted"] == "seven" for row in rows)
     assert right / len(rows) > 0.8
+
+
+def test_the_python_of_the_docs_predicts_and_exports(done: Checkout) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-own.md").read_text(), re.DOTALL)
+    (image,) = sorted((done.path / EXAMPLE / "images/test/seven").iterdir())[:1]
+    shutil.copy(image, done.path / "seven.png")
+    before = """
+import torch
+from pathlib import Path
+from ddp.models import weights
+from ddp.data.own.pictures import read_image
+"""
+    after = """
+assert classifier.description["class_names"][int(probabilities.argmax())] == "seven"
+loaded = torch.export.load("classifier.pt2").module()
+several = torch.tensor(image).repeat(5, 1, 1, 1)
+assert loaded(several).equal(classifier(several))
+"""
+    code = before + "\n".join(block for block in blocks if "classifier" in block) + after
+    environment = os.environ | {"PYTHONPATH": "workflow/scripts"}
+    subprocess.run([sys.executable, "-c", code], cwd=done.path, env=environment, check=True)
 
 
 @pytest.mark.faults
