@@ -91,7 +91,10 @@ REFUSED = [
     ({"nodes": []}, "nodes: [] is too short; an axis needs at least one value"),
     ({"nodes": [1, 0]}, "nodes: 0 is too small; the least is 1"),
     ({"nodes": {"from": 1}}, 'nodes: {"from": 1} is not a whole number'),
-    ({"seed": [3, 3]}, "seed: [3, 3] has a value twice; give each value once"),
+    (
+        {"seed": [3, 3]},
+        "seed: [3, 3] has a value twice, or two with the same folder name; give each value once",
+    ),
     ({"seed": -1}, "seed: -1 is too small; the least is 0"),
     ({"learning_rate": 0}, "learning_rate: 0 is too small; it must be above 0"),
     ({"learning_rate": math.nan}, "learning_rate: nan is not a finite number"),

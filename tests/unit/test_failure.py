@@ -252,7 +252,9 @@ def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
 
 
 def test_stopped() -> None:
-    assert first_failure(Outcome(stopped=True), [], [], None) == Failure("stopped")
+    assert first_failure(Outcome(stopped=True), [], [], None) == Failure(
+        "stopped; run the same command again"
+    )
     assert first_failure(Outcome(stopped=True), [], [], "7") == Failure(
         "stopped; cancelled, preempted, or out of time: sacct -X -j 7"
     )

@@ -1,5 +1,6 @@
 """What interrupted a run, and which of its nodes were slow."""
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 from ddp.base.reading import parse_form
 from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import Record, text, this_process
+from ddp.reporting.tables import incident_table, write_table
 
 OWNER = Record("0" * 16, "Slurm job 7", "n1", this_process())
 
@@ -61,3 +63,23 @@ def test_a_requeued_job_notes_that_its_first_attempt_was_lost(tmp_path) -> None:
     assert found.text == "Slurm job 7 on n1 was not heard of after 1970-01-01T00:00:01+00:00"
     incidents.begin(tmp_path, OWNER.name, print)
     assert len(incidents.read(tmp_path)) == 1
+
+
+def test_a_torn_line_swallows_nothing_and_a_pipe_keeps_nobody(tmp_path) -> None:
+    (tmp_path / incidents.FILE).write_text('{"time": "2026-')
+    incidents.add(tmp_path, incidents.SLOW, "after it")
+    assert [each.text for each in incidents.read(tmp_path)] == ["after it"]
+    (tmp_path / incidents.FILE).unlink()
+    os.mkfifo(tmp_path / incidents.FILE)
+    incidents.add(tmp_path, incidents.SLOW, "nobody reads it")
+    assert incidents.read(tmp_path) == []
+
+
+def test_what_cannot_be_written_or_changes_a_terminal_is_escaped(tmp_path) -> None:
+    line = '{"time": "2026-11-23T13:58:21+00:00", "kind": "slow", "text": "a\\ud800\\u202eb\\nc"}'
+    (tmp_path / incidents.FILE).write_text(line + "\n")
+    (found,) = incidents.read(tmp_path)
+    assert found.text == "a\\ud800\\u202eb c"
+    table = incident_table("run", {"incidents": [json.loads(line)]})
+    assert list(table["text"]) == [found.text]
+    write_table(table, tmp_path / "incidents.csv")

@@ -202,7 +202,9 @@ time.sleep(300)"""
     process.send_signal(number)
     assert process.wait(60) == 1
     assert process.stderr is not None
-    assert process.stderr.read() == "launch: some_program failed: stopped\n"
+    assert process.stderr.read() == (
+        "launch: some_program failed: stopped; run the same command again\n"
+    )
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
 

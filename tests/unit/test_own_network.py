@@ -13,7 +13,7 @@ from ddp.base.errors import Refusal
 from ddp.base.sources import local_sources, sources_sha256
 from ddp.models import weights
 from ddp.models.classifier import build
-from ddp.models.fitting import refuse_unfit_model
+from ddp.models.fitting import refuse_uncallable, refuse_unfit_model
 from ddp.models.names import Form
 from pictures import picture, write_folder
 from programs import program
@@ -218,6 +218,14 @@ def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: P
     weights.save(classifier, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="is not the one that this network was trained with"):
         weights.load(tmp_path / "model.safetensors", trusted)
+
+
+def test_names_and_arguments_are_checked_before_the_images_are_known(files: Path) -> None:
+    refuse_uncallable(f"{files}/my_models.py:Net", {"width": 12})
+    with pytest.raises(Refusal, match="my_models.py has no Nett"):
+        refuse_uncallable(f"{files}/my_models.py:Nett", {})
+    with pytest.raises(Refusal, match="got an unexpected keyword argument 'widht'"):
+        refuse_uncallable(f"{files}/my_models.py:Net", {"widht": 12})
 
 
 @pytest.mark.parametrize(("model", "form", "line"), [

@@ -11,7 +11,7 @@ import torch
 
 from ddp.checkpointing.owner import acquire
 from ddp.experiment.config import Experiment
-from ddp.reporting.progress import JOBS, Progress, read_all
+from ddp.reporting.progress import BETWEEN, JOBS, Progress, read_all
 from ddp.reporting.results import Missing, why_missing
 from ddp.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from waiting import until
@@ -116,3 +116,20 @@ def test_a_run_is_interrupted_if_its_log_has_no_reason(tmp_path) -> None:
     assert why_missing("run", tmp_path).reason == "interrupted; run the same command again"
     (tmp_path / "train.log").write_text("[node 0] epoch 1/4\nlaunch: n2 is lost\n")
     assert why_missing("run", tmp_path).reason == "train: n2 is lost"
+
+
+def test_a_run_whose_ranks_start_again_or_whose_program_has_ended_runs(tmp_path) -> None:
+    run = tmp_path / FIRST
+    with acquire(run / "state", "me", print):
+        pass
+    assert look(tmp_path)[FIRST].state == "running"
+    (run / "train.log").write_text(
+        "launch: rank 1 on n2 was ended by SIGKILL; starting again from what was saved (start 2 of "
+        "this job)\n[node 0] epoch 2/8\n"
+    )
+    assert look(tmp_path)[FIRST].state == "running"
+    now = NOW() + BETWEEN + 1
+    assert read_all(EXPERIMENT, tmp_path, now)[0].state == "interrupted"
+    with (run / "train.log").open("a") as log:
+        log.write("launch: rank 1 on n2 was ended by SIGKILL\n")
+    assert look(tmp_path)[FIRST].state == "failed"

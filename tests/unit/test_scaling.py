@@ -124,6 +124,16 @@ def test_advice_takes_the_smallest_size_that_is_near_the_best() -> None:
     assert list(table["sharing"]) == [1, 1, 1, 1, 1.5, 1.5, 2, 2]
 
 
+def test_advice_doubts_what_cannot_be() -> None:
+    experiment = study([{"nodes": nodes} for nodes in (1, 2)])
+    found = measured(experiment)
+    assert len(scaling.advice(experiment, scaling.sizes(experiment, found))) == 1
+    # Somebody else's job ran beside the smaller one.
+    found[0]["images_per_second"] /= 3
+    doubt = scaling.advice(experiment, scaling.sizes(experiment, found))[-1]
+    assert doubt.startswith("An efficiency above 130 % shows")
+
+
 def test_weak_scaling() -> None:
     experiment = study([{"nodes": n} for n in (1, 2, 4, 8)], batch_per_process=120)
     table = scaling.sizes(experiment, measured(experiment))

@@ -52,6 +52,23 @@ def test_refused_before_anything_starts(checkout, given, line) -> None:
     assert not (checkout.path / "results").exists()
 
 
+@pytest.mark.parametrize("wrong", ["results", "results/quickstart", "results/data"])
+def test_a_file_where_a_folder_belongs(checkout, wrong) -> None:
+    path = checkout.path / wrong
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    try:
+        for options in ([], ["-n"]):
+            done = checkout.snakemake(*options)
+            assert done.returncode == 1
+            assert done.stdout.splitlines()[-1] == f"{wrong} is not a folder; move it away"
+            assert "Traceback" not in done.stdout
+    finally:
+        path.unlink()
+        if path.parent != checkout.path:
+            path.parent.rmdir()
+
+
 def test_a_config_file_that_is_no_yaml(checkout) -> None:
     (checkout.path / "bad.yaml").write_text("nodes: [1, 2\nseed: 0\n")
     done = checkout.snakemake("--dry-run", "--configfile", "bad.yaml")

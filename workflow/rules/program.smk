@@ -174,6 +174,7 @@ rule report:
     output:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
+        incidents="results/{experiment}/incidents.csv",
         figures=directory("results/{experiment}/figures"),
         page=report(
             "results/{experiment}/report.html",

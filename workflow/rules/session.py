@@ -24,6 +24,7 @@ from ddp.data.folder import SOURCE, DataFolder
 from ddp.experiment import job_size
 from ddp.experiment.config import Experiment
 from ddp.experiment.programs import ProgramExperiment
+from ddp.models.names import is_own
 from ddp.programs.folders import Folders
 from ddp.reporting import measures, progress, results
 from ddp.schedulers import registry
@@ -65,6 +66,7 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
+        self.refuse_files_for_folders()
         self.refuse_other_geometry()
         self.refuse_software_deployment()
         self.refuse_wrong_hosts()
@@ -106,6 +108,23 @@ class Session:
                     if config["files"] and self.files_changed:
                         changes.setdefault(name, "other files")
         return changes
+
+    @property
+    def written_to(self) -> list[Path]:
+        """The folders in which it makes files and folders."""
+        return [self.results.parent, self.results, self.results.parent / "data"]
+
+    def refuse_files_for_folders(self) -> None:
+        for folder in self.written_to:
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise Refusal(f"{folder} is not a folder; move it away")
+
+    def refuse_read_only_folders(self) -> None:
+        for folder in self.written_to:
+            if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+                raise Refusal(
+                    f"{folder} cannot be written to; change its mode, or run in another folder"
+                )
 
     def refuse_other_geometry(self) -> None:
         for rule in ("stage", "train"):
@@ -188,6 +207,7 @@ class Session:
         if own is None:
             return
         # Imported here, because torch takes seconds.
+        from ddp.models.fitting import refuse_uncallable
         from ddp.training.data import edges, refuse_unfit_data, refuse_unfit_network
 
         data, tried = self.data_folder(own.name), set()
@@ -202,6 +222,8 @@ class Session:
                 elif own.image_size and own.channels and own.classes:
                     window = edges(run.crop_size) or own.image_size
                     refuse_unfit_network(run, window, own.channels, own.classes)
+                elif is_own(run.model):
+                    refuse_uncallable(run.model, run.model_args)
             except Refusal as refusal:
                 raise Refusal(f"config: {refusal}") from None
 
@@ -262,6 +284,7 @@ class Session:
             raise Refusal(
                 "--group-components: every run is a job of its own size; leave the option out"
             )
+        self.refuse_read_only_folders()
         names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:

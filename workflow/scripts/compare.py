@@ -1,7 +1,8 @@
 """Tables, figures and page of an experiment with a user's program.
 
 summary.csv has one row per run, with the numbers of result.json and evaluation.json; curves.csv
-one per run and row of metrics.csv. figures/ has one figure per number.
+one per run and row of metrics.csv; incidents.csv what interrupted the runs. figures/ has one figure
+per number.
 """
 
 import argparse
@@ -58,6 +59,7 @@ def main() -> None:
         figures = draw(experiment, summary, curve, settings)
         write_table(summary, args.output / "summary.csv")
         write_table(curve, args.output / "curves.csv")
+        write_table(incident, args.output / "incidents.csv")
         folder = args.output / "figures"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -344,7 +344,7 @@ def run(
 
 def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
-    line = f"{failure.line}; starting again from what was saved (start {starts + 1} of this job)"
+    line = f"{failure.line}; {incidents.RESTART} (start {starts + 1} of this job)"
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
         with suppress(OSError):
@@ -390,10 +390,10 @@ def explain_and_end(
         line += f"; job {job.job} is " + (
             "requeued to resume" if requeued else f"not requeued: {refused}"
         )
+    note(args, line)
     if failure.preempted and not requeued:
         line += "; run the same command again to resume"
     write(log, *failure.details, f"launch: {line}")
-    note(args, line)
     verb = "was preempted" if failure.preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
     whole = f"{name_of(args)} {verb}: {line}{see}"

@@ -55,7 +55,7 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     """
     names = class_names(classifier, args.model)
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(["image", "predicted", "probability", *map(cell, names)])
+    header = [["image", "predicted", "probability", *map(cell, names)]]
     good = True
     pending: list[tuple[Path, np.ndarray]] = []
     for path in files(args.images):
@@ -65,10 +65,10 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
             print(f"predict: {error_line(Refusal(f'{path}: {error}'))}", file=sys.stderr)
             good = False
         if len(pending) == BATCH:
-            table.writerows(rows(classifier, pending, names, args.views))
-            pending = []
+            table.writerows([*header, *rows(classifier, pending, names, args.views)])
+            header, pending = [], []
     if pending:
-        table.writerows(rows(classifier, pending, names, args.views))
+        table.writerows([*header, *rows(classifier, pending, names, args.views)])
     return good
 
 

@@ -49,10 +49,10 @@ def main() -> None:
         owner = registry.active(os.environ).allocation(run["nodes"]).owner
         incidents.begin(folders.state, owner, tell)
         attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
+        if args.resume == "fresh" or folders.finished.exists():
+            incidents.forget(folders.state)
         if prepare(folders, run, request, args.resume, attempt):
             tell(f"continues with the state in {folders.saved}")
-        else:
-            incidents.forget(folders.state)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def train(
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
-            if not resumed:
+            if args.fresh and not resumed:
                 incidents.forget(folder)
             slow_nodes = outliers(probed["nodes"]) if probed else []
             for line in slow_nodes:

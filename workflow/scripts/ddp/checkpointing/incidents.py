@@ -4,9 +4,11 @@ A file beside the run's states, one JSON object a line, to which `launch` and th
 """
 
 import json
+import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from ddp.checkpointing.owner import Record, look, refuse_owned
 
 FILE = "incidents.jsonl"
 INTERRUPTION, SLOW = "interruption", "slow"
+# In the line of a failure after which the training goes on.
+RESTART = "starting again from what was saved"
 LONGEST = 400  # characters of a text
 SHOWN = 100  # the last ones of a run
 
@@ -42,8 +46,17 @@ def add(folder: Path, kind: str, text: str) -> None:
     A folder that is not there, or cannot be written, is left alone: a training must not fail of it.
     """
     line = json.dumps(asdict(Incident(now(), kind, one_line(text, LONGEST)))) + "\n"
-    with suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(line)
+    # Opening a pipe would wait for its reader.
+    how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):
+        descriptor = os.open(folder / FILE, how, 0o644)
+        with open(descriptor, "r+b", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            # A writer that was killed may have left half a line.
+            half = status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
+            file.write(b"\n" * bool(half) + line.encode())
 
 
 def read(folder: Path) -> list[Incident]:
@@ -52,7 +65,8 @@ def read(folder: Path) -> list[Incident]:
     with suppress(OSError):
         for line in read_bytes(folder / FILE, MOST).splitlines()[-SHOWN:]:
             with suppress(ValueError):
-                found.append(Incident(**parse_form(line, "incident")))
+                each = Incident(**parse_form(line, "incident"))
+                found.append(replace(each, text=one_line(each.text, LONGEST)))
     return found
 
 

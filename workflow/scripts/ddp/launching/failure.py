@@ -106,7 +106,7 @@ def first_failure(
         return Failure(line, preempted=True, again=again, saved=saved, in_place=in_place)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
-        return Failure("stopped" + (reason if source.inspect else ""))
+        return Failure("stopped" + (reason if source.inspect else "; run the same command again"))
     if first:
         # When a supervisor is killed, or a node lost, the peers fail too.
         if (root := killed_supervisor(errors) or source.lost) and first.is_consequence:

@@ -1,7 +1,7 @@
 """One interface for all networks: images in, logits out."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -201,17 +201,7 @@ def own_network(
     Raises:
         Refusal: the code fails, or returns something else.
     """
-    path, _, name = model.rpartition(":")
-    file = own_file(model) or Path(f"{path}.py")
-    if own_file(model):
-        module = run_sources(sources)
-    elif own_sources(model) == dict(sources):
-        module = importlib.import_module(path)
-    else:
-        raise Refusal(
-            f"{path} here is not the one that this network was trained with; install that version"
-        )
-    make = member(module, name, file)
+    make, name, file = own_maker(model, sources)
     try:
         network = make(classes, channels, size, **arguments)
     except Exception as error:
@@ -223,6 +213,25 @@ def own_network(
     if not isinstance(network, nn.Module):
         raise Refusal(f"{name} of {file.name} returns {type(network).__name__}, not a torch module")
     return network
+
+
+def own_maker(model: str, sources: Mapping[str, str]) -> tuple[Callable[..., Any], str, Path]:
+    """The class or function that makes the user's network, its name, and its file.
+
+    Raises:
+        Refusal: the code fails, or has no such name.
+    """
+    path, _, name = model.rpartition(":")
+    file = own_file(model) or Path(f"{path}.py")
+    if own_file(model):
+        module = run_sources(sources)
+    elif own_sources(model) == dict(sources):
+        module = importlib.import_module(path)
+    else:
+        raise Refusal(
+            f"{path} here is not the one that this network was trained with; install that version"
+        )
+    return member(module, name, file), name, file
 
 
 def images_sums(images: Tensor) -> Tensor:

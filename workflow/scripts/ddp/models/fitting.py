@@ -1,16 +1,18 @@
 """Whether a network takes images of a size and gives logits for the classes of the data."""
 
+import inspect
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
 import torch
 
 from ddp.base.errors import Refusal, one_line
-from ddp.models.classifier import build
-from ddp.models.names import Form, is_own, refuse_unknown_model
+from ddp.models.classifier import build, own_maker
+from ddp.models.names import Form, is_own, own_sources, refuse_unknown_model
 
 IMAGES = 4
 # What was found to fit: an experiment has the same network in many runs.
@@ -38,6 +40,21 @@ def refuse_unfit_model(
     if problem:
         raise Refusal(f"model: {problem}")
     FITTING.add(key)
+
+
+def refuse_uncallable(model: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a network of the user's that is not there, or does not take its arguments. For images
+    of unknown size.
+
+    Raises:
+        Refusal: naming the model and the problem.
+    """
+    try:
+        make, _, _ = own_maker(model, own_sources(model))
+        with suppress(ValueError):  # It has no signature.
+            inspect.signature(make).bind(1, 1, (1, 1), **arguments)
+    except (Refusal, TypeError) as problem:
+        raise Refusal(f"model: {model}: {problem}") from None
 
 
 def tried(

@@ -98,8 +98,8 @@ def prepare(
         before = None  # it ended before it had written anything
     if before and resume == "exact" and (changed := differences(before["request"], request)):
         raise Refusal(
-            f"{folders.state} is of another run: {changed}; undo that, or set resume=anyway or "
-            "resume=fresh"
+            f"{folders.state} is of another run: {changed}; undo that, or add --config "
+            "resume=anyway or resume=fresh"
         )
     attempts = list(before["attempts"]) if before else []
     if before:

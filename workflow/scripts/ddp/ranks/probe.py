@@ -89,7 +89,8 @@ def outliers(nodes: Sequence[dict[str, Any]]) -> list[str]:
 def all_reduces(process: Process) -> list[dict[str, Any]]:
     """The median seconds of an all-reduce by its bytes; without sizes that would take too long."""
     found: list[dict[str, Any]] = []
-    for size in SIZES:
+    means: list[float] = []
+    for size, larger in zip(SIZES, (*SIZES[1:], SIZES[-1]), strict=True):
         tensor = torch.ones(size // 4, device=process.device)
 
         def once(tensor: torch.Tensor = tensor) -> None:
@@ -100,11 +101,11 @@ def all_reduces(process: Process) -> list[dict[str, Any]]:
         seconds = median(timed(once) for _ in range(TIMES))
         found.append({"bytes": size, "seconds": round(seconds, 7)})
         # All ranks must come to the same decision.
-        mean = (
-            float(all_reduce(torch.tensor([seconds], device=process.device))) / process.world_size
-        )
-        larger = SIZES[min(len(found), len(SIZES) - 1)]
-        if mean * larger / size * (TIMES + 1) > MOST_SECONDS:
+        total = all_reduce(torch.tensor([seconds], device=process.device))
+        means.append(float(total) / process.world_size)
+        # What the smallest one takes is latency, which does not grow with the size.
+        expected = means[0] + (means[-1] - means[0]) * larger / size
+        if expected * (TIMES + 1) > MOST_SECONDS:
             break
     return found
 

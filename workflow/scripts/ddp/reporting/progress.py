@@ -18,6 +18,8 @@ from ddp.experiment.programs import ProgramExperiment, read_experiment
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
+# Seconds in which `launch` starts its ranks again, or the next program begins.
+BETWEEN = 120
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
 
 
@@ -121,6 +123,9 @@ def read_one(
         return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
                         numbers=in_words(last), saved=since_save(state, own, now),
                         reason=missing.reason)  # fmt: skip
+    if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
+        return Progress(name, "running", owner[0].host, count, epochs, in_words(last),
+                        saved=since_save(state, own, now))  # fmt: skip
     if owner:
         return Progress(name, "interrupted", epoch=count, epochs=epochs, numbers=in_words(last),
                         saved=since_save(state, own, now),

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal
+from ddp.base.errors import Refusal, reason
 from ddp.base.reading import read_json
+from ddp.checkpointing.incidents import RESTART
 from ddp.experiment.config import Common, Run
 from ddp.experiment.programs import ProgramRun
 
@@ -62,6 +63,10 @@ def changed(about: Path, run: Run | ProgramRun) -> list[str]:
         before = read_about(about, "program_run" if own else "run")["config"]
     except (FileNotFoundError, Refusal):
         return []
+    except OSError as error:
+        raise Refusal(
+            f"{about} cannot be read: {reason(error)}; change its mode or owner"
+        ) from None
     now = json.loads(run.to_json())
     return [
         f"{key} {before[key]} -> {value}"
@@ -150,7 +155,9 @@ def why_missing(name: str, folder: Path, trained_by: str = "model.safetensors") 
 
 
 def last_reason(log: Path, prefixes: tuple[str, ...]) -> str:
-    """The last line of a log that begins with a prefix, without it; empty if there is none."""
+    """The last line of a log that begins with a prefix, without it; empty if there is none, or if
+    it says that the training goes on.
+    """
     try:
         if not log.is_file():
             return ""
@@ -160,7 +167,7 @@ def last_reason(log: Path, prefixes: tuple[str, ...]) -> str:
     except OSError:
         return ""
     last = next((line for line in reversed(lines) if line.startswith(prefixes)), "")
-    return last.partition(": ")[2]
+    return "" if RESTART in last else last.partition(": ")[2]
 
 
 def read_missing(path: Path) -> pd.DataFrame:

@@ -19,6 +19,8 @@ from ddp.reporting.step_model import Model, Step, fit, last_that_pays
 OF_SIZE = (*SIZE, "global_batch_size", "seed")
 NEAR = 0.9  # share of the best rate that is near enough
 OFF = 0.2  # error of the model from which on it says nothing
+# Efficiency above 1 that the caches of more processors do not explain any more.
+DOUBTFUL = 1.3
 LIMIT = 0.1  # share of a step from which on something besides the computation is the limit
 COLUMNS = (
     *("nodes", "nproc_per_node", "processes", "threads", "cpus", "gpus", "global_batch_size"),
@@ -233,6 +235,11 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         else:
             continue
         found.append(f"{setting}: {sentence}" if setting else sentence)
+    if (pd.to_numeric(table["strong_efficiency"]) > DOUBTFUL).any():
+        found.append(
+            f"An efficiency above {100 * DOUBTFUL:.0f} % shows that other work has slowed the "
+            "smaller sizes: measure again."
+        )
     return found
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal, reason
+from ddp.base.errors import Refusal, one_line, reason
 from ddp.base.reading import MOST, read_bytes
+from ddp.checkpointing.incidents import LONGEST
 from ddp.experiment.config import Experiment
 from ddp.reporting import scaling
 from ddp.reporting.history import HISTORY, VALIDATION
@@ -119,7 +120,10 @@ def numbers(texts: pd.Series, column: str) -> pd.Series:
 
 def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
     """The incidents of a run, from its run.json."""
-    rows = [{"run": run, **incident} for incident in about["incidents"]]
+    rows = [
+        {"run": run, **incident, "text": one_line(incident["text"], LONGEST)}
+        for incident in about["incidents"]
+    ]
     return pd.DataFrame(rows, columns=["run", *INCIDENTS])
 
 
