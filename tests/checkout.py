@@ -64,7 +64,7 @@ class Checkout:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=900,
+            timeout=1800,
             check=False,
         )
 

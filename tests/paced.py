@@ -1,5 +1,6 @@
-"""examples/programs/loop.py with a pause after every epoch, so that on any machine it lasts at
-least as long as a test of its time limit needs.
+"""examples/programs/loop.py with a pause after every epoch of its first attempt, so that on any
+machine it lasts at least as long as a test of its time limit needs, and is soon over when it has
+continued.
 """
 
 from checkout import Checkout
@@ -13,11 +14,12 @@ from pathlib import Path
 import launched
 
 row = launched.row
+first = not Path("metrics.csv").exists()
 
 
 def paced(**numbers):
     row(**numbers)
-    time.sleep({PAUSE})
+    time.sleep({PAUSE} if first else 0)
 
 
 launched.row = paced

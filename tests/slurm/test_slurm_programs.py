@@ -47,7 +47,7 @@ def test_the_examples_complete_on_two_nodes(
 def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
     """The job ends with 75 and is queued again, by `launch` or by Slurm."""
     name = how.replace(" ", "-")
-    # 64 s of pauses; a job of one and one minutes is asked to stop a minute before its end.
+    # At first 64 s of pauses; a job of one and one minutes is asked to stop a minute before its end.
     epochs = 160
     command = [*paced(checkout, epochs), f"experiment={name}"]
     if how == "out of time":
@@ -61,7 +61,7 @@ def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) 
             jobs = cluster.run("squeue", "--noheader", "--format=%i", "--states=R").stdout.split()
             assert len(jobs) == 1
             assert cluster.run("scontrol", "requeue", jobs[0]).returncode == 0
-        said = process.communicate(timeout=900)[0]
+        said = process.communicate(timeout=1800)[0]
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
