@@ -40,7 +40,7 @@ def test_a_loop_through_pbs_and_over_ssh_comes_to_the_same_numbers(
 
 def test_out_of_time_it_continues_in_another_job(checkout: PbsCheckout) -> None:
     """PBS gives no warning; `launch` asks the program to stop a minute before the end."""
-    # At first 64 s of pauses; a job of one and one minutes is asked to stop a minute before its end.
+    # At first 64 s of pauses; a job of two minutes is asked to stop a minute before its end.
     said = checkout.run(
         *paced(checkout, 160), "experiment=chained",
         "--set-resources", "stage:runtime=1", "train:runtime=1",

@@ -47,7 +47,7 @@ def test_the_examples_complete_on_two_nodes(
 def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
     """The job ends with 75 and is queued again, by `launch` or by Slurm."""
     name = how.replace(" ", "-")
-    # At first 64 s of pauses; a job of one and one minutes is asked to stop a minute before its end.
+    # At first 64 s of pauses; a job of two minutes is asked to stop a minute before its end.
     epochs = 160
     command = [*paced(checkout, epochs), f"experiment={name}"]
     if how == "out of time":
