@@ -238,7 +238,8 @@ def test_a_slow_link_is_named_in_log_results_and_report(
     log = (results / "run/train.log").read_text()
     print(*[text for text in log.splitlines() if "probe" in text], sep="\n")
     assert re.search(f"train: warning: probe: {line}$", log, re.MULTILINE)
-    assert not re.search("probe: n[13] is", log)
+    # On a loaded machine, its processors may be named too.
+    assert not re.search("probe: n[13] is .* link", log)
     about = json.loads((results / "run/run.json").read_text())
     rates = {node["host"]: node["link_bytes_per_second"] for node in about["probe"]["nodes"]}
     assert rates["n2"] < min(rates["n1"], rates["n3"]) / 2

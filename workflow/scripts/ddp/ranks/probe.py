@@ -19,7 +19,8 @@ TIMES = 5
 LINK = 1_000_000  # bytes that two neighbours exchange
 EDGE = 1024  # of the matrices
 SECONDS = 0.3  # of matrix products
-MOST_READ = 256_000_000  # bytes of a file
+LEAST_READ = 10_000_000  # bytes of a file; less is read too fast to be compared
+MOST_READ = 256_000_000
 MOST_SECONDS = 3.0  # of reading it, or of all-reduces of one size
 # A node is slow if it is so much worse than the median of the nodes.
 SLOW = 1.5
@@ -186,7 +187,9 @@ def best_links(links: dict[int, dict[int, tuple[float, float]]]) -> dict[int, di
 
 
 def matmul_rate(device: torch.device) -> float:
-    """Floating-point operations per second of products of fp32 matrices, on this rank's device."""
+    """Floating-point operations per second of products of fp32 matrices, on this rank's device. The
+    best of several, without waiting for a processor.
+    """
     matrix = torch.ones(EDGE, EDGE, device=device)
     out = torch.empty_like(matrix)
 
@@ -198,12 +201,12 @@ def matmul_rate(device: torch.device) -> float:
     times, start = [], time.perf_counter()
     while time.perf_counter() - start < SECONDS:
         times.append(timed(once))
-    return round(2 * EDGE**3 / median(times))
+    return round(2 * EDGE**3 / min(times))
 
 
 def read_rate(path: Path) -> float | None:
     """Bytes per second of the beginning of a file, not from the page cache if the system agrees to
-    forget it; None if it cannot be read.
+    forget it; None if it cannot be read, or is too small.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -214,7 +217,7 @@ def read_rate(path: Path) -> float | None:
                 done += len(part)
                 if not part:
                     break
-            return round(done / (time.perf_counter() - start))
+            return round(done / (time.perf_counter() - start)) if done >= LEAST_READ else None
     except OSError:
         return None
 
