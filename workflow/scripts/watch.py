@@ -102,7 +102,7 @@ def table(name: str, found: list[Progress]) -> Table:
             escape(one_line(each.reason or each.numbers, 200)),
             duration(each.left),
             f"{duration(each.saved)} ago" if each.saved is not None else "",
-            f"{each.interruptions} times" if each.interruptions else "",
+            str(each.interruptions or ""),
         )
     return view
 
