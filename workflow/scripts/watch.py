@@ -90,7 +90,7 @@ def table(name: str, found: list[Progress]) -> Table:
         "last epoch, or result",
         "left",
         "saved",
-        "interrupted",
+        "interruptions",
     ):
         view.add_column(column, overflow="fold")
     for each in found:
