@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import acquire
 from ddp.experiment.config import Experiment
 from ddp.reporting.progress import BETWEEN, JOBS, Progress, read_all
@@ -133,3 +134,16 @@ def test_a_run_whose_ranks_start_again_or_whose_program_has_ended_runs(tmp_path)
     with (run / "train.log").open("a") as log:
         log.write("launch: rank 1 on n2 was ended by SIGKILL\n")
     assert look(tmp_path)[FIRST].state == "failed"
+
+
+def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> None:
+    run = tmp_path / FIRST
+    with acquire(run / "state", "me", print):
+        for _ in range(2):
+            incidents.add(run / "state", incidents.INTERRUPTION, "n2 is lost")
+        incidents.add(run / "state", incidents.SLOW, "n2 is slow")
+        assert look(tmp_path)[FIRST].interruptions == 2
+    (run / "train.log").write_text("launch: n2 is lost\n")
+    found = look(tmp_path)[FIRST]
+    assert (found.state, found.interruptions) == ("failed", 1)
+    assert look(tmp_path)[SECOND].interruptions == 0

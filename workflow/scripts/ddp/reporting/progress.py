@@ -37,7 +37,7 @@ class Progress:
         left: seconds until the training ends at the present speed; None if unknown.
         saved: seconds since the last save; None before the first.
         reason: of a failure; or why it waits, in the scheduler's words.
-        interruptions: how often something has ended its training early, the failure included.
+        interruptions: how often something has ended its training early, and it went on.
     """
 
     run: str
@@ -70,7 +70,9 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
         epochs = run.epochs if isinstance(run, Run) else None
         each = read_one(name, folder / name, epochs, own, evaluated, moment)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
-        each = replace(each, interruptions=kinds.count(incidents.INTERRUPTION))
+        ended = each.state in ("failed", "interrupted")
+        before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
+        each = replace(each, interruptions=before)
         found.append(queued(each, jobs[name]) if name in jobs else each)
     return found
 
