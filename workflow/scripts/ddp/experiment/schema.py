@@ -311,10 +311,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         text = read_bytes(path, MOST_BYTES).decode()
-        config = json_object(text, path)
+        config: Any = json_object(text, path)
         if config is None:
-            check_node(path, yaml.compose(text, yaml.SafeLoader))
-            config = yaml.load(text, yaml.SafeLoader)
+            # Composed once: of a megabyte that takes seconds.
+            loader = yaml.SafeLoader(text)
+            root = loader.get_single_node()
+            check_node(path, root)
+            config = loader.construct_document(root) if root else None
     except FileNotFoundError:
         raise Refusal(
             f"config: {path} is not there; give the path of an experiment's file, such as "
