@@ -4,6 +4,7 @@ import ast
 import hashlib
 import platform
 import subprocess
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -128,4 +129,9 @@ def versions() -> dict[str, str]:
 
 def now() -> str:
     """The time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return in_utc(time.time())
+
+
+def in_utc(seconds: float) -> str:
+    """A time in seconds since the epoch, as `now` gives it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

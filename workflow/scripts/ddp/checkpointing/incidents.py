@@ -9,11 +9,10 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ddp.base.errors import one_line
-from ddp.base.provenance import now
+from ddp.base.provenance import in_utc, now
 from ddp.base.reading import MOST, parse_form, read_bytes
 from ddp.checkpointing.owner import Record, look, refuse_owned
 
@@ -90,7 +89,8 @@ def note_lost(folder: Path, owner: Record, touched: int) -> None:
         owner: of the run, before this attempt.
         touched: when it was last alive, in ns since the epoch.
     """
-    seen = datetime.fromtimestamp(touched // 10**9, UTC).isoformat(timespec="seconds")
-    noted = any(each.kind == INTERRUPTION and each.time >= seen for each in read(folder))
-    if not (owner.released or noted):
+    if owner.released:
+        return
+    seen = in_utc(touched // 10**9)
+    if not any(each.kind == INTERRUPTION and each.time >= seen for each in read(folder)):
         add(folder, INTERRUPTION, f"{owner.who} was not heard of after {seen}")

@@ -6,13 +6,12 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, shown
-from ddp.base.provenance import now
+from ddp.base.provenance import in_utc, now
 from ddp.base.reading import parse_json, read_bytes
 
 MOST_BYTES = 10_000_000  # of the description of a state
@@ -164,7 +163,7 @@ def last_touch(folders: Folders) -> str:
     """When the last owner of the run was last seen alive."""
     with suppress(OSError):
         touched = (folders.state / "owner.json").stat().st_mtime
-        return datetime.fromtimestamp(touched, UTC).isoformat(timespec="seconds")
+        return in_utc(touched)
     return now()
 
 
