@@ -3,10 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run bench fuzz test test-fast test-slow test-slurm \
-  test-local test-pbs test-faults \
-  test-faults-local test-faults-slurm test-faults-pbs pbs-up pbs-down lint format lock docs figures \
-  cluster-up cluster-down
+.PHONY: help run bench fuzz test test-faults test-all lanes test-local test-fast test-slow \
+  test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -26,6 +24,7 @@ help:
 	@echo "make test-slurm   on a real Slurm on this machine (needs root, otherwise skipped)"
 	@echo "make test-pbs     on a real OpenPBS and over ssh (needs root and OPENPBS, otherwise skipped)"
 	@echo "make test-faults  long chains of faults, on this machine and on all clusters"
+	@echo "make test-all     make test and make test-faults side by side"
 	@echo "make fuzz         thousands of hostile files for every reader"
 	@echo "make lint         ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format       let ruff and snakefmt rewrite the code"
@@ -46,14 +45,28 @@ bench: .venv/run.done
 	$(SNAKEMAKE) results/data/cifar10/manifest.json
 	python benchmarks/bench.py results/data/cifar10 results/bench
 
-# The tests on clusters mostly wait, and some of those on this machine: with three workers, all of
-# them used 1.3 of two CPUs; four were no faster.
-test: lint
+# Of the tests marked `faults`, long chains of faults, `make test` runs none, `make test-faults` only
+# these, and `make test-all` both.
+MARK := not faults
+# Of the tests on this machine. Those on clusters run beside them and mostly wait. More workers were
+# no faster on two CPUs, and with long chains of faults beside them tests ran into their time-outs.
+WORKERS := 3
+
+test: lint lanes
+
+test-faults:
+	$(MAKE) --no-print-directory lanes MARK=faults WORKERS=1
+
+test-all: lint
+	$(MAKE) --no-print-directory lanes MARK="faults or not faults" WORKERS=2
+
+lanes: .venv/test.done
 	$(MAKE) --no-print-directory -j3 --output-sync test-local test-slurm test-pbs
 
-# A file of tests stays on one worker: its tests share what is slow to make. The longest come first.
 # -rs: tests that cannot run here say so.
-PARALLEL := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -rs -m "not faults"
+PYTEST = python -m pytest -rs -m "$(MARK)"
+# A file of tests stays on one worker: its tests share what is slow to make. The longest come first.
+PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-local: .venv/test.done
 	$(PARALLEL) tests/workflow tests/unit
@@ -65,24 +78,10 @@ test-slow: .venv/test.done
 	$(PARALLEL) tests/workflow
 
 test-slurm: .venv/test.done
-	python -m pytest -rs -m "not faults" tests/slurm
+	$(PYTEST) tests/slurm
 
 test-pbs: .venv/test.done
-	python -m pytest -rs -m "not faults" tests/pbs
-
-# Those on clusters mostly wait. A second worker for those on this machine overloaded its two CPUs,
-# and tests ran into their time-outs.
-test-faults: .venv/test.done
-	$(MAKE) --no-print-directory -j3 --output-sync test-faults-local test-faults-slurm test-faults-pbs
-
-test-faults-local: .venv/test.done
-	python -m pytest -rs -m faults tests/unit tests/workflow
-
-test-faults-slurm: .venv/test.done
-	python -m pytest -rs -m faults tests/slurm tests/gridengine
-
-test-faults-pbs: .venv/test.done
-	python -m pytest -rs -m faults tests/pbs
+	$(PYTEST) tests/gridengine tests/pbs
 
 fuzz: .venv/test.done
 	python tests/fuzz.py --seed 1 --cases 4000 --programs 300

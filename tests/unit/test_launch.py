@@ -333,6 +333,25 @@ def test_more_cpus_than_there_are_is_refused() -> None:
     assert done.stderr == wanted
 
 
+@pytest.mark.parametrize("nohup", [True, False])
+def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) -> None:
+    path = script(tmp_path, "print('begun', flush=True); time.sleep(4); print('done')")
+    command = [sys.executable, SCRIPTS / "launch.py", "--launcher", "none", "--", path]
+    process = subprocess.Popen(
+        [*(["nohup"] if nohup else []), *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGHUP)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == ((0, "done\n") if nohup else (1, ""))
+
+
 def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)
     agent = next(path for path in ours if b"torch.distributed.run" in cmdline(path))

@@ -50,6 +50,19 @@ def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, undistur
     assert (training.logs / "ranks/rank=1.log").is_file()
 
 
+def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -> None:
+    """The signal comes before the ranks have begun, or while they load torch."""
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"])
+    training.reach(3)
+    os.kill(training.find("train.py")[1], signal.SIGKILL)
+    until(lambda: "starting again" in training.said, 90)
+    os.kill(training.process.pid, signal.SIGTERM)
+    assert training.end() in (1, 75), training.said
+    *_, last = training.said.splitlines()
+    assert last.startswith("launch: "), last
+    assert "run the same command again" in last
+
+
 @pytest.mark.faults
 def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, undisturbed) -> None:
     options = ["--resume", "--timeout", HUNG]

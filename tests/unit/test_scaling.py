@@ -164,6 +164,13 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model(tmp_path: Path)
     assert len(scaling_figure.draw(experiment, again, "study").axes) == 2
 
 
+def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
+    experiment = study([{"nproc_per_node": n, "global_batch_size": 480} for n in (1, 2)])
+    table = scaling.sizes(experiment, measured(experiment, cpus=1))
+    (accuracy,) = scaling_figure.draw(experiment, table, "study").axes
+    assert accuracy.get_ylabel() == "test accuracy"
+
+
 @pytest.mark.parametrize(
     ("cpu_ids", "threads", "cpus", "sharing"),
     [

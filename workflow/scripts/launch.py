@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
 from ddp.checkpointing import incidents
 from ddp.experiment.job_size import cpus_per_process
-from ddp.launching.agents import Output, Sink, log_file, run_all
+from ddp.launching.agents import Output, Sink, log_file, run_all, stopping_signals
 from ddp.launching.endings import ending, records
 from ddp.launching.failure import Failure, Source, first_failure
 from ddp.launching.gpus import usable_gpus
@@ -100,10 +101,18 @@ def main() -> None:
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
     with told_in_one_line("launch"), logged(args.log):
+        for number in stopping_signals():
+            signal.signal(number, stopped)
         try:
             launch(args, scheduler_of(args))
         finally:
             end_descendants()
+
+
+def stopped(number: int, _frame: object) -> NoReturn:
+    """End before, between or after starts of the ranks; while they run, `run_all` stops them."""
+    name = signal.Signals(number).name
+    raise Stopped(f"stopped ({name}) while no rank was running; run the same command again")
 
 
 def scheduler_of(args: argparse.Namespace) -> Scheduler:
@@ -404,7 +413,8 @@ def explain_and_end(
         if scheduler.ends_requeued:
             # If this process ended before the scheduler ended the job, Snakemake would take the
             # job for failed and delete its output.
-            time.sleep(ENDED_BY_SCHEDULER)
+            with suppress(Stopped):
+                time.sleep(ENDED_BY_SCHEDULER)
     raise Stopped(whole) if failure.preempted else Failed(whole)
 
 

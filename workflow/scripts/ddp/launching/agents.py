@@ -215,18 +215,21 @@ class Log:
 Sink: TypeAlias = IO[str] | Log
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """SIGTERM, SIGINT, and SIGHUP unless it is ignored: `nohup` asks for that."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]
+
+
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM, SIGINT and SIGHUP set, instead of their usual effect."""
+    """An event that the `stopping_signals` set, instead of their usual effect."""
     stop = threading.Event()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    before = {
-        number: signal.signal(number, handle)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:
         yield stop
     finally:

@@ -65,7 +65,7 @@ def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
     # On the CPU all operations that we use are deterministic; on a GPU a few of torchvision's are
     # not, and torch warns.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     # A debugging aid that fills new memory; it took 3 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # By default a GPU rounds the inputs of convolutions to TF32, with 10 bits of mantissa.

@@ -42,8 +42,12 @@ def draw(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
     strong = named(scaling.strong, "batch {global_batch_size}")
     weak = named(scaling.weak, "{share} images per process")
     panels: list[Callable[[Axes], None]] = []
-    if strong:
-        panels.append(lambda axes: draw_strong(axes, strong))
+    # Sizes that divide the same CPUs differently would be one point.
+    growing = {
+        name: study for name, study in strong.items() if len(set(map(scaling.units, study))) > 1
+    }
+    if growing:
+        panels.append(lambda axes: draw_strong(axes, growing))
     if weak:
         panels.append(lambda axes: draw_weak(axes, weak))
     mapped = max(strong.values(), key=len, default=[])
