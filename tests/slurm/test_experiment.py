@@ -100,12 +100,15 @@ def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weig
     results = checkout.path / "results/first/run"
     before = sha256(results / "model.safetensors")
     sizes = ["--set-resources", "train:runtime=7", "train:mem_mb=4500", "stage:mem_mb=4500"]
+    sizes += ["train:slurm_tmp=auto", "stage:slurm_tmp=auto"]
     three_nodes = [*TINY, "experiment=first", "nodes=3"]
     assert "Nothing to be done" in checkout.run(*three_nodes, *sizes)
     said = checkout.run(*three_nodes, *sizes, "--forcerun", "stage", "--until", "train")
     (job,) = submitted(said)
     # The time of both rules, 10 and 7 minutes; 4,500 MB on each of three nodes.
     assert accounted(cluster, job, "Timelimit", "ReqMem") == ["00:17:00", "13500M"]
+    # Some MB of data, and 1,000 to spare.
+    assert re.search(r"MinTmpDiskNode=10\d\dM ", cluster.run("scontrol", "show", "job", job).stdout)
     staged = json.loads((results / "staging.json").read_text())["nodes"]
     assert [node["status"] for node in staged] == ["reused"] * 3
     assert sha256(results / "model.safetensors") == before
@@ -187,6 +190,9 @@ MISTAKES = {
     "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
     "constraint=nope": "slurm: sbatch would refuse a job with ",
     "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job with ",
+    "slurm_tmp=50G": "slurm: slurm_tmp: 51200 MB a node are asked for, the largest TmpDisk of main "
+    "is 50000; ",
+    "slurm_tmp=plenty": "slurm: slurm_tmp: plenty; give a size such as 20G, or auto",
     "slurm_extra=--time=5": (
         "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. "
     ),

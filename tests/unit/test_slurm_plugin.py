@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp.base.errors import Refusal
 from ddp.schedulers.slurm import plugin as slurm_plugin
-from ddp.schedulers.slurm.plugin import Follower, reason_of
+from ddp.schedulers.slurm.plugin import Follower, reason_of, tmp_mb
 
 
 class Executor:
@@ -202,3 +203,17 @@ def test_a_failure_is_told_in_slurm_s_words() -> None:
     assert reason_of(refused) == "sbatch refused the job: Batch job submission failed: Invalid qos"
     ended = "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'. Reason: Unknown."
     assert reason_of(ended) == "SLURM-job '12' failed, SLURM status is: 'TIMEOUT'."
+
+
+@pytest.mark.parametrize(
+    ("wanted", "megabytes"),
+    [("auto", 41_000), ("20G", 20_480), ("500", 500), ("2T", 2_097_152), ("", 0)],
+)
+def test_local_disk(wanted: str, megabytes: int) -> None:
+    assert tmp_mb({"slurm_tmp": wanted, "disk_mb": 40_000}) == megabytes
+
+
+@pytest.mark.parametrize("wanted", ["plenty", "-1", "1G;true", "٣G", "0"])
+def test_local_disk_that_is_no_size_is_refused(wanted: str) -> None:
+    with pytest.raises(Refusal, match="slurm_tmp: .*; give a size such as 20G, or auto"):
+        tmp_mb({"slurm_tmp": wanted})

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from ddp.base.errors import Refusal
 
+SPARE_MB = 1000  # of local disk that a job asks for besides the data
+
 
 @dataclass(frozen=True)
 class Size:

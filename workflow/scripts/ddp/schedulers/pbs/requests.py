@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp.base.errors import Refusal
+from ddp.schedulers.base import SPARE_MB
 
 FORMS = ("select", "totals")
-SPARE_MB = 1000  # of local disk, besides the data
 
 
 def options(resources: Mapping[str, Any], form: str) -> list[str]:

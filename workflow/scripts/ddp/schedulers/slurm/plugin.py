@@ -17,8 +17,8 @@ from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from ddp.base.errors import Refusal
-from ddp.schedulers.base import TellState
+from ddp.base.errors import Refusal, shown
+from ddp.schedulers.base import SPARE_MB, TellState
 
 TESTED = "2.8.0"
 # Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
@@ -27,6 +27,9 @@ QUERY_TIMEOUT = 60
 # PREEMPTED or NODE_FAIL will not be requeued (otherwise it changes within seconds); and to wait for
 # the last processes of an ended job.
 LASTING = 60
+
+TMP = re.compile(r"([1-9][0-9]{0,8})([MGT]?)")
+UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
 
 Status = tuple[dict[str, str], float]
 
@@ -262,6 +265,36 @@ def reason_of(message: str) -> str:
         )
     first = message.partition("For further error details")[0]
     return " ".join(first.split()).replace(" Reason: Unknown.", "")
+
+
+def ask_for_local_disk(executor: Any) -> None:
+    """Give the executor the resource `slurm_tmp`, sbatch's `--tmp`, which the plugin lacks."""
+    plugin = sys.modules[type(executor).__module__]
+    plain = plugin.get_submit_command
+
+    def with_tmp(job: Any, *arguments: Any, **options: Any) -> str:
+        tmp = tmp_mb(job.resources)
+        return plain(job, *arguments, **options) + (f" --tmp={tmp}M" if tmp else "")
+
+    plugin.get_submit_command = with_tmp  # type: ignore[attr-defined]
+
+
+def tmp_mb(resources: Mapping[str, Any]) -> int:
+    """MB of local disk that a job asks for on each node; 0: none.
+
+    Args:
+        resources: `slurm_tmp`, a size as for sbatch or `auto`, which follows `disk_mb`.
+
+    Raises:
+        Refusal: it is no size.
+    """
+    wanted = str(resources.get("slurm_tmp") or "")
+    if wanted == "auto":
+        return int(resources.get("disk_mb") or 0) + SPARE_MB
+    found = TMP.fullmatch(wanted)
+    if wanted and not found:
+        raise Refusal(f"slurm_tmp: {shown(wanted)}; give a size such as 20G, or auto")
+    return int(found[1]) * UNITS[found[2]] if found else 0
 
 
 def submission(executor: Any, job: Any) -> tuple[str, ...]:

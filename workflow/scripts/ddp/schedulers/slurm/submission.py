@@ -12,7 +12,13 @@ from typing import Any
 from ddp.base.errors import Refusal
 from ddp.schedulers.base import TellState, Watch
 from ddp.schedulers.slurm.commands import output, scontrol
-from ddp.schedulers.slurm.plugin import Follower, submission, version_warning
+from ddp.schedulers.slurm.plugin import (
+    Follower,
+    ask_for_local_disk,
+    submission,
+    tmp_mb,
+    version_warning,
+)
 
 # sbatch's words for jobs that it would never accept in any state of the cluster.
 NEVER_ACCEPTED = re.compile(
@@ -44,6 +50,7 @@ class SlurmWatch(Watch):
             self.tell(warning)
         settings.status_command, why = status_command(settings.status_command)
         self.tell(why)
+        ask_for_local_disk(executor)
         self.check_submissions(workflow.dag, executor)
         # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
         # the interruption.
@@ -115,7 +122,7 @@ class Partition:
 
     Attributes:
         nodes: number of its nodes, in any state.
-        cpus, memory: of its largest node, memory in MB.
+        cpus, memory, disk: of its largest node; memory, and local disk (TmpDisk), in MB.
         minutes: its time limit; None if it has none.
     """
 
@@ -123,6 +130,7 @@ class Partition:
     nodes: int
     cpus: int
     memory: int
+    disk: int
     minutes: int | None
 
 
@@ -130,18 +138,19 @@ def partitions() -> dict[str, Partition]:
     """All partitions by name, from sinfo; empty if it does not answer."""
     rows = [
         line.split("|")
-        for line in output("sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%l|%N")[
+        for line in output("sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%d|%l|%N")[
             0
         ].splitlines()
     ]
     found: dict[str, Partition] = {}
-    for name, cpus, memory, limit, _node in (row for row in rows if len(row) == 5):
-        so_far = found.get(name, Partition(name, 0, 0, 0, None))
+    for name, cpus, memory, disk, limit, _node in (row for row in rows if len(row) == 6):
+        so_far = found.get(name, Partition(name, 0, 0, 0, 0, None))
         found[name] = Partition(
             name,
             so_far.nodes + 1,
             max(so_far.cpus, int(cpus)),
             max(so_far.memory, int(memory)),
+            max(so_far.disk, int(disk)),
             minutes(limit),
         )
     return found
@@ -181,6 +190,11 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
             f"{{asked}} MB a node are asked for, the largest node of {partition.name} has "
             f"{{limit}}",
         ),
+        "slurm_tmp": (
+            partition.disk,
+            f"{{asked}} MB a node are asked for, the largest TmpDisk of {partition.name} is "
+            f"{{limit}}",
+        ),
     }
     remedies = {
         "runtime": "stage and train are one job, their times are added: --set-resources "
@@ -188,9 +202,10 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
         "nodes": "set nodes in the configuration, or another slurm_partition",
         "cpus_per_task": "lower nproc_per_node or cpus_per_proc in the configuration",
         "mem_mb": "--set-resources train:mem_mb=… stage:mem_mb=…",
+        "slurm_tmp": "ask for less, or leave slurm_tmp out of the profile",
     }
     for name, (limit, text) in limits.items():
-        asked = resources.get(name)
+        asked = tmp_mb(resources) if name == "slurm_tmp" else resources.get(name)
         if limit is not None and isinstance(asked, int) and asked > limit:
             raise Refusal(f"{name}: {text.format(asked=asked, limit=limit)}; {remedies[name]}")
 
