@@ -100,7 +100,7 @@ STUBBORN = """
 import os, pathlib, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
     signal.signal(number, signal.SIG_IGN)
-if sys.argv[2] == "daemon" and os.fork() == 0:
+if os.fork() == 0:
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -125,10 +125,7 @@ def test_processes_that_ignore_signals_and_daemons_are_ended(
     folder = checkout.path / f"results/stubborn-{how.name}-{way}/run"
     training = launched(
         f"stubborn-{how.name}", way, options=("--launcher", "none"),
-        # When launch is killed, PBS ends the job at once and kills the agents of the other nodes
-        # before they have looked for daemons: see docs/pbs.md.
-        program=(str(program), str(folder), "" if way == "pbs" and how == signal.SIGKILL
-                 else "daemon"),
+        program=(str(program), str(folder)),
     )  # fmt: skip
     until(lambda: len(list(folder.glob("alive-*"))) == 3, 60)
     os.kill(training.find("n1", "launch")[0], how)

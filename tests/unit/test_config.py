@@ -19,6 +19,8 @@ from ddp.data.datasets import DATASETS
 from ddp.data.own.declaration import KEYS
 from ddp.data.sources import READERS
 from ddp.experiment.config import SITE, Experiment, Run, default_run
+from ddp.experiment.paths import with_paths
+from ddp.experiment.programs import read_experiment
 from ddp.experiment.schema import read_config, schema, with_types
 from ddp.experiment.table import with_table
 from ddp.launching.plan import launcher_names
@@ -29,6 +31,24 @@ ROOT = Path(__file__).resolve().parents[2]
 # Every bad configuration here is refused with exactly this line.
 REFUSED = [
     ({"learning_rat": 0.1}, "learning_rat: unknown key; did you mean learning_rate?"),
+    (
+        {"loss": "squared_error", "label_smoothing": [0, 0.1]},
+        "label_smoothing: an axis that loss: squared_error ignores; give one value, or another "
+        "loss",
+    ),
+    (
+        {"crop": "resized", "shift": [1, 2]},
+        "shift: an axis that crop: resized ignores; give one value, or another crop",
+    ),
+    (
+        {"crop_size": 300},
+        "crop_size: 300 x 300 is larger than the 32 x 32 images of cifar10; use at most that",
+    ),
+    ({"cutout": 100}, "cutout: 100 is more than the 32 x 32 pixels of an image; use less"),
+    (
+        {"runs": [{"dataset": "my data"}, {"dataset": "digits"}]},
+        'runs.dataset: "my data" is not letters, digits, - and _, the first a letter or digit',
+    ),
     ({"dataset": {"nam": "digits"}}, "dataset.nam: unknown key; did you mean name?"),
     ({"lr": 0.1}, "lr: unknown key; the keys are in config/README.md"),
     ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
@@ -359,7 +379,7 @@ def test_keys_vary_together_in_runs_and_are_combined_with_the_axes(tmp_path) -> 
     assert not pattern.fullmatch("global_batch_size~250_nodes~2_seed~0")
     table = tmp_path / "runs.csv"
     table.write_text("nodes,global_batch_size\n1,250\n2,500\n")
-    read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]})
+    read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]}, [])
     assert Experiment.from_config(read).runs == experiment.runs
 
 
@@ -703,3 +723,31 @@ def test_json_may_be_indented_with_tabs(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{\n\t"experiment": "a",\n\t"seed": [1, 2]\n}\n')
     assert len(Experiment.from_config(with_types(read_config(path))).runs) == 2
+
+
+def test_models_and_weights_of_single_runs_are_relative_to_the_configuration(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "old.safetensors").write_text("")
+    mine, old = (os.path.relpath(tmp_path / name) for name in ("mine.py", "old.safetensors"))
+    runs = [{"model": "mine.py:Net", "initial_weights": "old.safetensors"}, {"model": "airbench"}]
+    expected = [{"model": f"{mine}:Net", "initial_weights": old}, {"model": "airbench"}]
+    assert with_paths({"runs": runs}, [tmp_path])["runs"] == expected
+    (tmp_path / "runs.csv").write_text("model,initial_weights\nmine.py:Net,old.safetensors\n")
+    config = with_paths({"runs": "runs.csv"}, [tmp_path])
+    assert with_table(config, [tmp_path])["runs"] == expected[:1]
+
+
+DOCUMENTED = [
+    (path.name, block)
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    for block in re.findall(r"```yaml\n(.*?)```", path.read_text(), re.DOTALL)
+    if re.search(r"^experiment:", block, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), DOCUMENTED, ids=[page for page, _ in DOCUMENTED])
+def test_the_configurations_of_the_docs_are_valid(page, block, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert page
+    # Programs read one without running the code that it names, which the reader is to write.
+    read_experiment(with_types(yaml.safe_load(block)), own=True)

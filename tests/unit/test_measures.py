@@ -10,9 +10,12 @@ import pytest
 from ddp.base.errors import Refusal
 from ddp.data.files import collect, fingerprint, read_files
 from ddp.experiment.programs import ProgramExperiment, filled
-from ddp.programs.folders import Folders, differences, prepare
+from ddp.experiment.schema import with_types
+from ddp.experiment.table import with_table
+from ddp.programs.folders import Folders, differences, prepare, read_request
 from ddp.programs.outputs import publish
 from ddp.reporting.measures import read_metrics, read_result, write_result
+from ddp.reporting.results import replaced
 from programs import ROOT
 
 
@@ -115,7 +118,10 @@ def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
 
 def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
     folders, attempt = Folders(tmp_path), {"started": "2026-01-01T00:00:00+00:00"}
-    before = {"lr": 0.1, "sources_sha256": "a"}
+    before = {
+        "lr": 0.1, "sources_sha256": "a", "data_sha256": None, "files_sha256": None,
+        "directory": None,
+    }  # fmt: skip
     assert not prepare(folders, before, before, "exact", attempt)
     # Nothing was written: whatever changes, there is nothing to protect.
     assert not prepare(folders, before, before | {"lr": 0.2}, "exact", attempt)
@@ -134,6 +140,21 @@ def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
     assert not prepare(folders, before, before, "exact", attempt)
     assert not (folders.saved / "state").exists()
     assert differences(before, before) == ""
+
+
+@pytest.mark.parametrize(
+    "attempts",
+    ["[]", "[{}]", "[1]", '[{"started":"2024"}]', '[{"started":"2024-99-99T00:00:00+00:00"}]'],
+)
+def test_a_damaged_request_is_none(tmp_path: Path, attempts: str) -> None:
+    folders = Folders(tmp_path)
+    folders.state.mkdir()
+    request = '{"sources_sha256":"","data_sha256":null,"files_sha256":null,"directory":null}'
+    folders.request.write_text(f'{{"run":{{}},"request":{request},"attempts":{attempts}}}')
+    assert read_request(folders) is None
+    good = '[{"started":"2024-01-01T00:00:00+00:00"}]'
+    folders.request.write_text(f'{{"run":{{}},"request":{request},"attempts":{good}}}')
+    assert read_request(folders) is not None
 
 
 @pytest.mark.parametrize(
@@ -176,9 +197,87 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"files": ["a/x", "b/x"]}, "is there twice"),
         ({"arguments": ["{a:{zz}}"]}, "{zz} stands for nothing"),
         ({"runs": [{"l r": 1}]}, '"l r" is not a name of letters'),
+        ({"parameters": {True: 1}}, "true is not a name of letters"),
+        ({"outputs": ["a", "a/"]}, "are the same, or one is inside the other"),
+        ({"outputs": ["a/b", "a"]}, "are the same, or one is inside the other"),
+        ({"outputs": ["c*.pt"]}, '"c*.pt" is not a path inside the results folder'),
+        ({"arguments": ["{data}"]}, "{data} stands for nothing; give dataset"),
+        ({"arguments": ["{files}"]}, "{files} stands for nothing; give files"),
+        ({"arguments": ["{outputs}"]}, "{outputs} stands for nothing; it is for evaluate"),
+        ({"evaluate": ["e.py", "{state}"]}, "{state} stands for nothing; an evaluation has"),
     ],
 )
 def test_what_would_be_lost_is_refused(keys: dict, line: str) -> None:
     with pytest.raises(Refusal) as refused:
         program(program="t.py", **keys)
     assert line in str(refused.value)
+
+
+def test_texts_that_name_something_stay_texts(tmp_path: Path) -> None:
+    config = {
+        "experiment": "test", "program": "t.py",
+        "parameters": {"subject": ["01", "10"], "release": "1.10", "hash": "12e4567",
+                       "rate": "1e-3", "seeds": ["0", "1"], "on": "true"},
+        "seed": "1e3", "nodes": "2",
+    }  # fmt: skip
+    run = ProgramExperiment.from_config(with_types(config)).runs["subject~01_seeds~1"]
+    assert run.parameters == {
+        "subject": "01", "release": "1.10", "hash": "12e4567", "rate": 0.001, "seeds": 1,
+        "on": True,
+    }  # fmt: skip
+    assert json.dumps([run.seed, run.nodes]) == "[1000, 2]"
+    # What a spreadsheet writes: fractions with a trailing zero, and rows of empty cells.
+    table = tmp_path / "runs.csv"
+    table.write_text("subject,rate,nodes\n01,0.10,1\n10,0.05,2\n,,\n")
+    given = {"experiment": "test", "program": "t.py", "runs": str(table)}
+    runs = ProgramExperiment.from_config(with_table(given, [])).runs
+    assert [(run.parameters, run.nodes) for run in runs.values()] == [
+        ({"subject": "01", "rate": 0.1}, 1),
+        ({"subject": "10", "rate": 0.05}, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["{python}"], "python"),
+        (["{python}", "-u", "missing.py"], "python"),
+        (["{solver}", "x"], "solver"),
+        (["bash", "-c", "sleep 1; " * 60], "bash"),
+        (["-x"], "x"),
+    ],
+)
+def test_any_command_has_a_name(words: list[str], name: str) -> None:
+    experiment = program(command=words, parameters={"solver": ["./a", "./b"]})
+    assert experiment.program_name == name
+    assert experiment.sources_sha256 == ""
+
+
+def test_a_parameter_more_or_less_is_a_change(tmp_path: Path) -> None:
+    run = program(program="t.py", parameters={"lr": 0.1}).runs["run"]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    about = {
+        "config": json.loads(run.to_json()), "git": {"commit": None, "dirty": None},
+        "sources_sha256": "", "data_sha256": None, "files_sha256": None, "versions": {},
+        "attempts": [{}], "incidents": [], "started": "", "ended": "", "seconds": 1,
+        "directory": None, "outputs": [],
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(about))
+    for parameters, change in (
+        ({"lr": 0.1}, {}),
+        ({"lr": 0.2}, {"run": "lr 0.1 -> 0.2"}),
+        ({"lr": 0.1, "wd": 0.01}, {"run": "wd not given -> 0.01"}),
+        ({}, {"run": "lr 0.1 -> not given"}),
+    ):
+        experiment = program(program="t.py", parameters=parameters)
+        assert replaced(experiment, ["run"], tmp_path) == change
+
+
+def test_numbers_that_are_too_large_to_draw_are_infinite(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,loss\n1,1e308\n2,-1e308\n3,nan\n4,2\n")
+    assert [row["loss"] for row in read_metrics(path)][:2] == [math.inf, -math.inf]
+    path.write_text("epoch,loss\n1e308,1\n")
+    with pytest.raises(Refusal, match="has no epoch"):
+        read_metrics(path)

@@ -1,6 +1,7 @@
 """Attacks on a training by a real other user of the machine, and forged messages."""
 
 import hashlib
+import json
 import os
 import pickle
 import re
@@ -388,3 +389,17 @@ def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(
         "delete its folder and fetch the data again\n"
     )
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("reader", ["watch", "difference", "events"])
+def test_who_looks_at_an_experiment_runs_no_code_that_it_names(tmp_path, reader) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\nNet = print\n")
+    folder = tmp_path / "results/evil"
+    folder.mkdir(parents=True)
+    for dataset in ("digits", "own"):
+        record = {"model": f"{tmp_path}/evil.py:Net", "dataset": {"name": dataset}}
+        (folder / "experiment.json").write_text(json.dumps(record | {"experiment": "evil"}))
+        arguments = {"watch": ["--once"], "events": ["--once"], "difference": [folder]}[reader]
+        done = program(reader, folder, *arguments)
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "was-run").exists()

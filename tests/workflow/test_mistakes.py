@@ -1,10 +1,12 @@
 """A user's mistakes, through Snakemake: one line, a status that is not 0, and no traceback."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,7 @@ def test_refused_before_anything_starts(checkout, given, line) -> None:
 def test_a_file_where_a_folder_belongs(checkout, wrong) -> None:
     path = checkout.path / wrong
     path.parent.mkdir(exist_ok=True)
-    path.touch()
+    path.touch(exist_ok=False)
     try:
         for options in ([], ["-n"]):
             done = checkout.snakemake(*options)
@@ -178,3 +180,78 @@ def test_training_does_not_outlive_a_killed_snakemake(checkout) -> None:
     while processes_in(checkout.path, "train.py"):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+# Of a user's own program, in a file with these keys.
+OF_PROGRAMS = {
+    "program: trian": 'config: program: "trian" is neither a Python file nor a module; give the',
+    "program: train.sh": 'config: program: "train.sh" is neither a Python file nor a module; give',
+    "program: p.py --lr 0.1": 'config: program: "p.py --lr 0.1" is neither a Python file nor a',
+    "program: p.py\nevaluate: evalaute": 'config: evaluate: "evalaute" is neither a Python file',
+    "command: [./sovler]": 'config: command: "./sovler" is not there; give the path of a file',
+    "program: p.py\nhosts: nodes/hosts.txt": "hosts: nodes/hosts.txt: No such file or directory; ",
+    "program: p.py\nhosts: ~nosuchuser/hosts": "hosts: ~nosuchuser/hosts: No such file or",
+    "program: p.py\nhosts: mistakes/pipe": "hosts: mistakes/pipe: is not a regular file; give",
+    "program: p.py\nhosts: [-oProxyCommand=x]": "hosts: -oProxyCommand=x is not the name of a host",
+    "program: p.py\nfiles: [tree]": "mistakes/tree/closed: Permission denied; change its mode",
+    "program: p.py\nfiles: [tree/closed/x]": "config: files: tree/closed/x is not there; give",
+    "program: tree/closed/p.py": "config: program: tree/closed/p.py is not there",
+    "dataset: {name: digits}\nglobal_batch_size: 64\ninitial_weights: tree/closed/w.pt": (
+        "tree/closed/w.pt"
+    ),
+    "dataset: {name: digits}\nglobal_batch_size: 64\nmodel: ends.py:Net": (
+        "ends.py ends Python when it is imported; put what runs it below"
+    ),
+    "dataset: {name: digits}\nglobal_batch_size: 64\ninitial_weights: ../results/wrong/run/w": (
+        "config: initial_weights: results/wrong/run/w would be replaced by this run; give another"
+    ),
+}
+# What an odd but correct file asks for.
+FINE = (
+    "command: [bash, -c, '" + "sleep 1; " * 50 + "']",
+    "command: ['{python}', -u, mistakes/p.py]",
+    "command: ['{solver}', x]\nparameters: {solver: [a, b]}",
+)
+
+
+@pytest.fixture(scope="module")
+def odd(checkout) -> Iterator[Path]:
+    """A folder with a program, a closed folder, a pipe, and a network that ends Python."""
+    folder = checkout.path / "mistakes"
+    (folder / "tree/closed").mkdir(parents=True)
+    (folder / "tree/open").write_text("")
+    (folder / "tree/closed").chmod(0)
+    (folder / "p.py").write_text("")
+    (folder / "ends.py").write_text("raise SystemExit(0)\n")
+    os.mkfifo(folder / "pipe")
+    (checkout.path / "results/wrong/run").mkdir(parents=True)
+    (checkout.path / "results/wrong/run/w").write_text("")
+    yield folder
+    shutil.rmtree(checkout.path / "results")
+
+
+def dry_run(checkout, folder: Path, keys: str) -> subprocess.CompletedProcess[str]:
+    (folder / "wrong.yaml").write_text(f"experiment: wrong\n{keys}\n")
+    # Root reads closed folders too, unless it gives this up.
+    drop = "-dac_override,-dac_read_search"
+    reduced = ["setpriv", "--bounding-set", drop] if os.geteuid() == 0 else []
+    command = [*reduced, *checkout.command, "-n", "--configfile", "mistakes/wrong.yaml"]
+    return subprocess.run(
+        command, cwd=checkout.path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("keys", OF_PROGRAMS)
+def test_what_cannot_start_is_refused_in_a_dry_run(checkout, odd, keys) -> None:
+    done = dry_run(checkout, odd, keys)
+    assert done.returncode == 1, done.stdout
+    *_, last = done.stderr.strip().splitlines()
+    assert OF_PROGRAMS[keys] in last
+    assert len(last) <= 200
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("keys", FINE, ids=range(len(FINE)))
+def test_what_is_odd_but_correct_is_taken(checkout, odd, keys) -> None:
+    done = dry_run(checkout, odd, keys)
+    assert done.returncode == 0, done.stderr[-2000:]

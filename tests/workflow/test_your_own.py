@@ -112,6 +112,7 @@ def test_nothing_is_done_twice_and_changes_are_noticed(done: Checkout) -> None:
     planned = jobs()
     assert "train" in planned
     assert "fetch" not in planned
+    assert "would replace finished results: nodes~2 (examples/your-own/my_models.py has" in planned
     network.write_text(text)
     assert "Nothing to be done" in jobs()
     image = next((done.path / EXAMPLE / "images/train/zero").iterdir())

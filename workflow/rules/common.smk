@@ -14,7 +14,7 @@ sys.path += [
     str(Path(workflow.basedir) / "workflow" / "rules"),
 ]
 
-from ddp.base.errors import Refusal
+from ddp.base.errors import Refusal, error_line
 from ddp.base.provenance import code_sha256
 from ddp.experiment import job_size
 from ddp.experiment.paths import with_paths
@@ -37,11 +37,15 @@ try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
     FOLDERS = [Path(each).parent for each in reversed(workflow.configfiles)]
-    EXPERIMENT = read_experiment(with_table(with_paths(with_types(config), FOLDERS)))
+    EXPERIMENT = read_experiment(
+        with_table(with_paths(with_types(config), FOLDERS), FOLDERS)
+    )
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
 except Refusal as refusal:
     sys.exit(str(refusal))
+except OSError as error:
+    sys.exit(f"config: {error_line(error)}")
 
 
 PROGRAM = isinstance(EXPERIMENT, ProgramExperiment)
@@ -88,6 +92,8 @@ onstart:
         SESSION.start()
     except Refusal as refusal:
         sys.exit(str(refusal))
+    except OSError as error:
+        sys.exit(error_line(error))
 
 
 onsuccess:

@@ -3,6 +3,7 @@
 The adapter between Snakemake and the library, with common.smk.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,20 +12,22 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
-from ddp.base.errors import LONGEST_REPORT, Refusal, one_line
+from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
+from ddp.base.reading import is_file
 from ddp.checkpointing import owner
 from ddp.data.datasets import DATASETS
-from ddp.data.files import fingerprint
+from ddp.data.files import below, fingerprint
 from ddp.data.folder import SOURCE, DataFolder
 from ddp.experiment import job_size
-from ddp.experiment.config import Experiment
+from ddp.experiment.config import Experiment, edges
 from ddp.experiment.programs import ProgramExperiment
-from ddp.models.names import is_own
+from ddp.models.names import code_of, is_own
 from ddp.programs.folders import Folders
 from ddp.reporting import measures, progress, results
 from ddp.schedulers import registry
@@ -81,7 +84,7 @@ class Session:
             # Looks at every file.
             _ = self.files_fingerprint
         else:
-            refuse_missing_weights(self.experiment)
+            refuse_missing_weights(self.experiment, self.results)
             self.refuse_unfit_runs(self.experiment)
         tell(self.experiment.summary)
         if changes := self.replaced(list(self.experiment.runs)):
@@ -107,6 +110,14 @@ class Session:
                             changes.setdefault(name, f"another value of {key}")
                     if config["files"] and self.files_changed:
                         changes.setdefault(name, "other files")
+            return changes
+        for name in names:
+            model = self.experiment.runs[name].model
+            if is_own(model):
+                with suppress(FileNotFoundError, Refusal):
+                    about = results.read_about(self.results / name / "run.json")
+                    if about["network_sha256"] != code_of(model):
+                        changes.setdefault(name, f"{model.rpartition(':')[0]} has changed")
         return changes
 
     @property
@@ -155,6 +166,9 @@ class Session:
                 "config: hosts: a scheduler's jobs have nodes of their own; leave hosts out, or "
                 "use profiles/ssh"
             )
+        if self.experiment.hosts:
+            # Reads and checks their names.
+            registry.on_hosts(self.experiment.hosts)
 
     def refuse_software_deployment(self) -> None:
         methods = {method.name for method in self.workflow.deployment_settings.deployment_method}
@@ -208,7 +222,7 @@ class Session:
             return
         # Imported here, because torch takes seconds.
         from ddp.models.fitting import refuse_uncallable
-        from ddp.training.data import edges, refuse_unfit_data, refuse_unfit_network
+        from ddp.training.data import refuse_unfit_data, refuse_unfit_network
 
         data, tried = self.data_folder(own.name), set()
         for run in experiment.runs.values():
@@ -245,6 +259,12 @@ class Session:
         return fingerprint(map(Path, self.experiment.config["files"]))
 
     @cached_property
+    def files_bytes(self) -> int:
+        """Of those files together."""
+        paths = map(Path, self.experiment.config["files"])
+        return sum(file.stat().st_size for path in paths for _, file in below(path))
+
+    @cached_property
     def files_changed(self) -> bool:
         """Whether they would be hashed again."""
         record = self.results / "files" / SOURCE
@@ -267,9 +287,13 @@ class Session:
     def images_of(self, dataset: str | None) -> job_size.Images:
         """The size of a data set and of its images; a usual size if it is not known yet."""
         data = self.data_folder(dataset) if self.experiment.own and dataset else None
-        if data is None:
-            return job_size.USUAL
-        return job_size.Images(*data.image_shape[:2], data.bytes)
+        found = job_size.USUAL
+        if data is not None:
+            found = job_size.Images(*data.image_shape[:2], data.bytes)
+        if isinstance(self.experiment, ProgramExperiment):
+            known = found.bytes if dataset else 0
+            found = replace(found, bytes=known + self.files_bytes)
+        return found
 
     def start(self) -> None:
         """Check what the jobs need, before the first one starts.
@@ -430,17 +454,24 @@ class Session:
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
 
 
-def refuse_missing_weights(experiment: Experiment) -> None:
-    """Refuse weights to start from that are not there."""
-    for run in experiment.runs.values():
-        if run.initial_weights and not Path(run.initial_weights).is_file():
+def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
+    """Refuse weights to start from that are not there, or that the run itself would replace."""
+    for name, run in experiment.runs.items():
+        if not run.initial_weights:
+            continue
+        path = Path(run.initial_weights)
+        if not path.is_file():
+            raise Refusal(f"config: initial_weights: {path} is not there, or not a file")
+        if (results / name).resolve() in path.resolve().parents:
             raise Refusal(
-                f"config: initial_weights: {run.initial_weights} is not there, or not a file"
+                f"config: initial_weights: {path} would be replaced by this run; give another "
+                "experiment name"
             )
 
 
 def refuse_missing_program(experiment: ProgramExperiment) -> None:
     """Refuse a program that is not there or is no Python, and a missing directory."""
+    refuse_unknown_program(experiment)
     directory = experiment.config["directory"]
     if directory is not None and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")
@@ -450,6 +481,31 @@ def refuse_missing_program(experiment: ProgramExperiment) -> None:
         except Refusal as refusal:
             which = "program" if key == "sources_sha256" else "evaluate"
             raise Refusal(f"config: {which}: {refusal}") from None
+
+
+def refuse_unknown_program(experiment: ProgramExperiment) -> None:
+    """Refuse a name that is neither a file nor a module, and a command that is not there."""
+    given = {key: experiment.config[key] for key in ("program", "evaluate")}
+    if isinstance(given["evaluate"], list):
+        given["evaluate"] = given["evaluate"][0]
+    for key, name in given.items():
+        # One beside a configuration has its folder in front.
+        if name is None or name.endswith(".py") or "/" in name or ":" in name:
+            continue
+        try:
+            found = importlib.util.find_spec(name)
+        except Exception:  # of the user's own package
+            found = None
+        if found is None:
+            raise Refusal(
+                f"config: {key}: {shown(name)} is neither a Python file nor a module; give the "
+                "file, and its options in arguments; for other programs there is command"
+            )
+    first = (experiment.config["command"] or [""])[0]
+    # An absolute path may exist on the compute nodes only.
+    relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
+    if relative and not is_file(first):
+        raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
 
 
 def parts(job: Any) -> Iterable[Any]:

@@ -20,8 +20,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file
     with told_in_one_line("check"):
-        config = with_paths(with_types(read_config(path)), [path.parent])
-        print(read_experiment(with_table(config)).summary)
+        folders = [path.parent]
+        config = with_paths(with_types(read_config(path)), folders)
+        print(read_experiment(with_table(config, folders)).summary)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
 from ddp.reporting.events import RunEvents, points_of
-from ddp.reporting.progress import read_all, read_record
+from ddp.reporting.progress import interval, read_all, read_record
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="folder of the experiment's results")
     parser.add_argument("--once", action="store_true", help="write the present state and end")
     parser.add_argument(
-        "--every", type=float, default=5, metavar="SECONDS", help="between two looks"
+        "--every", type=interval, default=5, metavar="SECONDS", help="between two looks"
     )
     args = parser.parse_args()
     with told_in_one_line("events"), suppress(KeyboardInterrupt):

@@ -21,8 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddp.base.environment import variable
 from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.processes import adopt_orphans, descendants, end_with_parent
+from ddp.base.processes import MOST_SECONDS, adopt_orphans, descendants, end_with_parent
 from ddp.schedulers.remote.channel import Channel, connect
 
 # Seconds from SIGTERM to SIGKILL. torchrun gives its ranks 30 from SIGTERM.
@@ -58,6 +59,7 @@ def main() -> None:
             print(json.dumps(describe(args.describe)))
             return
         given = read_step(args.step)
+        leave_a_guard(given["private"][variable("secret")])
         os.environ.update(given["private"])
         asyncio.run(run(given, args.node))
 
@@ -98,6 +100,50 @@ def read_step(path: Path) -> dict[str, Any]:
                 "all nodes must share the folder"
             )
         time.sleep(0.5)
+
+
+def leave_a_guard(secret: str) -> None:
+    """Start a process that waits for the end of this agent, and then ends what is left of the step.
+
+    If this agent and the supervisors of the ranks are killed at once, as PBS does when `launch` is
+    killed, nobody else finds a daemon in a session of its own. It still has the step's secret in
+    its environment.
+    """
+    alive, here = os.pipe()
+    if os.fork():
+        # The pipe is closed when this process ends.
+        os.close(alive)
+        os.wait()
+        return
+    # Neither in the session nor among the descendants of this agent, and without its output, for
+    # whose end ssh would wait.
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(here)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.read(alive, 1)
+    deadline = time.monotonic() + MOST_SECONDS
+    while (pids := with_secret(secret)) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    os._exit(0)
+
+
+def with_secret(secret: str) -> list[int]:
+    """The processes of this user that have been started with the step's secret."""
+    entry = f"{variable('secret')}={secret}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        # A process may end while we look.
+        with suppress(OSError):
+            if entry in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 async def run(given: dict[str, Any], node: int) -> None:

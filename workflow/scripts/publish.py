@@ -54,7 +54,7 @@ def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
     """run.json; notes the end of the last attempt."""
     found = read_request(folders)
     if found is None:
-        raise Refusal(f"{folders.request} is not there; run the same command again")
+        raise Refusal(f"{folders.request} is not there, or damaged; run the same command again")
     request, attempts = found["request"], found["attempts"]
     attempts[-1]["ended"] = now()
     write_request(folders, found)

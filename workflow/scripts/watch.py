@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp.base.errors import one_line, told_in_one_line
-from ddp.reporting.progress import Progress, read_all, read_record
+from ddp.reporting.progress import Progress, interval, read_all, read_record
 from ddp.reporting.scaling import counted
 
 COLOURS = {
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="folder of the experiment's results")
     parser.add_argument("--once", action="store_true", help="show the present state and end")
     parser.add_argument(
-        "--every", type=float, default=2, metavar="SECONDS", help="between two looks"
+        "--every", type=interval, default=2, metavar="SECONDS", help="between two looks"
     )
     args = parser.parse_args()
     with told_in_one_line("watch"), suppress(KeyboardInterrupt):

@@ -20,6 +20,16 @@ SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 MOST = 100_000_000
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether there is a file that can be seen. Path.is_file raises an error for a text that is too
+    long for a path, and for a file in a closed folder.
+    """
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
 class NotAFile(OSError):
     """The path is not a regular file, or the file is too large."""
 

@@ -125,6 +125,11 @@ def run_file(path: Path, names: Iterable[str] | None = None) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
+    except SystemExit:
+        raise Refusal(
+            f"{path.name} ends Python when it is imported; put what runs it below "
+            "`if __name__ == '__main__':`"
+        ) from None
     except Exception as error:
         raise Refusal(user_error(error, path)) from None
     return module

@@ -47,6 +47,13 @@ SITE = (
 # Where a run is computed. `launch` takes these keys and passes them on to the program.
 SIZE = ("nodes", "nproc_per_node", "cpus_per_proc")
 GEOMETRY = (*SIZE, "device")
+# A key, one of its values, and a key that has no meaning with that value.
+IGNORED = (
+    ("loss", "squared_error", "label_smoothing"),
+    ("loss", "focal", "label_smoothing"),
+    ("crop", "shift", "crop_area"),
+    ("crop", "resized", "shift"),
+)
 MOST_SHOWN = 8  # values of an axis that are listed one by one
 # Runs of an experiment. A dry run of 10,000 takes half a minute.
 MOST_RUNS = 10_000
@@ -111,6 +118,26 @@ class Run:
         """Number of images of an epoch, of so many in the data set."""
         return train_images - self.validation_images(train_images)
 
+    def refuse_unfit_sizes(self, height: int, width: int) -> None:
+        """Refuse a run that needs larger images than its data set has.
+
+        Raises:
+            Refusal: naming the key to change.
+        """
+        for key in ("crop_size", "test_size"):
+            size = edges(getattr(self, key)) or (1, 1)
+            if size[0] > height or size[1] > width:
+                raise Refusal(
+                    f"{key}: {size[0]} x {size[1]} is larger than the {height} x {width} images of "
+                    f"{self.dataset}; use at most that"
+                )
+        window = edges(self.crop_size) or (height, width)
+        if self.cutout > min(window):
+            raise Refusal(
+                f"cutout: {self.cutout} is more than the {window[0]} x {window[1]} pixels of an "
+                "image; use less"
+            )
+
     def refuse_unfit_counts(self, train_images: int) -> None:
         """Refuse a run that needs more images than the train split of its data set has.
 
@@ -173,6 +200,13 @@ class Run:
         if experiment.axes:
             raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
         return next(iter(experiment.runs.values()))
+
+
+def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """Height and width, from one or two numbers."""
+    if size is None:
+        return None
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def parse_option(option: str, text: str) -> dict[str, Any]:
@@ -311,7 +345,8 @@ class Experiment(Common):
         """Check the configuration, fill in the defaults and multiply out the axes.
 
         Args:
-            own: a data set that is not built in need not be declared; programs read its manifest.
+            own: for programs. A data set that is not built in need not be declared, as they read
+                its manifest, and the model is not looked at.
 
         Raises:
             Refusal: a key is unknown, has the wrong type, or contradicts another one.
@@ -331,6 +366,9 @@ class Experiment(Common):
             chosen |= scaled(chosen, resolved)
             run = Run(**chosen | {"widths": tuple(chosen["widths"])})
             try:
+                # Not by programs that only read: it runs the code of the user's own network.
+                if not own:
+                    refuse_unusable_model(run)
                 refuse_impossible(run, axes)
             except Refusal as refusal:
                 raise Refusal(f"config: {refusal}") from None
@@ -504,14 +542,30 @@ def any_of(texts: frozenset[str]) -> str:
     return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(sorted(alternatives))})"
 
 
+def refuse_unusable_model(run: Run) -> None:
+    """Refuse a model that nobody has, or that cannot take the images of a built-in data set.
+
+    This runs the code of the user's own network.
+
+    Raises:
+        Refusal: naming the model and the remedy.
+    """
+    refuse_unknown_model(run.model)
+    if run.dataset in DATASETS and run.model not in OWN_MODELS:
+        # Imported here, because torch takes seconds.
+        from ddp.models.fitting import refuse_unfit_model
+
+        built_in = DATASETS[run.dataset]
+        form = Form(*built_in.image_shape, built_in.classes)
+        refuse_unfit_model(run.model, run.widths, run.model_args, form)
+
+
 def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
     """Refuse keys that contradict each other.
 
     Raises:
         Refusal: naming the key to change.
     """
-    # First, because a mistyped model also contradicts other keys.
-    refuse_unknown_model(run.model)
     if run.global_batch_size % run.world_size:
         raise Refusal(
             f"global_batch_size: {run.global_batch_size} does not divide among "
@@ -521,12 +575,7 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         )
     if built_in := DATASETS.get(run.dataset):
         run.refuse_unfit_counts(built_in.train_images)
-        if run.model not in OWN_MODELS:
-            # Imported here, because torch takes seconds.
-            from ddp.models.fitting import refuse_unfit_model
-
-            form = Form(*built_in.image_shape, built_in.classes)
-            refuse_unfit_model(run.model, run.widths, run.model_args, form)
+        run.refuse_unfit_sizes(*built_in.image_shape[:2])
     if not run.validation_fraction and "validation_seed" in axes:
         raise Refusal(
             "validation_seed: an axis that validation_fraction 0 ignores; give one value, "
@@ -539,6 +588,11 @@ def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
         )
     if run.model_args and not (is_own(run.model) or run.model.startswith(TIMM)):
         raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
+    for key, value, ignored in IGNORED:
+        if getattr(run, key) == value and ignored in axes:
+            raise Refusal(
+                f"{ignored}: an axis that {key}: {value} ignores; give one value, or another {key}"
+            )
     if run.optimizer == "adamw" and "momentum" in axes:
         raise Refusal(
             "momentum: an axis that optimizer adamw ignores; give one value, or only sgd and muon"

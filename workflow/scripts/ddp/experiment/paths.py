@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddp.base.reading import is_file
+from ddp.experiment.schema import is_program
+
 # Keys of `dataset` that are paths.
 OF_DATASET = ("folder", "arrays", "labels", "python")
 
@@ -21,7 +24,8 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
         if Path(path).is_absolute() or path.startswith("~"):
             return os.path.expanduser(path)  # noqa: PTH111, Path.expanduser raises an error
         for folder in folders:
-            if (folder / path).exists():
+            # Not Path.exists, which raises an error for a long text or a closed folder.
+            if os.path.exists(folder / path):  # noqa: PTH110
                 return os.path.relpath(folder / path)
         return path
 
@@ -38,7 +42,8 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
             return found(text) if isinstance(text, str) else text
         name = text.replace(".", "/")
         for folder in [*folders, Path()]:
-            if (folder / f"{name}.py").is_file() or (folder / name / "__main__.py").is_file():
+            candidates = (folder / f"{name}.py", folder / name / "__main__.py")
+            if any(map(is_file, candidates)):
                 return f"{os.path.relpath(folder)}:{text}"
         return text
 
@@ -50,7 +55,7 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
             changed[key] = of_program(config[key])
     if isinstance(words := config.get("command"), list):
         changed["command"] = [
-            path if isinstance(word, str) and Path(path := found(word)).is_file() else word
+            path if isinstance(word, str) and is_file(path := found(word)) else word
             for word in words
         ]
     if isinstance(table := config.get("runs"), str):
@@ -72,4 +77,8 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
         several = weights if isinstance(weights, list) else [weights]
         paths = [found(each) if isinstance(each, str) else each for each in several]
         changed["initial_weights"] = paths if isinstance(weights, list) else paths[0]
+    if isinstance(runs := config.get("runs"), list) and not is_program(config):
+        changed["runs"] = [
+            with_paths(run, folders) if isinstance(run, Mapping) else run for run in runs
+        ]
     return changed

@@ -5,8 +5,9 @@ Free of torch, because Snakemake reads the configuration in every dry run.
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,7 @@ import jsonschema
 import yaml
 
 from ddp.base.errors import Refusal, shown
-from ddp.base.reading import SCHEMAS
+from ddp.base.reading import SCHEMAS, is_file
 from ddp.base.sources import local_sources, sources_sha256
 from ddp.data.folder import MANIFEST, file_sha256
 from ddp.experiment import schema
@@ -121,8 +122,10 @@ class ProgramExperiment(Common):
             chosen: dict[str, Any] = {key: point.get(key, values[key]) for key in KEYS}
             own_parameters = parameters | {k: v for k, v in point.items() if k not in KEYS}
             run = ProgramRun(command=words, parameters=own_parameters, **chosen)
-            refuse_unknown_names("arguments", words, run, FOLDERS)
-            refuse_unknown_names("evaluate", evaluation(resolved), run, OF_EVALUATION)
+            missing = absent(resolved, run)
+            refuse_unknown_names("arguments", words, run, set(FOLDERS) - missing)
+            known = set(OF_EVALUATION) - missing - {"state"}
+            refuse_unknown_names("evaluate", evaluation(resolved), run, known)
             runs[run_name] = run
         return ProgramExperiment(
             resolved["experiment"], resolved, all_axes(axes, pairs, order), runs
@@ -133,9 +136,9 @@ class ProgramExperiment(Common):
         """The program in messages."""
         words = command(self.config)
         # A script, if the command is one for an interpreter.
-        files = [word for word in words if Path(word.removeprefix("{here}/")).is_file()]
-        first = words[1] if words[0] == PYTHON else (files or words)[0]
-        return module_of(words) or Path(first).stem
+        files = [word for word in words if is_file(word.removeprefix("{here}/"))]
+        name = Path((files or words)[0].removeprefix("{here}/")).stem
+        return module_of(words) or name.strip("{}").lstrip("-") or "program"
 
     @property
     def evaluation(self) -> tuple[str, ...]:
@@ -178,7 +181,7 @@ def read_experiment(config: Mapping[str, Any], own: bool = False) -> Experiment 
     Raises:
         Refusal: as `Experiment.from_config`.
     """
-    if is_program(config):
+    if schema.is_program(config):
         return ProgramExperiment.from_config(config, own)
     refuse_keys_of_programs(config)
     return Experiment.from_config(config, own)
@@ -194,11 +197,6 @@ def refuse_keys_of_programs(config: Mapping[str, Any]) -> None:
     for key in config:
         if key in properties() and key not in known and config[key] is not None:
             raise Refusal(f"config: {key}: is for your own program; give program or command too")
-
-
-def is_program(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration names a program of the user's."""
-    return config.get("program") is not None or config.get("command") is not None
 
 
 @cache
@@ -242,7 +240,8 @@ def validate(config: Mapping[str, Any]) -> dict[str, Any]:
     dataset = config.get("dataset")
     if dataset is not None:
         dataset = schema.with_defaults(dataset, properties()["dataset"]["properties"])
-    return found | {"dataset": dataset}
+    found |= {"runs": [schema.with_numbers(run) for run in found["runs"]]}
+    return schema.with_numbers(found) | {"dataset": dataset}
 
 
 def refuse_contradictions(config: Mapping[str, Any]) -> None:
@@ -255,7 +254,7 @@ def refuse_contradictions(config: Mapping[str, Any]) -> None:
         raise Refusal("config: command: program is given too; keep one of them")
     names = [*config["parameters"], *(set().union(*config["runs"]) - set(KEYS))]
     for name in names:
-        if not PARAMETER.fullmatch(name):
+        if not isinstance(name, str) or not PARAMETER.fullmatch(name):
             raise Refusal(
                 f"config: runs: {shown(name)} is not {schema.PATTERN_WORDS['parameters']}"
             )
@@ -265,12 +264,20 @@ def refuse_contradictions(config: Mapping[str, Any]) -> None:
     for path in config["outputs"]:
         parts = PurePosixPath(path)
         unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
-        # Braces would be Snakemake's wildcards.
-        if unfit or not path.isprintable() or "{" in path or "}" in path:
+        # Braces would be Snakemake's wildcards; stars are for a shell.
+        if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
             raise Refusal(
                 f"config: outputs: {shown(path)} is not a path inside the results folder; give "
-                "one such as model.pt"
+                "one such as model.pt, or a folder"
             )
+    outputs = [PurePosixPath(path) for path in config["outputs"]]
+    for number, path in enumerate(outputs):
+        for other in outputs[:number]:
+            if path == other or path in other.parents or other in path.parents:
+                raise Refusal(
+                    f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
+                    "one is inside the other; keep one of them"
+                )
     names = [PurePosixPath(path).name for path in config["files"]]
     for name in names:
         if not name or names.count(name) > 1 or name == MANIFEST:
@@ -286,7 +293,7 @@ def command(config: Mapping[str, Any]) -> list[str]:
     if config["command"] is not None:
         # Those that are files beside the configuration are paths by now.
         words = map(word_text, config["command"])
-        return [here(word) if Path(word).is_file() else word for word in words] + arguments
+        return [here(word) if is_file(word) else word for word in words] + arguments
     return [*python(config["program"]), *arguments]
 
 
@@ -316,8 +323,13 @@ def word_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def absent(config: Mapping[str, Any], run: ProgramRun) -> set[str]:
+    """The folders of FOLDERS that the run does not have."""
+    return ({"data"} if run.dataset is None else set()) | (set() if config["files"] else {"files"})
+
+
 def refuse_unknown_names(
-    key: str, words: Sequence[str], run: ProgramRun, folders: Sequence[str]
+    key: str, words: Sequence[str], run: ProgramRun, folders: Collection[str]
 ) -> None:
     """Refuse `{name}` that stands for nothing.
 
@@ -327,9 +339,15 @@ def refuse_unknown_names(
     for word in words:
         for name in [found[2] for found in NAME.finditer(word) if found[2]]:
             if name not in run.values and name not in folders:
+                remedy = {
+                    "data": "give dataset",
+                    "files": "give files",
+                    "state": "an evaluation has {outputs}",
+                    "outputs": "it is for evaluate",
+                }.get(name, f"give {name} in parameters")
                 raise Refusal(
-                    f"config: {key}: {{{name}}} stands for nothing; give {name} in parameters, or "
-                    f"write {{{{{name}}}}}"
+                    f"config: {key}: {{{name}}} stands for nothing; {remedy}, or write "
+                    f"{{{{{name}}}}}"
                 )
 
 
@@ -359,9 +377,10 @@ def words_sha256(words: Sequence[str]) -> str:
     beside it, or the file of another command.
     """
     first, *rest = [word.removeprefix("{here}/") for word in words]
-    if first != PYTHON:
-        given = [Path(word).resolve() for word in (first, *rest) if Path(word).is_file()]
-        digests = [file_sha256(path) for path in given]
+    if first != PYTHON or not rest or (rest[0][0] == "-" and rest[0] != "-m"):
+        given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
+        # A program may be there to be started only.
+        digests = [file_sha256(path) for path in given if os.access(path, os.R_OK)]
         return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
     if rest[0] != "-m":
         return sources_sha256(local_sources(Path(rest[0])))

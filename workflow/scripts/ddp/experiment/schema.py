@@ -33,6 +33,7 @@ MERGE = "tag:yaml.org,2002:merge"
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+ZERO_FIRST = re.compile(r"-?0[0-9]")
 # Of keys that are lists themselves, by their length.
 NUMBERS_WANTED = {
     2: "height and width are needed",
@@ -73,6 +74,7 @@ TEXT_KEYS_OF_DATASET = (
 PATTERN_WORDS = {
     "parameters": "a name of letters, digits and _, the first a letter",
     "program": "a file such as train.py, or a module",
+    "dataset": "letters, digits, - and _, the first a letter or digit",
     "dataset.name": "letters, digits, - and _, the first a letter or digit",
     "experiment": "letters, digits, - and _, the first a letter or digit",
     "dataset.url": "an address that begins with http:// or https://",
@@ -246,7 +248,7 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         allowed = ", ".join("null" if each is None else str(each) for each in limit)
         return f"config: {key}: {text} is not one of {allowed}"
     if error.validator == "pattern":
-        return f"config: {key}: {text} is not {PATTERN_WORDS[key]}"
+        return f"config: {key}: {text} is not {PATTERN_WORDS[key.removeprefix('runs.')]}"
     if error.validator == "type":
         return f"config: {key or 'the file'}: {text} is not {type_words(limit)}"
     return f"config: {key}: {wording[str(error.validator)]}"
@@ -271,23 +273,7 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Snakemake reads `--config 'seed=[0, 1]'` as a list of texts, and YAML 1.1 reads 1e-3 as text.
     """
-
     refuse_oversized(config)
-
-    def parsed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [parsed(item) for item in value]
-        if isinstance(value, dict):
-            return {key: parsed(item) for key, item in value.items()}
-        if isinstance(value, str):
-            if value in WORDS:
-                return WORDS[value]
-            if WHOLE.fullmatch(value):
-                return int(value)
-            if NUMBER.fullmatch(value):
-                return float(value)
-        return value
-
     typed_config = {
         key: value if key in TEXT_KEYS and (key, value) not in NO_PROGRAM else parsed(value)
         for key, value in config.items()
@@ -299,7 +285,76 @@ def with_types(config: Mapping[str, Any]) -> dict[str, Any]:
             else parsed(value)
             for key, value in dataset.items()
         }
+    if is_program(config):
+        if isinstance(parameters := config.get("parameters"), dict):
+            typed_config["parameters"] = {
+                key: meant(value) if isinstance(value, list) else meant([value])[0]
+                for key, value in parameters.items()
+            }
+        if isinstance(rows := config.get("runs"), list):
+            typed_config["runs"] = typed_rows(rows)
     return typed_config
+
+
+def is_program(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration names a program of the user's."""
+    return config.get("program") is not None or config.get("command") is not None
+
+
+def parsed(value: Any) -> Any:
+    """A value with every text in it that is a number, true, false or null as that."""
+    if isinstance(value, list):
+        return [parsed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: parsed(item) for key, item in value.items()}
+    if isinstance(value, str):
+        if value in WORDS:
+            return WORDS[value]
+        if WHOLE.fullmatch(value):
+            return int(value)
+        if NUMBER.fullmatch(value):
+            return float(value)
+    return value
+
+
+def meant(values: list[Any], as_written: bool = True) -> list[Any]:
+    """The values of a parameter of the user's program.
+
+    Texts become numbers if all texts among the values are some. A leading zero makes a name, such
+    as that of a subject: `01`.
+
+    Args:
+        as_written: a fraction in another form than Python's is a name too: `1.10`.
+    """
+
+    def is_value(text: str) -> bool:
+        if text in WORDS:
+            return True
+        if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text):
+            return False
+        number = float(text)
+        if not math.isfinite(number):
+            return False
+        return not as_written or "." not in text or "e" in text.lower() or repr(number) == text
+
+    if not all(is_value(value) for value in values if isinstance(value, str)):
+        return values
+    return [parsed(value) for value in values]
+
+
+def typed_rows(rows: list[Any], as_written: bool = True) -> list[Any]:
+    """The runs of a user's program, with the values of each parameter typed as `meant`."""
+    if not all(isinstance(row, dict) for row in rows):
+        return rows
+    found: list[dict[Any, Any]] = [{} for _ in rows]
+    for key in dict.fromkeys(name for row in rows for name in row):
+        having = [number for number, row in enumerate(rows) if key in row]
+        values = [rows[number][key] for number in having]
+        known = key in schema()["properties"]
+        typed_values = parsed(values) if known else meant(values, as_written)
+        for number, value in zip(having, typed_values, strict=True):
+            found[number][key] = value
+    return found
 
 
 def read_config(path: Path) -> dict[str, Any]:

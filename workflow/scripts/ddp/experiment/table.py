@@ -2,19 +2,23 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import read_bytes
-from ddp.experiment.schema import MOST_BYTES, with_types
+from ddp.experiment.paths import with_paths
+from ddp.experiment.schema import MOST_BYTES, is_program, typed_rows, with_types
 
 MOST_ROWS = 10_000
 
 
-def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_table(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
     """The configuration with the rows of the CSV file that `runs` names, a column per key.
+
+    Args:
+        folders: as for `with_paths`.
 
     Raises:
         Refusal: the file is missing, or is no such table.
@@ -24,7 +28,9 @@ def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     try:
         text = read_bytes(Path(path), MOST_BYTES).decode("utf-8-sig")
-        lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        # A spreadsheet may leave rows of empty cells behind.
+        lines = [line for line in lines if any(cell.strip() for cell in line)]
     except FileNotFoundError:
         raise Refusal(f"config: runs: {path} is not there; give a CSV file or a list") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -43,5 +49,7 @@ def with_table(config: Mapping[str, Any]) -> dict[str, Any]:
             raise Refusal(
                 f"config: runs: {path}: row {number} has {len(line)} cells, not {len(header)}"
             )
-        rows.append(with_types(dict(zip(header, map(str.strip, line), strict=True))))
-    return dict(config) | {"runs": rows}
+        rows.append(dict(zip(header, map(str.strip, line), strict=True)))
+    if is_program(config):
+        return dict(config) | {"runs": typed_rows(rows, as_written=False)}
+    return dict(config) | {"runs": [with_paths(with_types(row), folders) for row in rows]}

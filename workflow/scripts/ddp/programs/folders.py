@@ -6,13 +6,14 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, shown
 from ddp.base.provenance import in_utc, now
-from ddp.base.reading import parse_json, read_bytes
+from ddp.base.reading import parse_form, read_bytes
 
 MOST_BYTES = 10_000_000  # of the description of a state
 # Keys of a request that may differ if the user says so.
@@ -130,13 +131,13 @@ def empty(folder: Path) -> None:
 
 
 def read_request(folders: Folders) -> dict[str, Any] | None:
-    """The request of the state that is there; None if there is no state."""
-    try:
-        found = parse_json(read_bytes(folders.request, MOST_BYTES))
-        if isinstance(found["request"], dict) and isinstance(found["attempts"], list):
-            return found
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    """The request of the state that is there; None if there is no state, or a damaged request."""
+    with suppress(OSError, ValueError):
+        found = parse_form(read_bytes(folders.request, MOST_BYTES), "request")
+        for attempt in found["attempts"]:
+            for key in ("started", "ended"):
+                datetime.fromisoformat(attempt.get(key, now()))
+        return found
     return None
 
 

@@ -68,9 +68,11 @@ def cell(text: str, row: int) -> float:
     if not text.strip():
         return math.nan
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"row {row}: {shown(text)} is not a number") from None
+    # What is larger cannot be drawn.
+    return value if abs(value) <= LARGEST or math.isnan(value) else math.copysign(math.inf, value)
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:

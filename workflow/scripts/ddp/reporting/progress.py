@@ -21,6 +21,7 @@ RECORD = "experiment.json"  # of the newest command on an experiment
 # Seconds in which `launch` starts its ranks again, or the next program begins.
 BETWEEN = 120
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
+MOST_COUNT = 2**53  # of epochs or steps; a larger float is not exact
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,24 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def count_of(row: dict[str, str]) -> int | None:
-    """The first cell of a row, which counts; None if it is no number."""
+    """The first cell of a row, which counts; None if it is no number that can count."""
     try:
-        return int(float(next(iter(row.values()))))
+        count = int(float(next(iter(row.values()))))
     except (StopIteration, ValueError, OverflowError):
         return None
+    return count if abs(count) < MOST_COUNT else None
+
+
+def interval(text: str) -> float:
+    """Seconds between two looks, from a command line.
+
+    Raises:
+        ValueError: they are no positive number.
+    """
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise ValueError
+    return seconds
 
 
 # Columns of history.csv that say how good the network is and how fast the training.

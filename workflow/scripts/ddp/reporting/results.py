@@ -68,10 +68,12 @@ def changed(about: Path, run: Run | ProgramRun) -> list[str]:
             f"{about} cannot be read: {reason(error)}; change its mode or owner"
         ) from None
     now = json.loads(run.to_json())
+    # A key of the built-in trainer that is not there is newer than the run.
+    keys = dict.fromkeys([*before, *now]) if own else [key for key in now if key in before]
     return [
-        f"{key} {before[key]} -> {value}"
-        for key, value in now.items()
-        if key in before and before[key] != value
+        f"{key} {before.get(key, 'not given')} -> {now.get(key, 'not given')}"
+        for key in keys
+        if key not in before or key not in now or before[key] != now[key]
     ]
 
 

@@ -14,8 +14,11 @@ from typing import Any
 
 from ddp.base.atomic import TEMPORARY
 from ddp.base.errors import Refusal, one_line
+from ddp.base.reading import is_file, read_bytes
 from ddp.schedulers.base import Allocation, TellState, Watch
 from ddp.schedulers.remote.scheduler import PROGRAMS, AgentScheduler
+
+MOST_BYTES = 1_000_000  # of a file of hosts
 
 # Nobody can answer a question; a host that is off must not hold us up for minutes.
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-T", "-x")
@@ -95,14 +98,13 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
     Raises:
         Refusal: a name is not one of a host.
     """
-    if len(given) == 1 and (os.sep in given[0] or Path(given[0]).is_file()):
+    if len(given) == 1 and (os.sep in given[0] or is_file(given[0])):
+        path = Path(os.path.expanduser(given[0]))  # noqa: PTH111, Path.expanduser raises an error
         try:
-            lines = Path(given[0]).expanduser().read_text().splitlines()
+            lines = read_bytes(path, MOST_BYTES).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", "not a text file")
-            raise Refusal(
-                f"hosts: {given[0]}: {reason}; give a file with one host a line"
-            ) from None
+            why = getattr(error, "strerror", None) or "not a text file"
+            raise Refusal(f"hosts: {given[0]}: {why}; give a file with one host a line") from None
         given = [line.split()[0] for line in lines if line.split() and line.strip()[0] != "#"]
         if not given:
             raise Refusal("hosts: the file names no host; give one a line")

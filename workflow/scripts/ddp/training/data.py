@@ -1,23 +1,13 @@
 """What a run makes of its data: the augmentation, and what does not fit."""
 
-from collections.abc import Sequence
-
-from ddp.base.errors import Refusal
 from ddp.data.batches import Augmentation
 from ddp.data.folder import DataFolder
-from ddp.experiment.config import Run
+from ddp.experiment.config import Run, edges
 from ddp.models.fitting import refuse_unfit_model
 from ddp.models.names import Form
 
 # Edge from which `crop: auto` resizes random boxes.
 PHOTOGRAPH = 96
-
-
-def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """Height and width, from one or two numbers."""
-    if size is None:
-        return None
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def how(run: Run, data: DataFolder) -> Augmentation:
@@ -45,20 +35,8 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
     height, width, channels = data.image_shape
     train_images = data.manifest["images"]["train"]
     run.refuse_unfit_counts(train_images)
-    for key in ("crop_size", "test_size"):
-        size = edges(getattr(run, key)) or (1, 1)
-        if size[0] > height or size[1] > width:
-            raise Refusal(
-                f"{key}: {size[0]} x {size[1]} is larger than the {height} x {width} images of "
-                f"{data.dataset}; use at most that"
-            )
-    window = how(run, data).window
-    if run.cutout > min(window):
-        raise Refusal(
-            f"cutout: {run.cutout} is more than the {window[0]} x {window[1]} pixels of an image; "
-            "use less"
-        )
-    refuse_unfit_network(run, window, channels, data.classes)
+    run.refuse_unfit_sizes(height, width)
+    refuse_unfit_network(run, how(run, data).window, channels, data.classes)
 
 
 def refuse_unfit_network(run: Run, window: tuple[int, int], channels: int, classes: int) -> None:

@@ -21,14 +21,14 @@ from ddp.data import batches
 from ddp.data.folder import DataFolder
 from ddp.data.shares import Shares, fits
 from ddp.data.staging import Staged, discard
-from ddp.experiment.config import Run
+from ddp.experiment.config import Run, edges
 from ddp.models.classifier import build, images_sums, moments, some
 from ddp.models.weights import warm_start
 from ddp.ranks.process_group import Process, all_reduce, everyone_is_here
 from ddp.ranks.stopping import Stopping
 from ddp.ranks.vote import Vote
 from ddp.reporting.history import HISTORY
-from ddp.training.data import edges, how, refuse_unfit_data
+from ddp.training.data import how, refuse_unfit_data
 from ddp.training.gradients import distributed
 from ddp.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
 from ddp.training.steps import Stepper, average_batchnorm, random_state, set_random_state, validate

@@ -175,13 +175,21 @@ def walk(path: Path, hidden: bool = False) -> Iterator[tuple[Path, list[str]]]:
 
     Args:
         hidden: with hidden files and folders.
+
+    Raises:
+        Refusal: a folder cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):
+            return
+        raise Refusal(f"{error.filename}: {error.strerror}; change its mode, or move it away")
 
     def wanted(names: list[str]) -> list[str]:
         return sorted(name for name in names if hidden or name[0] != ".")
 
     visited = set()
-    for folder, folders, names in os.walk(path, followlinks=True):
+    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in visited:
             folders.clear()
