@@ -42,9 +42,11 @@ import yaml
 from PIL import Image
 from rich.console import Console
 
+import publish
 import watch
 from aggregate import read_run
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from ddp.base.provenance import now
 from ddp.checkpointing import incidents, owner, state
 from ddp.data import sources
 from ddp.data.datasets import DATASETS
@@ -56,10 +58,12 @@ from ddp.data.staging import stage
 from ddp.experiment.config import Experiment, Run
 from ddp.experiment.schema import read_config, with_types
 from ddp.models import weights
+from ddp.programs.folders import Folders, prepare
 from ddp.reporting import scaling, scaling_figure
 from ddp.reporting.events import points_of
 from ddp.reporting.history import read_history
-from ddp.reporting.progress import read_all
+from ddp.reporting.measures import read_metrics, read_result
+from ddp.reporting.progress import read_all, read_record
 from ddp.reporting.results import last_reason, read_about, read_evaluation
 from ddp.reporting.tables import read_table, write_table
 
@@ -470,6 +474,7 @@ def read_scaling(results: Path) -> None:
 
 # By kind of file: how to make it hostile, its path in the results, and its reader.
 RUN = "fuzz/seed~0"
+PROGRAM = "program/run"  # of a user's program
 READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path], Any]]] = {
     "configuration": (hostile_config, "config.yaml", configured),
     "manifest": (
@@ -539,6 +544,26 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         tampered_bytes,
         f"{RUN}/history.csv",
         lambda results: read_all(EXPERIMENT, results / "fuzz"),
+    ),
+    "record": (
+        tampered_json,
+        "fuzz/experiment.json",
+        lambda results: read_record(results / "fuzz"),
+    ),
+    "request": (
+        tampered_json,
+        f"{PROGRAM}/state/request.json",
+        lambda results: publish.about(Folders(results / PROGRAM), []),
+    ),
+    "metrics": (
+        tampered_bytes,
+        f"{PROGRAM}/metrics.csv",
+        lambda results: read_metrics(results / PROGRAM / "metrics.csv"),
+    ),
+    "result": (
+        tampered_json,
+        f"{PROGRAM}/result.json",
+        lambda results: read_result(results / PROGRAM / "result.json"),
     ),
     "live view": (tampered_json, f"{RUN}/state/live.json", watched),
     "jobs": (tampered_json, "fuzz/jobs.json", watched),
@@ -664,6 +689,12 @@ def make_material(folder: Path) -> Material:
         shutil.copy(run / "model.safetensors", run / "weights")
     live = {"epoch": 1, "step": 2, "steps": 3, "loss": 0.5, "images_per_second": 9.5, "slow": "n1"}
     (results / RUN / "state/live.json").write_text(json.dumps(live))
+    (results / "fuzz/experiment.json").write_text(json.dumps(CONFIG))
+    folders = Folders(results / PROGRAM)
+    asked = {"sources_sha256": "", "data_sha256": None, "files_sha256": None, "directory": None}
+    prepare(folders, {}, asked, "exact", {"by": "process 1", "started": now()})
+    (folders.run / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    (folders.run / "result.json").write_text('{"accuracy": 0.9, "loss": 0.25}')
     waits = {"job": "7", "state": "PENDING (Priority)", "since": "10:00:00"}
     (results / "fuzz/jobs.json").write_text(json.dumps({"seed~0": waits}))
     for kind in (incidents.INTERRUPTION, incidents.SLOW):
