@@ -494,7 +494,7 @@ def refuse_unknown_program(experiment: ProgramExperiment) -> None:
             continue
         try:
             found = importlib.util.find_spec(name)
-        except Exception:  # of the user's own package
+        except (Exception, SystemExit):  # of the user's own package
             found = None
         if found is None:
             raise Refusal(
