@@ -5,7 +5,7 @@ continued.
 
 from checkout import Checkout
 
-PAUSE = 0.4  # seconds
+PAUSE = 0.8  # seconds
 PROGRAM = f"""
 import runpy
 import time

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,8 @@ def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # The tests themselves may run under nohup.
+        preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
