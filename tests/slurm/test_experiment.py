@@ -107,8 +107,8 @@ def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weig
     (job,) = submitted(said)
     # The time of both rules, 10 and 7 minutes; 4,500 MB on each of three nodes.
     assert accounted(cluster, job, "Timelimit", "ReqMem") == ["00:17:00", "13500M"]
-    # Some MB of data, and 1,000 to spare.
-    assert re.search(r"MinTmpDiskNode=10\d\dM ", cluster.run("scontrol", "show", "job", job).stdout)
+    # 200 MB, as for every built-in data set, and 1,000 to spare.
+    assert "MinTmpDiskNode=1200M" in cluster.run("scontrol", "show", "job", job).stdout
     staged = json.loads((results / "staging.json").read_text())["nodes"]
     assert [node["status"] for node in staged] == ["reused"] * 3
     assert sha256(results / "model.safetensors") == before
@@ -192,7 +192,7 @@ MISTAKES = {
     "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job with ",
     "slurm_tmp=50G": "slurm: slurm_tmp: 51200 MB a node are asked for, the largest TmpDisk of main "
     "is 50000; ",
-    "slurm_tmp=plenty": "slurm: slurm_tmp: plenty; give a size such as 20G, or auto",
+    "slurm_tmp=plenty": 'slurm: slurm_tmp: "plenty"; give a size such as 20G, or auto',
     "slurm_extra=--time=5": (
         "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. "
     ),
