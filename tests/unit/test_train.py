@@ -360,8 +360,7 @@ def test_without_torchvision_its_models_are_refused_in_a_line_and_ours_train(
         ),
         (
             "densenet121",
-            "train: config: model: densenet121 is not built in, and torchvision cannot be "
-            "imported ",
+            "train: model: densenet121 is not built in, and torchvision cannot be imported ",
         ),
     ):
         refused = train(digits, tmp_path / model, run | {"model": model}, PYTHONPATH=str(tmp_path))
