@@ -61,6 +61,7 @@ def whole(data: Path, work: Path, process: Process) -> float:
         checkpoints=None,
         batch_size=BATCH_SIZE,
         views="plain",
+        trust_code=None,
         output=work / "evaluation.json",
     )
     start = time.perf_counter()
