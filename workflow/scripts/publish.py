@@ -63,6 +63,7 @@ def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
             datetime.fromisoformat(attempt["ended"]) - datetime.fromisoformat(attempt["started"])
         ).total_seconds()
         for attempt in attempts
+        if "ended" in attempt
     ]
     return {
         "config": found["run"],
