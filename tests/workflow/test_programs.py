@@ -169,7 +169,8 @@ def test_whatever_ends_it_the_same_command_continues(
     else:
         assert first.returncode != 0, said
         done = len(rows.read_text().splitlines()) - 1
-        assert 1 <= done < 150
+        # On a loaded machine the time is up early.
+        assert (1 if how == "out of time" else 5) <= done < 150
         place.run(*command)
     about = json.loads((run / "run.json").read_text())
     # Jobs, not starts.

@@ -22,7 +22,7 @@ from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
 from ddp.base.reading import is_file
 from ddp.checkpointing import owner
 from ddp.data.datasets import DATASETS
-from ddp.data.files import below, fingerprint
+from ddp.data.files import below, fingerprint, read_files
 from ddp.data.folder import SOURCE, DataFolder
 from ddp.experiment import job_size
 from ddp.experiment.config import Experiment, edges
@@ -260,7 +260,10 @@ class Session:
 
     @cached_property
     def files_bytes(self) -> int:
-        """Of those files together."""
+        """Of those files together. The Snakemake inside a job does not look at every file again."""
+        if not (self.workflow.is_main_process and self.files_changed):
+            with suppress(Refusal, OSError):
+                return read_files(self.results / "files").bytes
         paths = map(Path, self.experiment.config["files"])
         return sum(file.stat().st_size for path in paths for _, file in below(path))
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ddp.base.environment import variable
 from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.processes import MOST_SECONDS, adopt_orphans, descendants, end_with_parent
+from ddp.base.processes import adopt_orphans, descendants, end_all, end_with_parent
 from ddp.schedulers.remote.channel import Channel, connect
 
 # Seconds from SIGTERM to SIGKILL. torchrun gives its ranks 30 from SIGTERM.
@@ -125,12 +125,7 @@ def leave_a_guard(secret: str) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.read(alive, 1)
-    deadline = time.monotonic() + MOST_SECONDS
-    while (pids := with_secret(secret)) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
+    end_all(partial(with_secret, secret))
     os._exit(0)
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,8 +59,13 @@ def descendants(ancestor: int) -> list[int]:
 
 def end_descendants() -> None:
     """Kill every process below this one, with those that `adopt_orphans` has brought here."""
+    end_all(lambda: descendants(os.getpid()))
+
+
+def end_all(find: Callable[[], list[int]]) -> None:
+    """Kill the processes that are found, until there are none, for MOST_SECONDS at most."""
     deadline = time.monotonic() + MOST_SECONDS
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+    while (left := find()) and time.monotonic() < deadline:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
