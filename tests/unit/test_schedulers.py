@@ -1,12 +1,14 @@
 """The seam: the checks of every scheduler, and the local one completely."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ddp.schedulers import registry
-from ddp.schedulers.base import Size
+from ddp.schedulers.base import Allocation, Size
+from ddp.schedulers.ssh import Ssh
 from programs import SCRIPTS
 from schedulers import check_everywhere, check_in_a_job, check_that_it_ends
 
@@ -19,6 +21,21 @@ def test_every_scheduler(transport) -> None:
 def test_the_local_one_runs_its_commands(tmp_path) -> None:
     check_in_a_job(registry.SCHEDULERS["local"], 2, tmp_path)
     check_that_it_ends(registry.SCHEDULERS["local"], 2, tmp_path)
+
+
+class Agents(Ssh):
+    """Agents on this machine, without ssh."""
+
+    def allocation(self, nodes: int) -> Allocation:
+        return Allocation("this test", ("here",) * nodes, ("127.0.0.1",) * nodes, 0)
+
+    def reach(self, _host: str, command: Sequence[str]) -> tuple[str, ...]:
+        return tuple(command)
+
+
+def test_agents_on_one_machine_leave_each_other_alone(tmp_path) -> None:
+    check_in_a_job(Agents(), 2, tmp_path)
+    check_that_it_ends(Agents(), 2, tmp_path)
 
 
 def test_names_are_unique() -> None:

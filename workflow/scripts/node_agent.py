@@ -15,6 +15,7 @@ import socket
 import stat
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -59,9 +60,11 @@ def main() -> None:
             print(json.dumps(describe(args.describe)))
             return
         given = read_step(args.step)
-        leave_a_guard(given["private"][variable("secret")])
-        os.environ.update(given["private"])
-        asyncio.run(run(given, args.node))
+        # Two nodes of a step may be on one machine.
+        own = given["private"] | {variable("node_rank"): str(args.node)}
+        leave_a_guard({name: own[name] for name in map(variable, ("secret", "node_rank"))})
+        os.environ.update(own)
+        asyncio.run(run(given, args.node, own))
 
 
 def describe(file: Path) -> dict[str, Any]:
@@ -102,12 +105,15 @@ def read_step(path: Path) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def leave_a_guard(secret: str) -> None:
+def leave_a_guard(marks: Mapping[str, str]) -> None:
     """Start a process that waits for the end of this agent, and then ends what is left of the step.
 
     If this agent and the supervisors of the ranks are killed at once, as PBS does when `launch` is
-    killed, nobody else finds a daemon in a session of its own. It still has the step's secret in
-    its environment.
+    killed, nobody else finds a daemon in a session of its own. It still has the marks in its
+    environment.
+
+    Args:
+        marks: variables that together only this agent's processes have.
     """
     alive, here = os.pipe()
     if os.fork():
@@ -125,27 +131,28 @@ def leave_a_guard(secret: str) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.read(alive, 1)
-    end_all(partial(with_secret, secret))
+    end_all(partial(started_with, marks))
     os._exit(0)
 
 
-def with_secret(secret: str) -> list[int]:
-    """The processes of this user that have been started with the step's secret."""
-    entry = f"{variable('secret')}={secret}".encode()
+def started_with(variables: Mapping[str, str]) -> list[int]:
+    """The processes of this user that have been started with these variables."""
+    entries = {f"{name}={value}".encode() for name, value in variables.items()}
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         # A process may end while we look.
         with suppress(OSError):
-            if entry in path.read_bytes().split(b"\0"):
+            if entries <= set(path.read_bytes().split(b"\0")):
                 found.append(int(path.parent.name))
     return found
 
 
-async def run(given: dict[str, Any], node: int) -> None:
+async def run(given: dict[str, Any], node: int, own: Mapping[str, str]) -> None:
     """Run the node's command, as `remote_step` orders.
 
     Args:
-        given: address and port of `remote_step`, and variables for the command.
+        given: address and port of `remote_step`, and its environment.
+        own: variables of the command that `remote_step`'s own environment does not have.
 
     Raises:
         Refusal: `remote_step` cannot be reached.
@@ -158,7 +165,7 @@ async def run(given: dict[str, Any], node: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()
     process = await asyncio.create_subprocess_exec(
-        *order["command"], env=merged(given["environment"]) | given["private"], cwd=order["folder"],
+        *order["command"], env=merged(given["environment"]) | own, cwd=order["folder"],
         stdin=PIPE, stdout=PIPE, stderr=PIPE,
         # Not a session of its own: PBS counts the use of the sessions that it has started.
         process_group=0,

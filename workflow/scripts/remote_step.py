@@ -128,7 +128,8 @@ class RemoteStep:
             # In a session of its own: Ctrl-C reaches only launch, which ends us in order.
             return await asyncio.create_subprocess_exec(
                 *node.start, stdin=DEVNULL, stdout=PIPE, stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
+                # Without the secret: what has it belongs to a node's part of the step.
+                start_new_session=True, env=self.environment,
             )  # fmt: skip
         except OSError as error:
             raise Refusal(f"{node.start[0]}: {error.strerror}; is it on PATH here?") from None
