@@ -5,12 +5,17 @@ chunks are shared among the processes, so that each image meets the same arithme
 of processes.
 """
 
+# ruff: noqa: E402
 import argparse
+import gc
 import json
 import math
 import re
 from pathlib import Path
 from typing import Any
+
+# As in train.py.
+gc.disable()
 
 import torch
 from torch import Tensor
@@ -25,6 +30,9 @@ from ddp.evaluation.views import in_order, predictions
 from ddp.models import weights
 from ddp.ranks.process_group import Process, gather, process_group
 from ddp.reporting.results import VIEWS, accuracy_line
+
+gc.freeze()
+gc.enable()
 
 MAKE = "snakemake --profile profiles/local --force"
 # The metrics of one weights file, by views; `plain` is always there.

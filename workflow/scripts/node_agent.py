@@ -147,7 +147,7 @@ def started_with(variables: Mapping[str, str]) -> list[int]:
     return found
 
 
-async def run(given: dict[str, Any], node: int, own: Mapping[str, str]) -> None:
+async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     """Run the node's command, as `remote_step` orders.
 
     Args:
