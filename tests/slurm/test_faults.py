@@ -7,13 +7,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
+from pausing import slowed
 from programs import program
 from submissions import TINY, on
 from waiting import until, until_none
@@ -210,12 +210,8 @@ def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None
     training = Launched(cluster, checkout, "slow")
     (rank,) = on(cluster, "n2", "workflow/scripts/train.py")
     log = training.results / "train.log"
-    deadline = time.monotonic() + 180
-    while "n2 computes" not in log.read_text() and time.monotonic() < deadline:
-        os.kill(rank, signal.SIGSTOP)
-        time.sleep(0.02)
-        os.kill(rank, signal.SIGCONT)
-        time.sleep(0.01)
+    with slowed([rank], 1 / 3, cycle=0.03):
+        until(lambda: "n2 computes" in log.read_text(), 180)
     warnings = [line for line in log.read_text().splitlines() if "warning: n" in line]
     print(*warnings, sep="\n")
     cluster.run("scancel", "--user=root")

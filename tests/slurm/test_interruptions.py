@@ -21,6 +21,7 @@ import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
+from pausing import paused, ranks_of, slowed
 from programs import program
 from submissions import on, sha256, submitted
 from waiting import until
@@ -321,30 +322,23 @@ def test_a_job_that_is_suspended_for_longer_than_its_ranks_wait_continues(
     assert all(attempt["from"]["epoch"] >= before - 1 for attempt in job.attempts[1:])
 
 
-# Longer than Slurm needs to give up a node, and than a job of two minutes.
-LONG = {"epochs": 280, "checkpoint_every": 0}
-
-
-@pytest.fixture(scope="module")
-def long(cluster: Cluster, checkout: SlurmCheckout) -> Job:
-    """A long training on one node, uninterrupted and still running."""
-    return Job(cluster, checkout, "long", 1, LONG)
-
-
 def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
-    cluster: Cluster, checkout: SlurmCheckout, long: Job
+    cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
     """Its storage still within reach, it does not notice; Slurm has given it up and begins the job
     anew elsewhere.
     """
-    job = Job(cluster, checkout, "cut", 1, LONG)
+    alone = Job(cluster, checkout, "alone", 1)
+    job = Job(cluster, checkout, "cut", 1)
     job.go_on(3)
     (node,) = job.hosts
-    (rank,) = on_run(cluster, node, job)
+    (rank,) = ranks_of(cluster, "results/cut/")
     before, start = len(job.epochs), time.monotonic()
     cluster.cut(node)
-    until(lambda: job.hosts and job.hosts != [node], 120)
-    assert Path(f"/proc/{rank}").exists()
+    # Slurm needs most of a minute.
+    with slowed([rank], 0.05):
+        until(lambda: job.hosts and job.hosts != [node], 120)
+        assert Path(f"/proc/{rank}").exists()
     until(lambda: not Path(f"/proc/{rank}").exists(), 60)
     log = (job.results / "state" / "owner.json").read_text()
     assert json.loads(log)["host"] != node
@@ -355,22 +349,12 @@ def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
     cluster.kill(node)
     cluster.start(node)
     job.await_end(600)
-    long.await_end(600)
-    assert job.epochs == long.epochs
-    assert sha256(job.results / "model.safetensors") == sha256(long.results / "model.safetensors")
+    alone.await_end()
+    assert_same(job, alone)
     print(
         f"| node cut, rank 0 on it | training elsewhere after {seconds:.0f} s | at epoch {before} "
         "when it was cut |"
     )
-
-
-def on_run(cluster: Cluster, node: str, job: Job) -> list[int]:
-    """The ranks of a job on a node."""
-    return [
-        pid
-        for pid in on(cluster, node, RANK)
-        if str(job.results.relative_to(job.checkout.path)) in cluster.processes(node)[pid]
-    ]
 
 
 def config(name: str, nodes: int, **more: object) -> list[str]:
@@ -390,15 +374,26 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
 
 
 def test_a_job_longer_than_its_time_is_finished_by_several(
-    cluster: Cluster, checkout: SlurmCheckout, long: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
 ) -> None:
     """Two minutes, of which the last is kept for the end; Snakemake is started once."""
     minutes = ["--set-resources", "stage:runtime=1", "train:runtime=1"]
-    said = checkout.run(*minutes, *config("limit", 1, **LONG))
-    results = checkout.path / "results/limit/run"
-    (job,) = {
-        attempt["by"] for attempt in json.loads((results / "run.json").read_text())["attempts"]
-    }
+    said = checkout.path / "limit.out"
+    with said.open("w") as out:
+        snakemake = checkout.start(
+            *minutes, *config("limit", 2), stdout=out, stderr=subprocess.STDOUT
+        )
+    until(lambda: submitted(said.read_text()), 60)
+    training = Training(
+        cluster, checkout.path / "results/limit/run", submitted(said.read_text())[0]
+    )
+    until(lambda: training.hosts, 60)
+    start = time.monotonic()
+    training.go_on(1)
+    with paused(ranks_of(cluster, "results/limit/")):
+        time.sleep(max(0, start + 65 - time.monotonic()))
+    assert snakemake.wait(600) == 0, said.read_text()
+    (job,) = {attempt["by"] for attempt in training.attempts}
     states = cluster.run(
         "sacct",
         "-X",
@@ -410,9 +405,8 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
     )
     assert states.stdout.split() == ["REQUEUED"] * (len(states.stdout.split()) - 1) + ["COMPLETED"]
     assert len(states.stdout.split()) >= 2
-    long.await_end(600)
-    assert sha256(results / "model.safetensors") == sha256(long.results / "model.safetensors")
-    assert len(submitted(said)) == 2
+    assert_same(training, whole)
+    assert len(submitted(said.read_text())) == 2
 
 
 def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(
