@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from compare import unused
 from ddp.base.errors import Refusal
 from ddp.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
 from programs import program
@@ -157,3 +158,9 @@ def test_a_spreadsheet_computes_no_cell(tmp_path: Path, text: str) -> None:
         (row,) = csv.DictReader(file)
     assert row == {"run": "seed~0", "reason": f"'{text}", "log": "train.log"}
     assert spreadsheet_text("airbench") == "airbench"
+
+
+def test_a_column_of_a_program_never_replaces_another() -> None:
+    assert unused("lr", "measured", ["epoch", "loss"]) == "lr"
+    assert unused("lr", "measured", ["lr", "loss"]) == "lr (measured)"
+    assert unused("lr", "measured", ["lr", "lr (measured)"]) == "lr (measured) (measured)"

@@ -7,7 +7,7 @@ per number.
 
 import argparse
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,7 @@ def read_run(
     row = dict(axes)
     for origin, numbers in (("result", results), ("evaluated", evaluated)):
         for key, value in numbers.items():
-            # A number that both have, or that is called like another column, keeps its own.
-            row[f"{key} ({origin})" if key in (*row, *COLUMNS) else key] = value
+            row[unused(key, origin, [*row, *COLUMNS])] = value
     row |= {
         "seconds": about["seconds"],
         "attempts": len(about["attempts"]),
@@ -104,9 +103,17 @@ def read_run(
     curves = pd.DataFrame(read_metrics(folder / "metrics.csv"))
     for position, (key, value) in enumerate(axes.items()):
         if key in curves.columns:
-            curves = curves.rename(columns={key: f"{key} (measured)"})
+            own = unused(key, "measured", [*axes, *curves.columns])
+            curves = curves.rename(columns={key: own})
         curves.insert(position, key, value)
     return row, curves, incident_table(name, about)
+
+
+def unused(name: str, origin: str, taken: Collection[str]) -> str:
+    """The name of a column of the user's; if it is taken, with where the numbers come from."""
+    while name in taken:
+        name = f"{name} ({origin})"
+    return name
 
 
 def numbers_of(summary: pd.DataFrame, experiment: ProgramExperiment) -> list[str]:

@@ -204,8 +204,9 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
         "mem_mb": "--set-resources train:mem_mb=… stage:mem_mb=…",
         "slurm_tmp": "ask for less, or leave slurm_tmp out of the profile",
     }
+    of_job = {**resources, "slurm_tmp": tmp_mb(resources)}
     for name, (limit, text) in limits.items():
-        asked = tmp_mb(resources) if name == "slurm_tmp" else resources.get(name)
+        asked = of_job.get(name)
         if limit is not None and isinstance(asked, int) and asked > limit:
             raise Refusal(f"{name}: {text.format(asked=asked, limit=limit)}; {remedies[name]}")
 
