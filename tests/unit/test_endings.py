@@ -106,3 +106,25 @@ def test_last_words_are_few() -> None:
 def test_how_a_status_is_told() -> None:
     assert (how(3), how(-15)) == ("ended with status 3", "was ended by SIGTERM")
     assert how(-9) == "was ended by SIGKILL; the system does that when memory runs out"
+
+
+def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwhile(
+    tmp_path,
+) -> None:
+    """torchrun ends all supervisors once it sees a rank fail, here between the end of this one and
+    the record of it.
+    """
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(3)")
+    ended = (
+        "import os, signal, supervise\n"
+        "supervise.end_descendants = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "supervise.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ended, str(program)], check=False, capture_output=True, text=True,
+        timeout=60, env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too
+    assert record["ending"]["how"] == "ended with status 3"

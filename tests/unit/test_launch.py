@@ -403,6 +403,7 @@ def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> N
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     process.kill()
     await_end(ours)
+    time.sleep(1)  # a younger folder might be without its lock yet
     # Any launch removes it, so another test's may be faster than this one.
     alive = subprocess.Popen(
         [sys.executable, str(SCRIPTS / "launch.py"), "--", str(script(tmp_path, "time.sleep(3)"))]

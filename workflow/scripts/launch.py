@@ -28,7 +28,7 @@ from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
 from ddp.checkpointing import incidents
 from ddp.experiment.job_size import cpus_per_process
-from ddp.launching.agents import Output, Sink, log_file, run_all, stopping_signals
+from ddp.launching.agents import Output, Sink, log_file, run_all, stop_signals, stopping_signals
 from ddp.launching.endings import ending, records
 from ddp.launching.failure import Failure, Source, first_failure
 from ddp.launching.gpus import usable_gpus
@@ -329,7 +329,8 @@ def run(
             # when a rank fails.
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
         output = Output(log, errors)
-        outcome = run_all(scheduler.commands(step), output, GRACE, args.end_with)
+        with stop_signals() as stop:
+            outcome = run_all(scheduler.commands(step), output, stop, GRACE, args.end_with)
         found = records(output.records or [])
     if not outcome.good:
         endings = [ending(record["ending"]) for record in found if "ending" in record]

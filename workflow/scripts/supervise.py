@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,7 @@ from typing import IO, Any
 from ddp.base.environment import TIMEOUT, Environment
 from ddp.base.errors import STOPPED, os_error_line
 from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
-from ddp.launching.agents import Allowance, Output, log_file, run_all
+from ddp.launching.agents import Allowance, Output, log_file, run_all, stop_signals
 from ddp.launching.endings import LATE, LOST_A_PEER, Ending, send
 from ddp.launching.whereabouts import Observer
 from ddp.schedulers.base import Command
@@ -45,15 +46,20 @@ def main() -> None:
     who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
     try:
         log = args.rank_logs / f"{name}.log" if args.rank_logs else None
-        status = supervise(args.program, log, who, node)
+        # To the very end: a launcher that sees another rank fail signals this process, which may
+        # be about to tell how its own rank has failed.
+        with stop_signals() as stop:
+            status = supervise(args.program, log, who, node, stop)
     except OSError as error:
         send(Ending(who, "was not started", time.time(), (os_error_line(error),)).record())
         status = 1
     sys.exit(status)
 
 
-def supervise(program: list[str], log: Path | None, who: str, node: int | None) -> int:
-    """Run the program to its end.
+def supervise(
+    program: list[str], log: Path | None, who: str, node: int | None, stop: threading.Event
+) -> int:
+    """Run the program to its end, or until `stop` is set.
 
     Returns:
         Its status; 1 if it was killed.
@@ -73,7 +79,7 @@ def supervise(program: list[str], log: Path | None, who: str, node: int | None) 
             )
             timeout = Environment.read().timeout or TIMEOUT
             observer = Observer(who, str(log or ""), timeout)
-            outcome = run_all([command], output, GRACE, look=observer)
+            outcome = run_all([command], output, stop, GRACE, look=observer)
             end_descendants()
         report = read_report(result)
         if outcome.status == STOPPED:

@@ -110,6 +110,7 @@ class Outcome:
 def run_all(
     commands: Sequence[Command],
     output: Output,
+    stop: threading.Event,
     grace: float,
     stop_with: int | None = None,
     look: Callable[[int, bool], None] = lambda _pid, _last: None,
@@ -117,47 +118,47 @@ def run_all(
     """Run every command until all have ended, or until one fails, which ends the others.
 
     Args:
+        stop: ends them once it is set, see `stop_signals`.
         grace: seconds from SIGTERM to SIGKILL.
         stop_with: also end them when this process ends. After a killed Snakemake, the
             training would otherwise write to the same files as the next one.
         look: called with every command's process number all the time, and, with True, for the last
             time before it is told to end.
     """
-    with stop_signals() as stop:
-        gone = watched(stop_with)
-        agents = [start(command, output) for command in commands]
-        looked, suspended, resumed = time.monotonic(), 0.0, 0.0
-        while (
-            not stop.is_set()
-            and any(agent.process.poll() is None for agent in agents)
-            and failed(agents) is None
-        ):
-            time.sleep(POLL)
-            now = time.monotonic()
-            if now - looked > SUSPENDED:
-                suspended, resumed = now - looked, now
-            looked = now
-            for agent in agents:
-                look(agent.process.pid, False)
-            if gone():
-                stop.set()
-        if time.monotonic() - resumed > RECENT:
-            suspended = 0.0
+    gone = watched(stop_with)
+    agents = [start(command, output) for command in commands]
+    looked, suspended, resumed = time.monotonic(), 0.0, 0.0
+    while (
+        not stop.is_set()
+        and any(agent.process.poll() is None for agent in agents)
+        and failed(agents) is None
+    ):
+        time.sleep(POLL)
+        now = time.monotonic()
+        if now - looked > SUSPENDED:
+            suspended, resumed = now - looked, now
+        looked = now
+        for agent in agents:
+            look(agent.process.pid, False)
+        if gone():
+            stop.set()
+    if time.monotonic() - resumed > RECENT:
+        suspended = 0.0
+    first = failed(agents)
+    for agent in agents:
+        if agent.process.poll() is None:
+            look(agent.process.pid, True)
+    # First to all of them: one after the other could exceed the scheduler's grace period.
+    for agent in agents:
+        agent.process.terminate()
+    deadline = time.monotonic() + grace
+    for agent in agents:
+        end(agent, deadline)
+    if first is None and stop.is_set():
         first = failed(agents)
-        for agent in agents:
-            if agent.process.poll() is None:
-                look(agent.process.pid, True)
-        # First to all of them: one after the other could exceed the scheduler's grace period.
-        for agent in agents:
-            agent.process.terminate()
-        deadline = time.monotonic() + grace
-        for agent in agents:
-            end(agent, deadline)
-        if first is None and stop.is_set():
-            first = failed(agents)
-        if first is None:
-            return Outcome(stop.is_set(), suspended=suspended)
-        return Outcome(stop.is_set(), first, agents[first].process.returncode, suspended)
+    if first is None:
+        return Outcome(stop.is_set(), suspended=suspended)
+    return Outcome(stop.is_set(), first, agents[first].process.returncode, suspended)
 
 
 def watched(pid: int | None) -> Callable[[], bool]:
