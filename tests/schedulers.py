@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddp.base.signing import new_secret
 from ddp.launching.launchers import Geometry
 from ddp.launching.plan import find_launcher, make_plan
 from ddp.schedulers.base import Scheduler, Size, Step
 from programs import SCRIPTS
 
 SIZE = Size(nodes=2, cpus=4, gpus=1, memory=1000, launches=True)
-SECRET = "not-on-a-command-line-and-long-enough"
 
 
 def step_of(scheduler: Scheduler, nodes: int, program: Path, **private: str) -> Step:
@@ -62,10 +62,12 @@ def check_in_a_job(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         "time.sleep(2 * int(rank))\n"
         "print('said by', rank, flush=True)\n"
     )
-    step = step_of(scheduler, nodes, program, LAUNCH_SECRET=SECRET)
-    assert SECRET not in "\n".join(scheduler.preview(step))
+    # Of this step only, as launch makes them: what an agent leaves is found by it and ended.
+    secret = new_secret()
+    step = step_of(scheduler, nodes, program, LAUNCH_SECRET=secret)
+    assert secret not in "\n".join(scheduler.preview(step))
     commands = scheduler.commands(step)
-    assert not any(SECRET in shlex.join(command.arguments) for command in commands)
+    assert not any(secret in shlex.join(command.arguments) for command in commands)
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
     said = [process.communicate(timeout=60)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), said
@@ -75,7 +77,7 @@ def check_in_a_job(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         for line in text.splitlines()
     ]
     assert sorted(text for _, text in labelled) == [f"said by {rank}" for rank in range(nodes)]
-    assert [(folder / f"node-{rank}").read_text() for rank in range(nodes)] == [SECRET] * nodes
+    assert [(folder / f"node-{rank}").read_text() for rank in range(nodes)] == [secret] * nodes
 
 
 def check_that_it_ends(scheduler: Scheduler, nodes: int, folder: Path) -> None:
@@ -88,7 +90,7 @@ def check_that_it_ends(scheduler: Scheduler, nodes: int, folder: Path) -> None:
         f"    pathlib.Path({str(folder)!r}, 'alive-' + rank).write_text(str(time.time()))\n"
         "    time.sleep(0.2)\n"
     )
-    commands = scheduler.commands(step_of(scheduler, nodes, program, LAUNCH_SECRET=SECRET))
+    commands = scheduler.commands(step_of(scheduler, nodes, program, LAUNCH_SECRET=new_secret()))
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
     paths = [folder / f"alive-{rank}" for rank in range(nodes)]
     deadline = time.monotonic() + 60
