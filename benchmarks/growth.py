@@ -216,7 +216,7 @@ def voter(rank: int, ranks: int, store: str, result: Connection) -> None:
     times = []
     for _ in range(VOTES):
         start = time.perf_counter()
-        Vote(process, False, False, one, one).verdict()
+        Vote(process, None, False, one, one).verdict()
         times.append(time.perf_counter() - start)
     if rank == 0:
         result.send(statistics.median(times))

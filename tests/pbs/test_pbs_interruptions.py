@@ -195,7 +195,7 @@ def test_a_restarted_server_loses_no_job(
 def test_a_deleted_job_saves_and_is_told(
     cluster: PbsCluster, submitted: Callable[..., Submitted]
 ) -> None:
-    training = submitted("deleted")
+    training = submitted("deleted", "epochs=2000")
     training.go_on()
     (job,) = cluster.run("qselect", "-u", "alice", "-s", "R").stdout.split()
     assert cluster.run("qdel", job).returncode == 0
@@ -207,7 +207,7 @@ def test_a_deleted_job_saves_and_is_told(
 
 
 def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, submitted: Callable[..., Submitted]) -> None:
-    training = submitted("interrupted")
+    training = submitted("interrupted", "epochs=2000")
     training.go_on()
     training.process.send_signal(signal.SIGINT)
     training.end(60)

@@ -163,7 +163,7 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
     "stops": (
         send(signal.SIGTERM),
         Launched,
-        r"rank 1 on n2 got SIGTERM; stopped .*; saved in results/stops/run/state",
+        r"rank 1 on n2 got SIGTERM; stopped \(SIGTERM\) after .*; saved in results/stops/run/state",
     ),
     # The name of the run contains the word too.
     "out of memory": (exhaust, Launched, r"rank 1 on n2: [^;]*([Mm]emory|alloc).*"),

@@ -32,13 +32,13 @@ def verdicts() -> dict[str, tuple]:
 
 
 @pytest.mark.parametrize(("name", "verdict"), [
-    ("nothing", (False, False, None, None)),
-    ("stop on 1", (True, False, None, None)),
-    ("stop on both", (True, False, None, None)),
-    ("save on 0", (False, True, None, None)),
-    ("loss of 1", (False, False, 1, None)),
-    ("infinite loss of both", (False, False, 0, None)),
-    ("gradient of 1, and 0 stops", (True, False, None, 1)),
+    ("nothing", (None, False, None, None)),
+    ("stop on 1", ("its time is nearly up", False, None, None)),
+    ("stop on both", ("SIGTERM", False, None, None)),
+    ("save on 0", (None, True, None, None)),
+    ("loss of 1", (None, False, 1, None)),
+    ("infinite loss of both", (None, False, 0, None)),
+    ("gradient of 1, and 0 stops", ("SIGTERM", False, None, 1)),
 ])  # fmt: skip
 def test_all_ranks_come_to_the_same(verdicts, name, verdict) -> None:
     assert verdicts[name] == verdict
@@ -46,8 +46,8 @@ def test_all_ranks_come_to_the_same(verdicts, name, verdict) -> None:
 
 def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
     """After the average it is bad on all ranks, and its origin is unknown."""
-    assert verdicts["step 1"] == (False, False, None, None)
-    assert verdicts["step 2"] == (False, False, None, 1)
+    assert verdicts["step 1"] == (None, False, None, None)
+    assert verdicts["step 2"] == (None, False, None, 1)
     # The step was taken, with the weights of all: the loss after it is everybody's.
     assert verdicts["step 3"][2] == 0
 

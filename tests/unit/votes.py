@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ddp.experiment.config import Experiment
 from ddp.ranks.process_group import process_group
+from ddp.ranks.stopping import DEADLINE
 from ddp.ranks.vote import Vote
 from ddp.training.gradients import distributed
 from ddp.training.steps import Stepper
@@ -36,18 +37,20 @@ with process_group("cpu") as process:
     first, second = process.rank == 0, process.rank == 1
 
     def vote(
-        stop: bool = False, save: bool = False, loss: Tensor = FINE, gradient: Tensor = FINE
+        stop: str | None = None, save: bool = False, loss: Tensor = FINE, gradient: Tensor = FINE
     ) -> dict:
         return asdict(Vote(process, stop, save, loss, gradient).verdict())
 
     found = {
         "nothing": vote(),
-        "stop on 1": vote(stop=second),
-        "stop on both": vote(stop=True),
+        "stop on 1": vote(stop=DEADLINE if second else None),
+        "stop on both": vote(stop="SIGUSR1" if first else "SIGTERM"),
         "save on 0": vote(save=first),
         "loss of 1": vote(loss=BAD if second else FINE),
         "infinite loss of both": vote(loss=torch.tensor(math.inf)),
-        "gradient of 1, and 0 stops": vote(stop=first, gradient=BAD if second else FINE),
+        "gradient of 1, and 0 stops": vote(
+            stop="SIGTERM" if first else None, gradient=BAD if second else FINE
+        ),
     }
     run = replace(
         Experiment.from_config({"experiment": "test"}).runs["run"],

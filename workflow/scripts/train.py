@@ -145,10 +145,9 @@ def train(
         saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
-            if training.train_epoch(stop, saver, bar):
+            if reason := training.train_epoch(stop, saver, bar):
                 saver.save(training.rank_state(), training.state, wait=True)
-                reason = stop.reason or "another rank was asked to"
-                add_to_report(stopped=reason)
+                add_to_report(stopped=stop.reason or "another rank was asked to")
                 where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
                 raise Stopped(f"stopped ({reason}) after {where}; saved in {folder}")
             training.end_epoch()

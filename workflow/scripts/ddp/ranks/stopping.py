@@ -8,6 +8,7 @@ from types import FrameType
 # Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEADLINE = "its time is nearly up"
+REASONS = (*(number.name for number in SIGNALS), DEADLINE)
 
 
 class Stopping:
@@ -27,7 +28,7 @@ class Stopping:
 
     @property
     def reason(self) -> str | None:
-        """Why to stop, in words; None if there is no reason."""
+        """Why to stop, one of REASONS; None if there is no reason."""
         if self.signal is None and self.deadline is not None and time.time() >= self.deadline:
             return DEADLINE
         return self.signal

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp.ranks.process_group import Process
+from ddp.ranks.stopping import REASONS
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,13 @@ class Verdict:
     """The result of a vote, equal on every rank.
 
     Attributes:
-        stop: a rank was asked to stop.
+        stop: why a rank was asked to stop, one of REASONS; None if none was.
         save: a rank wants to save.
         bad_loss, bad_gradient: the first rank with a loss, or an own gradient, that is not finite;
             None if there is none.
     """
 
-    stop: bool
+    stop: str | None
     save: bool
     bad_loss: int | None
     bad_gradient: int | None
@@ -34,19 +35,22 @@ class Vote:
     it.
 
     Args:
+        stop: why this rank was asked to stop; None if it was not.
+        save: whether it wants to save.
         loss, gradient: of this rank and step, scalars on its device.
     """
 
     def __init__(
-        self, process: Process, stop: bool, save: bool, loss: Tensor, gradient: Tensor
+        self, process: Process, stop: str | None, save: bool, loss: Tensor, gradient: Tensor
     ) -> None:
         self.nobody = process.world_size
-        # The smallest rank that votes yes; for stop and save any would do. Filled on the device,
-        # because a copy would wait for it.
-        asked = [
-            torch.full((1,), process.rank if wish else self.nobody, device=process.device)
-            for wish in (stop, save)
-        ]
+        # The first reason to stop, and the smallest rank that votes yes; for save any would do.
+        # Filled on the device, because a copy would wait for it.
+        wishes = (
+            REASONS.index(stop) if stop else len(REASONS),
+            process.rank if save else self.nobody,
+        )
+        asked = [torch.full((1,), wish, device=process.device) for wish in wishes]
         finite = torch.stack((loss.double(), gradient.double())).isfinite()
         votes = torch.cat((*asked, torch.where(finite, self.nobody, process.rank)))
         if dist.is_initialized():
@@ -62,7 +66,7 @@ class Vote:
     def verdict(self) -> Verdict:
         if self.arrived:
             self.arrived.synchronize()
-        stop, save, loss, gradient = (
-            None if rank == self.nobody else rank for rank in self.result.tolist()
-        )
-        return Verdict(stop is not None, save is not None, loss, gradient)
+        stop, *ranks = self.result.tolist()
+        save, loss, gradient = (None if rank == self.nobody else rank for rank in ranks)
+        reason = REASONS[stop] if stop < len(REASONS) else None
+        return Verdict(reason, save is not None, loss, gradient)

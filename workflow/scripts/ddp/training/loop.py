@@ -256,11 +256,11 @@ class Training:
             checkpoints=self.checkpoints,
         )
 
-    def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> bool:
+    def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> str | None:
         """Train to the end of the epoch.
 
         Returns:
-            Whether all ranks agreed to stop before it.
+            Why all ranks agreed to stop before it, see `Verdict`; None if they did not.
 
         Raises:
             Refusal: on all ranks, if a loss or a gradient is not finite.
@@ -286,25 +286,20 @@ class Training:
             self.totals += sums
             self.step += 1
             show.update()
-            votes.append(
-                (
-                    self.step,
-                    Vote(self.process, stop.reason is not None, saver.due, sums[0], gradient),
-                )
-            )
+            votes.append((self.step, Vote(self.process, stop.reason, saver.due, sums[0], gradient)))
             # On a GPU the votes are counted one step late.
-            stop_now, save_now = self.count(
+            reason, save_now = self.count(
                 votes, 1 if pixels.is_cuda and self.step < len(self.sizes) else 0
             )
-            if stop_now or save_now:
+            if reason or save_now:
                 # Count the last votes, so that only good numbers are saved.
                 self.count(votes, 0)
                 self.seconds = time.perf_counter() - begun
-                if stop_now:
-                    return True
+                if reason:
+                    return reason
                 saver.save(self.rank_state(), self.state)
         self.seconds, self.begun = time.perf_counter() - begun, None
-        return False
+        return None
 
     def live(self) -> dict[str, Any]:
         """How far the training is, see workflow/schemas/live.schema.yaml. From another thread."""
@@ -319,9 +314,9 @@ class Training:
                 found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
         return found
 
-    def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[bool, bool]:
-        """Count all votes but the last `left`; returns whether to stop and whether to save."""
-        stop, save = False, False
+    def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[str | None, bool]:
+        """Count all votes but the last `left`; returns why to stop, if so, and whether to save."""
+        stop, save = None, False
         while len(votes) > left:
             number, vote = votes.popleft()
             verdict = vote.verdict()
