@@ -146,15 +146,28 @@ def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
     "attempts",
     ["[]", "[{}]", "[1]", '[{"started":"2024"}]', '[{"started":"2024-99-99T00:00:00+00:00"}]'],
 )
-def test_a_damaged_request_is_none(tmp_path: Path, attempts: str) -> None:
+def test_a_state_with_a_damaged_request_is_kept(tmp_path: Path, attempts: str) -> None:
     folders = Folders(tmp_path)
-    folders.state.mkdir()
+    folders.saved.mkdir(parents=True)
+    state = folders.saved / "state"
+    state.write_text("a night's work")
+    attempt = {"started": "2026-01-01T00:00:00+00:00"}
     request = '{"sources_sha256":"","data_sha256":null,"files_sha256":null,"directory":null}'
     folders.request.write_text(f'{{"run":{{}},"request":{request},"attempts":{attempts}}}')
-    assert read_request(folders) is None
+    asked = {"directory": None}
+    with pytest.raises(Refusal, match=r"request\.json cannot be read .*resume=anyway continues"):
+        prepare(folders, {}, asked, "exact", attempt)
+    assert state.exists()
+    assert prepare(folders, {}, asked, "anyway", attempt)
+    assert state.exists()
+    folders.request.unlink()
+    with pytest.raises(Refusal, match=r"request\.json cannot be read"):
+        prepare(folders, {}, asked, "exact", attempt)
+    assert not prepare(folders, {}, asked, "fresh", attempt)
+    assert not state.exists()
     good = '[{"started":"2024-01-01T00:00:00+00:00"}]'
     folders.request.write_text(f'{{"run":{{}},"request":{request},"attempts":{good}}}')
-    assert read_request(folders) is not None
+    assert read_request(folders)["attempts"] == [{"started": "2024-01-01T00:00:00+00:00"}]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.errors import told_in_one_line
 from ddp.base.provenance import git_state, now, versions
 from ddp.checkpointing import incidents
 from ddp.programs.folders import Folders, read_request, write_request
@@ -53,8 +53,6 @@ def main() -> None:
 def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
     """run.json; notes the end of the last attempt."""
     found = read_request(folders)
-    if found is None:
-        raise Refusal(f"{folders.request} is not there, or damaged; run the same command again")
     request, attempts = found["request"], found["attempts"]
     attempts[-1]["ended"] = now()
     write_request(folders, found)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal, shown
+from ddp.base.errors import Refusal, reason, shown
 from ddp.base.provenance import in_utc, now
 from ddp.base.reading import parse_form, read_bytes
 
@@ -90,12 +90,20 @@ def prepare(
         Whether there is an earlier state.
 
     Raises:
-        Refusal: the state there is one of another request.
+        Refusal: the state there is one of another request, or it is not known of which.
         OSError: the folders are not writable.
     """
-    before = None if resume == "fresh" or folders.finished.exists() else read_request(folders)
-    if not (trace(folders.saved)[0] or trace(folders.work)[0]):
-        before = None  # it ended before it had written anything
+    before = None
+    # Without a file, it ended before it had written anything.
+    written = trace(folders.saved)[0] or trace(folders.work)[0]
+    if written and resume != "fresh" and not folders.finished.exists():
+        try:
+            before = read_request(folders)
+        except Refusal as refusal:
+            if resume != "anyway":
+                remedy = "--config resume=anyway continues, resume=fresh starts over"
+                raise Refusal(f"{refusal}; {remedy}") from None
+            before = {"request": request, "attempts": []}
     if before and resume == "exact" and (changed := differences(before["request"], request)):
         raise Refusal(
             f"{folders.state} is of another run: {changed}; undo that, or add --config "
@@ -130,15 +138,20 @@ def empty(folder: Path) -> None:
         raise Refusal(f"{folder} cannot be emptied; remove it, and run the same command again")
 
 
-def read_request(folders: Folders) -> dict[str, Any] | None:
-    """The request of the state that is there; None if there is no state, or a damaged request."""
-    with suppress(OSError, ValueError):
+def read_request(folders: Folders) -> dict[str, Any]:
+    """The request of the state that is there.
+
+    Raises:
+        Refusal: it is not there, or damaged.
+    """
+    try:
         found = parse_form(read_bytes(folders.request, MOST_BYTES), "request")
         for attempt in found["attempts"]:
             for key in ("started", "ended"):
                 datetime.fromisoformat(attempt.get(key, now()))
-        return found
-    return None
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{folders.request} cannot be read ({reason(error)})") from None
+    return found
 
 
 def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
