@@ -7,13 +7,12 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from programs import SCRIPTS, program
-from trainings import Training, attempts, complete, result
+from trainings import Training, attempts, result
 from waiting import until
 
 PROCESSES = 2
@@ -22,14 +21,7 @@ HUNG = 10  # seconds that the others wait for a rank that hangs
 NAMED_WITHIN = 60
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, digits: Path) -> Path:
-    output = tmp_path_factory.mktemp("undisturbed") / "run"
-    complete(output, digits, processes=PROCESSES)
-    return output
-
-
-def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, undisturbed) -> None:
+def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, reference) -> None:
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"])
     training.reach(3)
     since = time.monotonic()
@@ -37,7 +29,7 @@ def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, undistur
     until(lambda: "epoch" in training.said.partition("starting again")[2], 90)
     print(f"training again after {time.monotonic() - since:.1f} s")
     assert training.end() == 0, training.said
-    assert result(training.output) == result(undisturbed)
+    assert result(training.output) == reference(PROCESSES)
     assert len(attempts(training.output)) == 2
     assert re.search(
         r"launch: train failed: rank \d on \S+ was ended by SIGKILL.*; "
@@ -64,7 +56,7 @@ def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -
 
 
 @pytest.mark.faults
-def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, undisturbed) -> None:
+def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> None:
     options = ["--resume", "--timeout", HUNG]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
     training.reach(3)
@@ -76,7 +68,7 @@ def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, undisturbed) -> 
     print(f"named {named:.1f} s after the time-out")
     assert named < NAMED_WITHIN
     assert training.end() == 0, training.said
-    assert result(training.output) == result(undisturbed)
+    assert result(training.output) == reference(PROCESSES)
     assert re.search(
         r"rank \d on \S+ hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others "
         r"waited for it; its own log is \S+; starting again",
@@ -85,7 +77,7 @@ def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, undisturbed) -> 
 
 
 @pytest.mark.faults
-def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, undisturbed) -> None:
+def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, reference) -> None:
     options = ["--resume", "--timeout", 30]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
     training.reach(2)
@@ -94,12 +86,12 @@ def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, undisturbed) -> No
     time.sleep(5)
     os.kill(stopped, signal.SIGCONT)
     assert training.end() == 0, training.said
-    assert result(training.output) == result(undisturbed)
+    assert result(training.output) == reference(PROCESSES)
     assert len(attempts(training.output)) == 1
 
 
 @pytest.mark.faults
-def test_a_suspended_training_continues(tmp_path, digits, undisturbed) -> None:
+def test_a_suspended_training_continues(tmp_path, digits, reference) -> None:
     """As a scheduler suspends a job: all of its processes, for longer than they wait for each
     other.
     """
@@ -113,7 +105,7 @@ def test_a_suspended_training_continues(tmp_path, digits, undisturbed) -> None:
     for pid in reversed(family):
         os.kill(pid, signal.SIGCONT)
     assert training.end() == 0, training.said
-    assert result(training.output) == result(undisturbed)
+    assert result(training.output) == reference(PROCESSES)
 
 
 def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:

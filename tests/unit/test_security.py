@@ -230,7 +230,7 @@ def listening(pids: list[int]) -> list[str]:
     "launcher",
     [
         "torchrun",
-        "torchrun-c10d",
+        pytest.param("torchrun-c10d", marks=pytest.mark.faults),
         pytest.param("accelerate", marks=pytest.mark.faults),
         pytest.param("torch.distributed.launch", marks=pytest.mark.faults),
     ],

@@ -62,6 +62,7 @@ FULL = (
 )
 
 
+@pytest.mark.faults
 def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
     digits, reference, interrupted, disk
 ) -> None:
