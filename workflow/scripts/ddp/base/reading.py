@@ -12,6 +12,8 @@ from typing import Any
 
 import jsonschema
 import yaml
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
 
 from ddp.base.errors import Refusal, reason
 
@@ -65,9 +67,14 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 @cache
 def validator(form: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(
-        yaml.safe_load((SCHEMAS / f"{form}.schema.yaml").read_text())
-    )
+    schemas: Registry = Registry(retrieve=schema)  # type: ignore[call-arg]
+    return jsonschema.Draft202012Validator(schema(f"{form}.schema.yaml").contents, registry=schemas)
+
+
+@cache
+def schema(name: str) -> Resource:
+    """One of our schemas; another one may refer to it by its file name."""
+    return DRAFT202012.create_resource(yaml.safe_load((SCHEMAS / name).read_text()))
 
 
 def parse_json(content: bytes | str) -> Any:
