@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from measured import Measured
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from ddp.base import atomic
 from ddp.base.signing import new_secret
@@ -113,7 +115,7 @@ def commands_seconds(nodes: int) -> float:
     commands = [Command(("/bin/sh", "-c", "echo one >&2; echo two >&2"))] * nodes
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         before = time.process_time()
-        outcome = run_all(commands, Output(nowhere, nowhere), 10)
+        outcome = run_all(commands, Output(nowhere, nowhere), threading.Event(), 10)
         assert outcome.good
         return time.process_time() - before
 
@@ -166,9 +168,9 @@ def failure_seconds(ranks: int) -> float:
 def join_seconds(ranks: int) -> float:
     """Clients of one store, each in a thread of this process."""
     os.environ["LAUNCH_SECRET"] = new_secret()
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [
-        dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(minutes=5))
+        TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(minutes=5))
         for _ in range(ranks)
     ]
 
@@ -210,7 +212,7 @@ def vote_seconds(ranks: int, store: Path) -> float:
 
 def voter(rank: int, ranks: int, store: str, result: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     process = Process(rank, rank, ranks, torch.device("cpu"))
     one = torch.ones(())
     times = []

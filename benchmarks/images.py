@@ -7,6 +7,7 @@ group, as root, on arrays three times as large as the memory that it allows.
 """
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -131,16 +132,16 @@ def pipeline(imported: DataFolder, files: Path) -> Iterator[Measured]:
     how = Augmentation((EDGE, EDGE), (WINDOW, WINDOW))
     of = Shares(images, np.arange(len(images)), how, torch.device("cpu"), False)
 
+    epochs = itertools.count(1)
+
     def ours() -> float:
         """Images per second and core."""
-        plan = batches.epoch_plan(len(of), 0, ours.epoch, how)
-        ours.epoch += 1
+        plan = batches.epoch_plan(len(of), 0, next(epochs), how)
         start = time.perf_counter()
         for _part, _pixels in of.of_epoch(plan, plan.order.split(BATCH)):
             pass
         return len(of) / (time.perf_counter() - start) / CPUS
 
-    ours.epoch = 1
     keep_freed_memory()  # as a training does
     transform = v2.Compose([v2.RandomCrop(WINDOW), v2.PILToTensor()])
     folder = ImageFolder(str(files / "train"), transform)
@@ -251,7 +252,7 @@ def memory(work: Path) -> Measured:
         "--run", json.dumps(run), "--data", work / "data", "--output", work / "out", "--fresh",
     ]  # fmt: skip
     with limited(ALLOWED) as inside:
-        start = time.perf_counter()
+        begun = time.perf_counter()
         process = subprocess.Popen(
             [*inside, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -259,7 +260,7 @@ def memory(work: Path) -> Measured:
         while process.poll() is None:
             most = max(most, anonymous(process.pid))
             time.sleep(0.2)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - begun
         if process.returncode:
             assert process.stderr is not None
             raise RuntimeError(process.stderr.read().decode())

@@ -32,6 +32,7 @@ from training import ROOT, train
 
 from ddp.experiment.config import Run
 from ddp.models.classifier import Classifier, build
+from ddp.reporting.figures import PALETTE, STYLE
 from ddp.reporting.step_model import (
     Compute,
     Network,
@@ -40,7 +41,6 @@ from ddp.reporting.step_model import (
     last_that_pays,
     step_seconds,
 )
-from plot import PALETTE, STYLE
 
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3

@@ -105,8 +105,8 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
     of_class = 10_000 // CLASSES
     right = round(accuracies[-1] * of_class)
     matrix = [[of_class * (row == column) for column in range(CLASSES)] for row in range(CLASSES)]
-    for row in range(CLASSES):
-        matrix[row][row], matrix[row][row - 1] = right, of_class - right
+    for true in range(CLASSES):
+        matrix[true][true], matrix[true][true - 1] = right, of_class - right
     result = {"loss": 2 * (1 - accuracies[-1]), "accuracy": right / of_class}
     data = {"model_sha256": "c" * 64, "data_sha256": "b" * 64, "dataset": "cifar10"}
     classes = {

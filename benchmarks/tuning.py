@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 
 from training import read_experiment, train  # noqa: E402
 
+from ddp.experiment.config import Run  # noqa: E402
+
 TABLE = Path(__file__).with_name("tuning.csv")
 COLUMNS = (
     "recipe",
@@ -35,14 +37,14 @@ COLUMNS = (
 )
 
 
-def shipped(name: str):
+def shipped(name: str) -> Run:
     """The run of a shipped configuration that trains on two processes."""
     return next(
         run for run in read_experiment(ROOT / "config" / name).runs.values() if run.world_size == 2
     )
 
 
-def candidates() -> dict[str, object]:
+def candidates() -> dict[str, Run]:
     """The runs by name; one step away from the shipped recipe in each direction that was
     considered.
     """
