@@ -1,4 +1,4 @@
-"""A cluster on this machine, for tests, with real daemons: Slurm, or or what
+"""A cluster on this machine, for tests, with real daemons: Slurm, or what
 CLUSTER_KIND names, pbs or gridengine.
 
 Nodes have their own network, name and folders.

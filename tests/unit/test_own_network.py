@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from ddp.models.classifier import build
 from ddp.models.fitting import refuse_uncallable, refuse_unfit_model
 from ddp.models.names import Form
 from pictures import picture, write_folder
-from programs import program
+from programs import SCRIPTS, program
 from trainings import Training
 from waiting import until
 
@@ -266,6 +269,22 @@ def test_sources_in_a_weights_file_stay_in_their_folder(tmp_path: Path) -> None:
     weights.save(classifier, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="its code is not that of a network"):
         weights.load(tmp_path / "model.safetensors", "any")
+
+
+def test_the_next_process_removes_the_copy_of_a_killed_one() -> None:
+    loaded = "from ddp.base.sources import run_sources; print(run_sources({'a.py': ''}).__file__)"
+    killed = f"{loaded}; import os, sys; sys.stdout.flush(); os.kill(os.getpid(), 9)"
+
+    def folder_of(code: str) -> Path:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=SCRIPTS, stdout=subprocess.PIPE, text=True, check=False)
+        return Path(done.stdout.strip()).parent
+
+    left = folder_of(killed)
+    assert left.exists()
+    time.sleep(1.1)  # a younger folder might not have its lock yet
+    assert not folder_of(loaded).exists()
+    assert not left.exists()
 
 
 def test_warm_start_takes_what_fits_and_names_the_rest(

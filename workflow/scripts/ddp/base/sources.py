@@ -1,24 +1,28 @@
 """A user's Python file with the files beside it that it imports: read, hashed, imported."""
 
 import ast
+import atexit
 import hashlib
 import importlib
 import importlib.util
 import json
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ddp.base.errors import Refusal, one_line
 from ddp.base.reading import read_bytes
+from ddp.base.temporary import temporary_folder
 
 MOST_BYTES = 1_000_000
 MOST_FILES = 100
-FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+# Functions may import when they are called, so copies of sources stay until this process ends.
+COPIES = ExitStack()
+atexit.register(COPIES.close)
 
 
 def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
@@ -93,14 +97,12 @@ def run_sources(sources: Mapping[str, str]) -> ModuleType:
     Raises:
         Refusal: it cannot be imported.
     """
-    folder = tempfile.TemporaryDirectory(prefix="sources-")
-    # Functions may import when they are called, so the files stay until this process ends.
-    FOLDERS.append(folder)
+    folder = COPIES.enter_context(temporary_folder("sources-"))
     for name, text in sources.items():
-        path = Path(folder.name, name)
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return run_file(Path(folder.name, next(iter(sources))), list(sources))
+    return run_file(folder / next(iter(sources)), list(sources))
 
 
 def run_file(path: Path, names: Iterable[str] | None = None) -> ModuleType:
