@@ -737,6 +737,16 @@ def test_models_and_weights_of_single_runs_are_relative_to_the_configuration(tmp
     assert with_table(config, [tmp_path])["runs"] == expected[:1]
 
 
+def test_cells_of_a_table_may_be_lists_and_mappings(tmp_path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text('model_args,flip\n"{width: 4, kernels: [3, 5]}",TRUE\n')
+    rows = with_table({"runs": str(table)}, [])["runs"]
+    assert rows == [{"model_args": {"width": 4, "kernels": [3, 5]}, "flip": True}]
+    table.write_text('model_args\n"{width: 4"\n')
+    with pytest.raises(Refusal, match='model_args: "{width: 4" is not a list or mapping'):
+        with_table({"runs": str(table)}, [])
+
+
 DOCUMENTED = [
     (path.name, block)
     for path in sorted((ROOT / "docs").glob("*.md"))

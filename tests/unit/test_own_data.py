@@ -218,12 +218,32 @@ def good_arrays() -> dict[str, np.ndarray]:
     ({"images": np.zeros((8, 3, 32, 32), np.uint8)}, "channels first; save"),
     ({"images": np.zeros((8, 5), np.uint8)}, "images, height, width and channels are needed"),
     ({"images": np.array([None] * 8)}, "not numbers"),
+    ({"labels": np.zeros(8, np.int64)}, "there is one class; two or more are needed"),
     ({"images": np.asfortranarray(np.zeros((8, 5, 6)))}, "is in Fortran order"),
 ])  # fmt: skip
 def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict, line: str) -> None:
     np.savez(tmp_path / "x.npz", **good_arrays() | change)
     wanted = own(tmp_path / "x.npz", "arrays", test_fraction=0.5)
     assert line in refused(wanted, tmp_path / "data")
+
+
+def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 5, 6)), np.array([0, 1] * 2)
+    splits = {"train_images": images, "train_labels": labels, "test_labels": labels}
+    np.savez(tmp_path / "x.npz", **splits, test_images=images.astype(np.uint8))
+    line = "train images are float64, test images are uint8; save both with the same type"
+    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+
+
+def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> None:
+    levels = np.arange(0, 250, 10, np.int32).reshape(5, 5)
+    Image.fromarray(levels).save(tmp_path / "dark.tiff")
+    Image.fromarray(levels * 9).save(tmp_path / "bright.tiff")
+    assert (read_image(tmp_path / "dark.tiff", None, 1)[..., 0] == levels).all()
+    with pytest.raises(Unreadable, match="32 bits; save them with 16"):
+        read_image(tmp_path / "bright.tiff", None, 1)
+    (tmp_path / "deep.pgm").write_bytes(b"P5 2 1 65535 " + bytes([1, 0, 255, 255]))
+    assert read_image(tmp_path / "deep.pgm", None, 1).ravel().tolist() == [1, 255]
 
 
 def test_float_arrays_of_any_number_of_channels(tmp_path: Path) -> None:
@@ -278,6 +298,10 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
     ("    yield np.zeros((3, 9, 9), np.uint8), 0", "channels first; yield numpy.moveaxis"),
     ("    yield np.zeros((4, 4), np.uint8), 4_000_000_000", "it is too large"),
     ("    yield np.full((4, 4), np.inf), 0", "have values that are not finite"),
+    ("    yield [[1, 2], [3]], 0", "train image 0 is no array"),
+    ("    raise SystemExit(3)", "load.py ends Python; return instead"),
+    ("    yield np.zeros((4, 4), np.uint8), 1\nCLASSES = 5", "a list of the names of the classes"),
+    ("    yield from [(np.zeros((4, 4), np.uint8), 0)] * 2\nCLASSES = ['a', 'a']", "a name twice"),
 ])  # fmt: skip
 def test_a_function_that_cannot_be_used(tmp_path: Path, body: str, line: str) -> None:
     (tmp_path / "load.py").write_text(f"import numpy as np\ndef load(split):\n{body}\n")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from trainings import Training
 from waiting import until
 
 NETWORK = """
+import random
+import numpy as np
 from torch import nn
 from layers import Block
 
@@ -34,6 +37,8 @@ class Net(nn.Module):
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, images):
+        if self.training:
+            images = images + random.gauss(0, 0.1) + 0.1 * np.random.standard_normal()
         return self.head(self.body(images).mean((2, 3)))
 
     def parameter_groups(self, weight_decay, muon):
@@ -147,7 +152,7 @@ def test_evaluation_runs_only_the_code_that_was_configured(
 
 @pytest.mark.parametrize(("model", "args", "line"), [
     ("my_models.py:Net", {"depth": 3}, "unexpected keyword argument 'depth'"),
-    ("my_models.py:broken", {}, "my_models.py:18: ZeroDivisionError: division by zero"),
+    ("my_models.py:broken", {}, "my_models.py:22: ZeroDivisionError: division by zero"),
     ("my_models.py:None_", {}, "my_models.py has no None_"),
     ("other.py:Net", {}, "other.py is not there"),
     ("my_models.py:Block", {}, "Block.__init__() takes 3 positional arguments"),
@@ -185,7 +190,40 @@ class Unused(Tied):
 
 def lazy(classes, channels, size):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+class View(Tied):
+    def forward(self, images):
+        return self.head(images.view(len(images), -1))
+
+class Pair(Tied):
+    def forward(self, images):
+        logits = super().forward(images)
+        return logits if self.training else (logits, images)
+
+def frozen(classes, channels, size):
+    return Tied(classes, channels, size).requires_grad_(False)
+
+def ends(classes, channels, size):
+    raise SystemExit(4)
+
+class Sometimes(Unused):
+    def forward(self, images):
+        self.passes = getattr(self, "passes", 0) + 1
+        logits = super().forward(images)
+        return logits + 0 * self.idle(images[:, 0, :3, :3]).sum() if self.passes == 1 else logits
 """
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("View", "Use .reshape(...) instead"),
+    ("Pair", "returns auxiliary outputs as well"),
+    ("frozen", "has no parameter to train"),
+    ("ends", "ends Python; raise an error instead"),
+])  # fmt: skip
+def test_networks_that_a_dry_run_refuses(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / "nets.py").write_text(TROUBLE)
+    with pytest.raises(Refusal, match=re.escape(line)):
+        refuse_unfit_model(f"{tmp_path}/nets.py:{name}", (8, 8, 8), {}, Form(48, 64, 2, 3))
 
 
 def test_tied_weights_infinite_masks_and_groups_without_a_rate(
@@ -201,6 +239,7 @@ def test_tied_weights_infinite_masks_and_groups_without_a_rate(
 
 @pytest.mark.parametrize(("name", "processes", "line"), [
     ("Unused", 2, "does not use network.idle.weight in every pass"),
+    ("Sometimes", 2, "this pass did not use every parameter"),
     ("lazy", 1, "lazy of nets.py has lazy layers; give them their sizes"),
 ])  # fmt: skip
 def test_networks_that_cannot_be_trained_are_refused_in_a_line(

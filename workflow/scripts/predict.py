@@ -16,7 +16,7 @@ import torch
 from ddp.base.errors import Refusal, error_line, one_line, told_in_one_line
 from ddp.data.batches import centred
 from ddp.data.datasets import DATASETS
-from ddp.data.own.declaration import SUFFIXES
+from ddp.data.own.declaration import SUFFIXES, walk
 from ddp.data.own.pictures import Unreadable, read_image
 from ddp.evaluation.views import predict_with_views
 from ddp.models import weights
@@ -58,7 +58,7 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     header = [["image", "predicted", "probability", *map(cell, names)]]
     good = True
     pending: list[tuple[Path, np.ndarray]] = []
-    for path in files(args.images):
+    for path in [path for given in args.images for path in files(given)]:
         try:
             pending.append((path, pixels(classifier, path)))
         except Unreadable as error:
@@ -72,15 +72,23 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     return good
 
 
-def files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files, and those named like images in the folders."""
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(
-                each for each in path.rglob("*") if each.name.lower().endswith(SUFFIXES)
-            )
-        else:
-            yield path
+def files(path: Path) -> list[Path]:
+    """The file, or those in the folder that an import would take.
+
+    Raises:
+        Refusal: there is none.
+    """
+    if not path.is_dir():
+        return [path]
+    found = [
+        folder / name
+        for folder, names in walk(path)
+        for name in names
+        if name.lower().endswith(SUFFIXES)
+    ]
+    if not found:
+        raise Refusal(f"{path} has no images; their names end with {', '.join(SUFFIXES)}")
+    return found
 
 
 def pixels(classifier: Classifier, path: Path) -> np.ndarray:

@@ -6,10 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp.base.errors import Refusal, reason
+import yaml
+
+from ddp.base.errors import Refusal, reason, shown
 from ddp.base.reading import read_bytes
 from ddp.experiment.paths import with_paths
-from ddp.experiment.schema import MOST_BYTES, is_program, typed_rows, with_types
+from ddp.experiment.schema import (
+    MOST_BYTES,
+    TEXT_KEYS,
+    is_program,
+    typed_rows,
+    with_types,
+)
 
 MOST_ROWS = 10_000
 
@@ -52,4 +60,25 @@ def with_table(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
         rows.append(dict(zip(header, map(str.strip, line), strict=True)))
     if is_program(config):
         return dict(config) | {"runs": typed_rows(rows, as_written=False)}
-    return dict(config) | {"runs": [with_paths(with_types(row), folders) for row in rows]}
+    typed = [{key: cell_value(key, cell) for key, cell in row.items()} for row in rows]
+    return dict(config) | {"runs": [with_paths(with_types(row), folders) for row in typed]}
+
+
+def cell_value(key: str, cell: str) -> Any:
+    """What a cell stands for: a list or a mapping as in YAML, or a text.
+
+    Raises:
+        Refusal: it is an incomplete list or mapping.
+    """
+    if key in TEXT_KEYS:
+        return cell
+    if cell in ("TRUE", "FALSE"):  # as spreadsheets write them
+        return cell.lower()
+    if cell[:1] not in ("[", "{"):
+        return cell
+    try:
+        return yaml.safe_load(cell)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+        raise Refusal(
+            f"config: runs: {key}: {shown(cell)} is not a list or mapping as in YAML"
+        ) from None

@@ -70,22 +70,31 @@ def tried(
                 (form.height, form.width, form.channels),
                 arguments,
             ).network
-            output = network.train()(torch.zeros(IMAGES, form.channels, form.height, form.width))
+            # In the order of dimensions that a training uses.
+            images = torch.zeros(IMAGES, form.height, form.width, form.channels)
+            outputs = [
+                mode(images.permute(0, 3, 1, 2)) for mode in (network.train(), network.eval())
+            ]
     except Refusal as refusal:
         return f"{model}: {refusal}"
+    except SystemExit:
+        return f"{model} ends Python; raise an error instead"
     except Exception as error:
         # The layers raise anything from AssertionError to RuntimeError; all of it means the same
         # here.
-        text = one_line((str(error) or type(error).__name__).splitlines()[0], 120)
+        text = one_line((str(error) or type(error).__name__).splitlines()[0], 150)
         return f"{model} does not take {form.size} images: {text}"
-    if not isinstance(output, torch.Tensor):
-        return (
-            f"{model} returns auxiliary outputs as well, which this trainer does not use; choose "
-            "another"
-        )
-    if tuple(output.shape) != (IMAGES, form.classes):
-        return (
-            f"{model} returns {tuple(output.shape)} for {IMAGES} images; logits "
-            f"{(IMAGES, form.classes)} are needed"
-        )
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            return (
+                f"{model} returns auxiliary outputs as well, which this trainer does not use; "
+                "choose another"
+            )
+        if tuple(output.shape) != (IMAGES, form.classes):
+            return (
+                f"{model} returns {tuple(output.shape)} for {IMAGES} images; logits "
+                f"{(IMAGES, form.classes)} are needed"
+            )
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        return f"{model} has no parameter to train: none requires a gradient"
     return ""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +25,8 @@ from ddp.models.names import OWN_MODELS, TIMM, is_own
 MOST_CHANNELS = 4096
 MOST_CLASSES = 1_000_000
 MOST_EDGE = 100_000
+# Between the ranges of images that one network takes; 0 to 1 and 0 to 255 are 255 apart.
+MOST_SCALE = 10
 
 
 def save(classifier: Classifier, path: Path) -> None:
@@ -119,6 +122,13 @@ def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) 
         )
     if not all(tensor.isfinite().all() for tensor in good.values() if tensor.is_floating_point()):
         raise Refusal(f"initial_weights: {path} has weights that are not finite")
+    if "std" in good:
+        scale = float(good["std"].double().mean() / own["std"].double().mean())
+        if not 1 / MOST_SCALE <= scale <= MOST_SCALE:
+            raise Refusal(
+                f"initial_weights: the images of {path} vary {scale:.3g} times as much as these; "
+                "bring both to one range, such as 0 to 255"
+            )
     classifier.load_state_dict(good, strict=False)
     anew = [
         f"{name} {tuple(tensor.shape)}"
@@ -157,8 +167,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise Refusal(f"initial_weights: {path}: {error.strerror}") from None
     except Exception as error:
-        # torch.load raises anything from EOFError to UnpicklingError.
+        # torch.load raises anything from EOFError to UnpicklingError, which tells how to run code.
         text = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, pickle.UnpicklingError):
+            text = "it is no state dict of tensors; save the network's state_dict()"
         raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
     return {name.removeprefix("module."): tensor for name, tensor in found.items()}
 

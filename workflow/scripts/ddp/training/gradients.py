@@ -72,6 +72,11 @@ class Gradients:
             # CPU; minimum and maximum took 6, the norm 15.
             self.totals = [gradient.sum() for gradient in gradients]
         totals, self.totals = self.totals, []
+        if not totals:
+            raise Refusal(
+                "model: this pass did not use every parameter, which several processes cannot "
+                "train; use all of them in every pass"
+            )
         return torch.stack(totals).sum()
 
 

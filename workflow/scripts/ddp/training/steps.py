@@ -1,7 +1,10 @@
 """The computation of a step and of the end of an epoch."""
 
+import math
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -113,13 +116,30 @@ def validate(
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of this process's random generators, by device type; dropout uses them."""
-    return {"cpu": torch.get_rng_state()} | (
-        {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    )
+    """The states of this process's random generators: torch's by device type, which dropout uses,
+    Python's and numpy's, which a user's network may use.
+    """
+    _, numbers, gauss = random.getstate()
+    of_numpy: Any = np.random.get_state()
+    _, keys, position, has_gauss, cached = of_numpy
+    states = {
+        "cpu": torch.get_rng_state(),
+        "python": torch.tensor(
+            [*numbers, math.nan if gauss is None else gauss], dtype=torch.float64
+        ),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss, cached], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the generators as `random_state` found them."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+    *numbers, gauss = state["python"].tolist()
+    random.setstate((3, tuple(map(int, numbers)), None if math.isnan(gauss) else gauss))
+    *keys, position, has_gauss, cached = state["numpy"].tolist()
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))

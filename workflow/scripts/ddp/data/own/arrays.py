@@ -102,15 +102,24 @@ def from_arrays(own: Own, folder: Path) -> Imported:
             one, other = shapes.values()
             raise Refusal(f"dataset.arrays: train images are {one}, test images are {other}")
         shape = next(iter(shapes.values()))
-        kind = "float32" if any(r.dtype.kind == "f" for r, _ in splits.values()) else "uint8"
+        types = {split: rows.dtype for split, (rows, _) in splits.items()}
+        if len({kind_of(dtype) for dtype in types.values()}) > 1:
+            # Their ranges would differ too: 0 to 1 and 0 to 255.
+            raise Refusal(
+                f"dataset.arrays: train images are {types['train']}, test images are "
+                f"{types['test']}; save both with the same type"
+            )
+        kind = kind_of(next(iter(types.values())))
         files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
         for file in files.values():
             stack.callback(file.close)
         kept: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
         for split, (rows, _) in splits.items():
             if len(labels[split]) != rows.shape[0]:
+                which = "" if split == "all" else f"{split} has "
                 raise Refusal(
-                    f"dataset.arrays: {rows.shape[0]:,} images but {len(labels[split]):,} labels"
+                    f"dataset.arrays: {which}{rows.shape[0]:,} images but {len(labels[split]):,} "
+                    "labels; save one label per image"
                 )
             done = 0
             bar = progress((), f"importing {split}", rows.shape[0])
@@ -134,6 +143,11 @@ def from_arrays(own: Own, folder: Path) -> Imported:
             (),
             shared_images(files["train"], files["test"]),
         )
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """The type in which images of this type are kept."""
+    return "float32" if dtype.kind == "f" else "uint8"
 
 
 def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]]:

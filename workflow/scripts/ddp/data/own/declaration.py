@@ -93,6 +93,10 @@ class Own:
                 raise Refusal(
                     f"config: dataset.{key}: dataset.{kind} has no use for it; leave it out"
                 )
+        if dataset["labels"] is not None and not path.endswith(".npy"):
+            raise Refusal(
+                f"config: dataset.labels: {shown(path)} brings its own labels; leave labels out"
+            )
         size = dataset["image_size"]
         return Own(
             dataset["name"],

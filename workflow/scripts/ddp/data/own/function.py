@@ -11,7 +11,7 @@ from ddp.base.errors import Refusal, one_line, shown
 from ddp.base.sources import member, run_file, user_error
 from ddp.data.folder import label_type
 from ddp.data.own.declaration import Own
-from ddp.data.own.pictures import Unreadable, prepared
+from ddp.data.own.pictures import GREY, Unreadable, prepared
 from ddp.data.own.writing import (
     MOST_CLASSES,
     SPLITS,
@@ -62,8 +62,15 @@ def from_python(own: Own, folder: Path) -> Imported:
                 )
         classes = 1 + max(max(found) for found in labels.values())
         given = getattr(module, "CLASSES", None)
+        if given is not None and not isinstance(given, list | tuple):
+            raise Refusal(
+                f"dataset.python: CLASSES of {path.name} is {shown(given)}; a list of the names of "
+                "the classes is needed"
+            )
         named = given if given is not None else range(min(classes, MOST_CLASSES + 1))
         names = tuple(map(str, named))
+        if len(set(names)) < len(names):
+            raise Refusal(f"dataset.python: CLASSES of {path.name} has a name twice")
         if len(names) < classes or len(names) > MOST_CLASSES:
             raise Refusal(
                 f"dataset.python: the label {classes - 1:,} is out of range; "
@@ -105,6 +112,8 @@ def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) ->
             yield image, label
     except Refusal:
         raise
+    except SystemExit:
+        raise Refusal(f"dataset.python: {path.name} ends Python; return instead") from None
     except Exception as error:
         raise Refusal(f"dataset.python: {user_error(error, path)}") from None
 
@@ -116,12 +125,15 @@ def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
         Refusal: it is none.
     """
     if hasattr(image, "convert"):  # Pillow's
-        grey = own.channels or (1 if image.mode in ("1", "L") else 3)
+        grey = own.channels or (1 if image.mode in GREY else 3)
         try:
             return prepared(image, own.image_size, grey)
         except Unreadable as error:
             raise Refusal(f"{where}: {error}") from None
-    array = np.asarray(image)
+    try:
+        array = np.asarray(image)
+    except Exception as error:  # a ragged list; a tensor that needs its gradient, or on a GPU
+        raise Refusal(f"{where} is no array: {one_line(str(error), 120)}") from None
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.dtype.kind not in "uif" or 0 in array.shape:
@@ -147,7 +159,10 @@ def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
 
 
 def user_label(label: Any, where: str) -> int:
-    found = np.asarray(label)
+    try:
+        found = np.asarray(label)
+    except Exception as error:
+        raise Refusal(f"{where} has no label: {one_line(str(error), 120)}") from None
     if found.size != 1 or found.dtype.kind not in "ui" or int(found.reshape(())) < 0:
         raise Refusal(f"{where} has the label {shown(label)}; a whole number from 0 is needed")
     return int(found.reshape(()))

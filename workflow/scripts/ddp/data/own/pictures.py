@@ -77,6 +77,8 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
     Raises:
         Unreadable: it is damaged.
     """
+    # Pillow opens PGM files of 16 bits as such of 32.
+    deep = image.mode != "I" or image.format == "PPM"
     try:
         image = ImageOps.exif_transpose(image)
         if image.mode == "F":
@@ -85,8 +87,9 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
             levels = np.asarray(image)
             if levels.min() < 0 or levels.max() > 65535:
                 raise Unreadable("its pixels have more than 16 bits")
-            # Files of 32 bits may hold 8.
-            deep = image.mode != "I" or levels.max() > 255
+            if not deep and levels.max() > 255:
+                # No rule for one image alone would treat all images of a data set alike.
+                raise Unreadable("its pixels have 32 bits; save them with 16")
             image = Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")

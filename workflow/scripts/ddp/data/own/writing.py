@@ -119,6 +119,8 @@ def chosen_for_test(n: int, own: Own, number: int) -> np.ndarray:
 
 
 def refuse_empty_class(labels: np.ndarray, names: Sequence[str], split: str, own: Own) -> None:
+    if len(names) < 2:
+        raise Refusal(f"dataset.{own.kind}: there is one class; two or more are needed")
     counts = np.bincount(labels, minlength=len(names))
     if empty := np.flatnonzero(counts == 0).tolist():
         raise Refusal(
