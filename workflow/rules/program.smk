@@ -122,7 +122,7 @@ rule train:
         outputs=SETTINGS["outputs"],
         results=subpath(output.about, parent=True),
     shell:
-        "python {params.prepare:q} --run {params.run:q} --sources {params.sources:q}{params.places}{params.directory} --resume {resources.resume}"
+        "python {params.prepare:q} --run {params.run:q} --sources={params.sources}{params.places}{params.directory} --resume {resources.resume}"
         " --output {params.results:q} 2>&1 | tee {log:q}\n"
         "launch() {{ python {params.launch:q} --transport {resources.transport}{resources.hosts}"
         " --launcher {resources.launcher} --end-with $PPID --resume --timeout {resources.timeout} {params.geometry}"

@@ -118,7 +118,7 @@ def run(
             state=None if args.evaluation else folders.saved,
             parameters=parameters,
         )
-        known = values | {
+        known = {"rank": rank, "local_rank": local_rank} | values | {
             "here": str(Path.cwd()),
             "python": sys.executable,
             **{name: getattr(places, name) for name in

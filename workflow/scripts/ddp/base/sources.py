@@ -39,9 +39,12 @@ def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     folder = folder or path.parent
-    pending = [path.relative_to(folder).as_posix()]
+    first = path.relative_to(folder)
+    # Python runs the packages that a module is in before the module.
+    packages = [above / "__init__.py" for above in first.parents if above.name]
+    pending = [first, *(each for each in packages if (folder / each).is_file())]
     while pending:
-        name = pending.pop(0)
+        name = pending.pop(0).as_posix()
         if name in found:
             continue
         file = folder / name
@@ -62,7 +65,7 @@ def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
     return found
 
 
-def imported(tree: ast.Module, name: str) -> list[str]:
+def imported(tree: ast.Module, name: str) -> list[Path]:
     """File names that the imports of a module could mean, relative to the first file's folder."""
     here = Path(name).parent
     found: list[Path] = []
@@ -83,7 +86,7 @@ def imported(tree: ast.Module, name: str) -> list[str]:
             for depth in range(1, len(parts) + 1):
                 inside = base.joinpath(*parts[:depth])
                 found += [inside.with_suffix(".py"), inside / "__init__.py"]
-    return [path.as_posix() for path in found if ".." not in path.parts]
+    return [path for path in found if ".." not in path.parts]
 
 
 def sources_sha256(sources: Mapping[str, str]) -> str:

@@ -42,6 +42,7 @@ SITE = (
     "replace",
     "timeout",
     "probe",
+    "preflight",
     "images_in",
 )
 # Where a run is computed. `launch` takes these keys and passes them on to the program.

@@ -22,6 +22,7 @@ from ddp.base.sources import local_sources, sources_sha256
 from ddp.data.folder import MANIFEST, file_sha256
 from ddp.experiment import schema
 from ddp.experiment.config import (
+    SITE,
     Common,
     Experiment,
     all_axes,
@@ -38,8 +39,6 @@ SHARED = (
     *("runs", "launcher", "hosts", "scratch", "replace", "timeout"),
 )
 KEYS = ("dataset", "nodes", "nproc_per_node", "cpus_per_proc", "device", "seed")
-# Keys that change no result.
-SITE = ("launcher", "hosts", "scratch", "replace", "timeout", "resume", "preflight")
 # Folders, which are known only where the program runs.
 FOLDERS = ("data", "files", "results", "state", "here", "python")
 # Columns of summary.csv that are not the program's.
@@ -50,6 +49,8 @@ COLUMNS = (
 OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+# Known to each process alone; a parameter of the user's with such a name comes first.
+OF_PROCESS = ("rank", "local_rank")
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
 
 
@@ -123,7 +124,7 @@ class ProgramExperiment(Common):
             own_parameters = parameters | {k: v for k, v in point.items() if k not in KEYS}
             run = ProgramRun(command=words, parameters=own_parameters, **chosen)
             missing = absent(resolved, run)
-            refuse_unknown_names("arguments", words, run, set(FOLDERS) - missing)
+            refuse_unknown_names("arguments", words, run, {*FOLDERS, *OF_PROCESS} - missing)
             known = set(OF_EVALUATION) - missing - {"state"}
             refuse_unknown_names("evaluate", evaluation(resolved), run, known)
             runs[run_name] = run

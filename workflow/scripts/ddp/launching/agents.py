@@ -317,8 +317,12 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
                 text = copy_line(line, command, output, is_error)
                 if text and show and not raw:
                     tell(text.encode() + b"\n")
+    # A last line without an end.
     if pending:
-        copy_line(pending, command, output, is_error)
+        text = copy_line(pending, command, output, is_error)
+        if text and show and not raw:
+            with suppress(OSError):
+                tell(text.encode() + b"\n")
 
 
 def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:

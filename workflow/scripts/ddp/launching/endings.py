@@ -69,8 +69,11 @@ class Ending:
 
     @property
     def error(self) -> str:
-        """One line: who it was, with its last line or else how it ended."""
+        """One line: who it was, with its error or last line, or else how it ended."""
         said = self.lines[-1] if self.lines else ""
+        if self.lines and self.lines[0].startswith("Traceback "):
+            # The message after the frames may have several lines.
+            said = next((line for line in self.lines[1:] if line[:1].strip()), said)
         if self.how.startswith(("was ended by", LATE)) or not said:
             return f"{self.who} {self.how}"
         return f"{self.who}: {' '.join(said.split())}"

@@ -109,7 +109,8 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
         evaluated = isinstance(experiment, ProgramExperiment) and experiment.evaluation
         if evaluated and not (folder / "evaluation.json").exists():
             return None
-        return read_results(folder) | {"seconds": about["seconds"]}, about
+        numbers = read_results(folder) | {"seconds": about["seconds"]}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}, about
     except FileNotFoundError:
         return None
 

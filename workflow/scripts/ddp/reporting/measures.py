@@ -44,6 +44,8 @@ def read_metrics(path: Path) -> list[Row]:
             lines = lines[:-1]
         if len(set(header)) < len(header) or not all(header) or len(header) > MOST_COLUMNS:
             raise ValueError("its first line must name every column, each once")
+        if any(is_number(name) for name in header):
+            raise ValueError("its first line has numbers; it must name every column")
         rows: dict[float, Row] = {}
         for number, line in enumerate(lines[1:], 2):
             if line == lines[0]:  # a program that has started again
@@ -57,6 +59,14 @@ def read_metrics(path: Path) -> list[Row]:
     except (ValueError, csv.Error) as error:
         raise Refusal(f"{path}: {error}") from None
     return [rows[count] for count in sorted(rows)]
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def cell(text: str, row: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.experiment.config import Common, Experiment
+from ddp.experiment.config import SITE, Common, Experiment
 from ddp.reporting import scaling
 from ddp.reporting.results import VIEWS
 from ddp.reporting.scaling import counted
@@ -112,6 +112,7 @@ def of_program(
     ranges = [
         f"{column} {summary[column].min():.6g}"
         + (f" to {summary[column].max():.6g}" if summary[column].nunique() > 1 else "")
+        + missing_words(summary[column])
         for column in numbers[:MOST_NUMBERS]
     ]
     result = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}: {', '.join(ranges)}."
@@ -119,7 +120,9 @@ def of_program(
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
     averaged = pd.DataFrame({"runs (n)": grouped.size()})
     for column in numbers:
-        averaged[column] = grouped[column].mean().map("{:.6g}".format)
+        averaged[column] = grouped[column].agg(
+            lambda values: f"{values.mean():.6g}{missing_words(values)}"
+        )
         spread = grouped[column].std()
         if spread.notna().any():
             averaged[f"± {column}"] = spread.map("{:.2g}".format).where(spread.notna(), "–")
@@ -139,6 +142,12 @@ def of_program(
     return PAGE.format(
         title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
     )
+
+
+def missing_words(values: Any) -> str:
+    """How many runs have the number at all; a training that diverged may have none."""
+    count = int(values.notna().sum())
+    return "" if count == len(values) else f" ({count} of {len(values)} runs)"
 
 
 def result_sentence(summary: pd.DataFrame, settings: list[str]) -> str:
@@ -296,7 +305,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value["name"] if key == "dataset" and value else value
         for key, value in config.items()
-        if key != "experiment" and value not in (None, [], {})
+        if key not in ("experiment", *SITE) and value not in (None, [], {})
     }
 
 
