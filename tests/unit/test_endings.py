@@ -91,6 +91,13 @@ def test_last_words_of_a_traceback_are_the_traceback() -> None:
     )
 
 
+def test_an_error_with_several_lines_is_named_by_its_first() -> None:
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>',
+             "ValueError: the first line", "  and more", "the last line"]  # fmt: skip
+    ending = Ending("rank 1 on n2", "ended with status 1", 1.0, tuple(lines))
+    assert ending.error == "rank 1 on n2: ValueError: the first line"
+
+
 def test_last_words_of_a_refusal_are_its_line() -> None:
     assert last_words(
         ["Traceback (most recent call last):", "train: epochs: too few", WARNING], "train"

@@ -41,6 +41,7 @@ def test_rows_count_once(tmp_path: Path, text: str, rows: list) -> None:
     ("text", "line"),
     [
         ("epoch,loss\n1,tensor(0.5)\n", 'row 2: "tensor(0.5)" is not a number'),
+        ("1,0.5\n2,0.4\n", "its first line has numbers; it must name every column"),
         ("epoch,epoch\n1,2\n", "must name every column, each once"),
         ("epoch,loss\n1,2,3\n4,5\n", "row 2 has 3 cells, not 2"),
         ("epoch,loss\n,3\n4,5\n", "row 2 has no epoch"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp.base import provenance
+from ddp.base.sources import local_sources
 from programs import SCRIPTS
 
 
@@ -127,3 +128,11 @@ def test_the_commit_and_whether_there_are_changes(scripts) -> None:
     assert clean["dirty"] is False
     (scripts / "new.py").write_text("")
     assert provenance.git_state() == clean | {"dirty": True}
+
+
+def test_a_module_s_packages_are_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "pkg/sub").mkdir(parents=True)
+    for name in ("pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/train.py"):
+        (tmp_path / name).write_text("")
+    found = local_sources(tmp_path / "pkg/sub/train.py", tmp_path)
+    assert set(found) == {"pkg/sub/train.py", "pkg/sub/__init__.py", "pkg/__init__.py"}

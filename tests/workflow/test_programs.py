@@ -235,6 +235,11 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
     staged = json.loads((place.path / "results/total/run/staging.json").read_text())["nodes"]
     assert {node["status"] for node in staged} <= {"fresh", "reused"}
     assert place.jobs(*command) == {}
+    (folder / "single.txt").write_text("5\n")
+    made = "results/total/files/manifest.json"
+    assert f"make {made} in a command of its own first" in place.snakemake(*command).stdout
+    place.run(made, *command)
+    assert place.jobs(*command) == {}
     (folder / "single.txt").write_text("6\n")
     refused = place.snakemake(*command)
     assert refused.returncode != 0
@@ -242,6 +247,40 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
     jobs = place.jobs(*command, "--config", "replace=true")
     assert jobs["collect"] == jobs["train"] == 1
     assert "total/run: total 13" in place.run(*command, "--config", "replace=true")
+
+
+def test_a_seed_that_diverged_is_counted(place: Checkout) -> None:
+    folder = place.path / "diverged"
+    folder.mkdir()
+    (folder / "diverged.py").write_text(
+        "import json, sys\n"
+        "json.dump({'acc': [0.5, float('nan')][int(sys.argv[1])]}, open('result.json', 'w'))\n"
+    )
+    (folder / "diverged.yaml").write_text(
+        "experiment: diverged\nprogram: diverged.py\narguments: ['{seed}']\nseed: [0, 1]\n"
+        "preflight: false\n"
+    )
+    place.run("--configfile", "diverged/diverged.yaml")
+    assert "0.5 (1 of 2 runs)" in (place.path / "results/diverged/report.html").read_text()
+    command = ["workflow/scripts/difference.py", *["results/diverged"] * 2]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=place.path, capture_output=True, text=True, check=True
+    )
+    assert "acc 0.5 (n = 1) -> 0.5 (n = 1)" in done.stdout
+
+
+def test_a_command_without_a_file_and_an_evaluation_that_fails(place: Checkout) -> None:
+    folder = place.path / "line"
+    folder.mkdir()
+    (folder / "line.yaml").write_text(
+        "experiment: line\nnproc_per_node: 2\npreflight: false\n"
+        "command: [bash, -c, 'printf local-$0-$LOCAL_RANK']\narguments: ['{local_rank}']\n"
+        "evaluate: bad.py\n"
+    )
+    (folder / "bad.py").write_text("raise SystemExit(7)")
+    done = place.snakemake("--configfile", "line/line.yaml")
+    assert {"local-0-0", "local-1-1"} <= set(done.stdout.splitlines())
+    assert "line/run: not finished: evaluate: the program ended with status 7; log: " in done.stdout
 
 
 @pytest.mark.parametrize(

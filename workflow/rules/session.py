@@ -23,7 +23,8 @@ from ddp.base.reading import is_file
 from ddp.checkpointing import owner
 from ddp.data.datasets import DATASETS
 from ddp.data.files import below, fingerprint, read_files
-from ddp.data.folder import SOURCE, DataFolder
+from ddp.data.folder import MANIFEST, SOURCE, DataFolder
+from ddp.data.own.declaration import Own
 from ddp.experiment import job_size
 from ddp.experiment.config import Experiment, edges
 from ddp.experiment.programs import ProgramExperiment
@@ -39,6 +40,8 @@ FIXED = {"nodes": "nodes", "tasks": "nodes"}
 MOST_PER_CPU = 8
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
+# What has changed, in a refusal to replace results.
+OTHER_FILES = "other files"
 
 
 class Session:
@@ -96,7 +99,7 @@ class Session:
         own = self.experiment.own
         if own and self.stale:
             finished = [name for name in names if (self.results / name / "run.json").exists()]
-            changes |= dict.fromkeys(finished, f"other images of {own.name}")
+            changes |= dict.fromkeys(finished, other_images(own))
         if isinstance(self.experiment, ProgramExperiment):
             now = self.experiment.sources_sha256
             for name in names:
@@ -109,7 +112,7 @@ class Session:
                         if about[key] != config[key]:
                             changes.setdefault(name, f"another value of {key}")
                     if config["files"] and self.files_changed:
-                        changes.setdefault(name, "other files")
+                        changes.setdefault(name, OTHER_FILES)
             return changes
         for name in names:
             model = self.experiment.runs[name].model
@@ -119,6 +122,17 @@ class Session:
                     if about["network_sha256"] != code_of(model):
                         changes.setdefault(name, f"{model.rpartition(':')[0]} has changed")
         return changes
+
+    def after_a_touch(self, changes: set[str]) -> str:
+        """What helps if files were written and have the same bytes as before."""
+        own = self.experiment.own
+        if own and other_images(own) in changes:
+            made = Path("results/data") / own.name / MANIFEST
+        elif OTHER_FILES in changes:
+            made = self.results / "files" / MANIFEST
+        else:
+            return ""
+        return f"; if their bytes are the same, make {made} in a command of its own first"
 
     @property
     def written_to(self) -> list[Path]:
@@ -316,7 +330,8 @@ class Session:
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
             line = results.replacement_line(self.experiment.name, changes)
-            raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
+            remedy = "give another experiment name, or add --config replace=true"
+            raise Refusal(f"{line}; {remedy}{self.after_a_touch(set(changes.values()))}")
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
@@ -470,6 +485,10 @@ def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
                 f"config: initial_weights: {path} would be replaced by this run; give another "
                 "experiment name"
             )
+
+
+def other_images(own: Own) -> str:
+    return f"other images of {own.name}"
 
 
 def refuse_missing_program(experiment: ProgramExperiment) -> None:

@@ -100,7 +100,7 @@ def main() -> None:
     args = parser.parse_args()
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
-    with told_in_one_line("launch"), logged(args.log):
+    with told_in_one_line("launch"), logged(args.log, args.rank_logs):
         for number in stopping_signals():
             signal.signal(number, stopped)
         try:
@@ -420,14 +420,16 @@ def explain_and_end(
 
 
 @contextmanager
-def logged(log: Path | None) -> Iterator[None]:
-    """Write a refusal to the log too, unless the log exists: another launch may be using it."""
+def logged(log: Path | None, rank_logs: Path | None) -> Iterator[None]:
+    """Write a refusal to the log too, unless another launch may be using it: then the log exists,
+    or with `rank_logs` is a link to a file there.
+    """
     try:
         yield
     except (Refusal, OSError) as error:
-        if log and not log.exists():
-            with suppress(OSError):
-                log.write_text(f"launch: {error_line(error)}\n")
+        if log and not (log.is_symlink() if rank_logs else log.exists()):
+            with suppress(OSError), log.open("a") as file:
+                file.write(f"launch: {error_line(error)}\n")
         raise
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from ddp.base import atomic
 from ddp.base.environment import Environment, add_to_report, refusals_reported
 from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
-from ddp.base.processes import adopt_orphans
+from ddp.base.processes import adopt_orphans, how
 from ddp.checkpointing.owner import Owner, acquire
 from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
@@ -68,6 +68,9 @@ def main() -> None:
             words = checked(json.loads(args.evaluation))
         with refusals_reported():
             ended = run(words, values, contract, stop, args)
+        if args.evaluation and ended.status:
+            # `launch` names what a training ended with.
+            tell(f"the program {how(ended.status)}")
     end_like(ended.status)
 
 
