@@ -198,7 +198,12 @@ class View(Tied):
 class Pair(Tied):
     def forward(self, images):
         logits = super().forward(images)
-        return logits if self.training else (logits, images)
+        return (logits, images) if self.training == self.when else logits
+
+    when = False
+
+class PairInTraining(Pair):
+    when = True
 
 def frozen(classes, channels, size):
     return Tied(classes, channels, size).requires_grad_(False)
@@ -217,6 +222,7 @@ class Sometimes(Unused):
 @pytest.mark.parametrize(("name", "line"), [
     ("View", "Use .reshape(...) instead"),
     ("Pair", "returns auxiliary outputs as well"),
+    ("PairInTraining", "returns auxiliary outputs as well"),
     ("frozen", "has no parameter to train"),
     ("ends", "ends Python; raise an error instead"),
 ])  # fmt: skip

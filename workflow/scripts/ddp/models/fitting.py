@@ -72,9 +72,7 @@ def tried(
             ).network
             # In the order of dimensions that a training uses.
             images = torch.zeros(IMAGES, form.height, form.width, form.channels)
-            outputs = [
-                mode(images.permute(0, 3, 1, 2)) for mode in (network.train(), network.eval())
-            ]
+            outputs = [network.train(how)(images.permute(0, 3, 1, 2)) for how in (True, False)]
     except Refusal as refusal:
         return f"{model}: {refusal}"
     except SystemExit:
