@@ -123,16 +123,16 @@ class Session:
                         changes.setdefault(name, f"{model.rpartition(':')[0]} has changed")
         return changes
 
-    def after_a_touch(self, changes: set[str]) -> str:
+    def tell_after_a_touch(self, changes: set[str]) -> None:
         """What helps if files were written and have the same bytes as before."""
         own = self.experiment.own
+        made = []
         if own and other_images(own) in changes:
-            made = Path("results/data") / own.name / MANIFEST
-        elif OTHER_FILES in changes:
-            made = self.results / "files" / MANIFEST
-        else:
-            return ""
-        return f"; if their bytes are the same, make {made} in a command of its own first"
+            made.append(Path("results/data") / own.name / MANIFEST)
+        if OTHER_FILES in changes:
+            made.append(self.results / "files" / MANIFEST)
+        for path in made:
+            tell(f"if these files have the same bytes as before, first make {path} alone")
 
     @property
     def written_to(self) -> list[Path]:
@@ -329,9 +329,9 @@ class Session:
         names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
+            self.tell_after_a_touch(set(changes.values()))
             line = results.replacement_line(self.experiment.name, changes)
-            remedy = "give another experiment name, or add --config replace=true"
-            raise Refusal(f"{line}; {remedy}{self.after_a_touch(set(changes.values()))}")
+            raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
