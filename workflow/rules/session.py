@@ -24,7 +24,6 @@ from ddp.checkpointing import owner
 from ddp.data.datasets import DATASETS
 from ddp.data.files import below, fingerprint, read_files
 from ddp.data.folder import MANIFEST, SOURCE, DataFolder
-from ddp.data.own.declaration import Own
 from ddp.experiment import job_size
 from ddp.experiment.config import Experiment, edges
 from ddp.experiment.programs import ProgramExperiment
@@ -40,8 +39,6 @@ FIXED = {"nodes": "nodes", "tasks": "nodes"}
 MOST_PER_CPU = 8
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
-# What has changed, in a refusal to replace results.
-OTHER_FILES = "other files"
 
 
 class Session:
@@ -99,7 +96,7 @@ class Session:
         own = self.experiment.own
         if own and self.stale:
             finished = [name for name in names if (self.results / name / "run.json").exists()]
-            changes |= dict.fromkeys(finished, other_images(own))
+            changes |= dict.fromkeys(finished, f"other images of {own.name}")
         if isinstance(self.experiment, ProgramExperiment):
             now = self.experiment.sources_sha256
             for name in names:
@@ -112,7 +109,7 @@ class Session:
                         if about[key] != config[key]:
                             changes.setdefault(name, f"another value of {key}")
                     if config["files"] and self.files_changed:
-                        changes.setdefault(name, OTHER_FILES)
+                        changes.setdefault(name, "other files")
             return changes
         for name in names:
             model = self.experiment.runs[name].model
@@ -123,13 +120,12 @@ class Session:
                         changes.setdefault(name, f"{model.rpartition(':')[0]} has changed")
         return changes
 
-    def tell_after_a_touch(self, changes: set[str]) -> None:
+    def tell_after_a_touch(self) -> None:
         """What helps if files were written and have the same bytes as before."""
-        own = self.experiment.own
         made = []
-        if own and other_images(own) in changes:
-            made.append(Path("results/data") / own.name / MANIFEST)
-        if OTHER_FILES in changes:
+        if self.experiment.own and self.stale:
+            made.append(Path("results/data") / self.experiment.own.name / MANIFEST)
+        if self.experiment.config.get("files") and self.files_changed:
             made.append(self.results / "files" / MANIFEST)
         for path in made:
             tell(f"if these files have the same bytes as before, first make {path} alone")
@@ -329,7 +325,7 @@ class Session:
         names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
-            self.tell_after_a_touch(set(changes.values()))
+            self.tell_after_a_touch()
             line = results.replacement_line(self.experiment.name, changes)
             raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
         alive = owner.living([self.results / name / "state" for name in names])
@@ -485,10 +481,6 @@ def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
                 f"config: initial_weights: {path} would be replaced by this run; give another "
                 "experiment name"
             )
-
-
-def other_images(own: Own) -> str:
-    return f"other images of {own.name}"
 
 
 def refuse_missing_program(experiment: ProgramExperiment) -> None:

@@ -16,7 +16,8 @@ import torch
 from ddp.base.errors import Refusal, error_line, one_line, told_in_one_line
 from ddp.data.batches import centred
 from ddp.data.datasets import DATASETS
-from ddp.data.own.declaration import SUFFIXES, walk
+from ddp.data.own.declaration import SUFFIXES
+from ddp.data.own.folder_of_images import images_below
 from ddp.data.own.pictures import Unreadable, read_image
 from ddp.evaluation.views import predict_with_views
 from ddp.models import weights
@@ -80,12 +81,7 @@ def files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = [
-        folder / name
-        for folder, names in walk(path)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
-    ]
+    found = images_below(path, [])
     if not found:
         raise Refusal(f"{path} has no images; their names end with {', '.join(SUFFIXES)}")
     return found

@@ -301,6 +301,11 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
         ours.write(text)
         ours.flush()
 
+    def pass_on(line: bytes) -> None:
+        text = copy_line(line, command, output, is_error)
+        if text and show and not raw:
+            tell(text.encode() + b"\n")
+
     # A pseudo-terminal ends with an error, a pipe with an empty read.
     with suppress(OSError):
         while chunk := os.read(stream.fileno(), 65536):
@@ -314,15 +319,11 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
                     lines.append(pending[:LONGEST_LINE])
                     pending = pending[LONGEST_LINE:]
             for line in lines:
-                text = copy_line(line, command, output, is_error)
-                if text and show and not raw:
-                    tell(text.encode() + b"\n")
+                pass_on(line)
     # A last line without an end.
     if pending:
-        text = copy_line(pending, command, output, is_error)
-        if text and show and not raw:
-            with suppress(OSError):
-                tell(text.encode() + b"\n")
+        with suppress(OSError):
+            pass_on(pending)
 
 
 def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:

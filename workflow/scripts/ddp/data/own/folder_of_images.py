@@ -223,7 +223,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def images_below(folder: Path, ignored: list[str]) -> list[Path]:
-    """The images in a class's folder and below, sorted; other files' names go to `ignored`."""
+    """The images in a folder and below, sorted; other files' names go to `ignored`."""
     found = []
     for place, names in walk(folder):
         for name in names:

@@ -130,10 +130,7 @@ def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
             return prepared(image, own.image_size, grey)
         except Unreadable as error:
             raise Refusal(f"{where}: {error}") from None
-    try:
-        array = np.asarray(image)
-    except Exception as error:  # a ragged list; a tensor that needs its gradient, or on a GPU
-        raise Refusal(f"{where} is no array: {one_line(str(error), 120)}") from None
+    array = as_array(image, f"{where} is no array")
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.dtype.kind not in "uif" or 0 in array.shape:
@@ -158,11 +155,20 @@ def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
     return array
 
 
-def user_label(label: Any, where: str) -> int:
+def as_array(value: Any, problem: str) -> np.ndarray:
+    """A value of the user's as an array.
+
+    Raises:
+        Refusal: the problem, with numpy's or torch's words.
+    """
     try:
-        found = np.asarray(label)
-    except Exception as error:
-        raise Refusal(f"{where} has no label: {one_line(str(error), 120)}") from None
+        return np.asarray(value)
+    except Exception as error:  # a ragged list; a tensor that needs its gradient, or on a GPU
+        raise Refusal(f"{problem}: {one_line(str(error), 120)}") from None
+
+
+def user_label(label: Any, where: str) -> int:
+    found = as_array(label, f"{where} has no label")
     if found.size != 1 or found.dtype.kind not in "ui" or int(found.reshape(())) < 0:
         raise Refusal(f"{where} has the label {shown(label)}; a whole number from 0 is needed")
     return int(found.reshape(()))
