@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.handle import Cluster, PbsCluster
+from forked import server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,16 +58,22 @@ class Checkout:
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `snakemake` with the profile and the arguments; both output streams as one text."""
+        command = [*self.command, *arguments]
+        if command[0] == sys.executable:
+            return server().run(command[1:], self.path, self.environment, merged=True)
         return subprocess.run(
-            [*self.command, *arguments],
+            command,
             cwd=self.path,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=1800,
             check=False,
         )
+
+    def python(self, *command: object) -> subprocess.CompletedProcess[str]:
+        """Run a Python file of its, with arguments."""
+        return server().run(list(map(str, command)), self.path, self.environment)
 
     def start(self, *arguments: str, **options) -> subprocess.Popen[str]:
         """The same, in the background."""
@@ -123,7 +130,6 @@ class SlurmCheckout(Checkout):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -148,4 +154,4 @@ class PbsCheckout(Checkout):
     def program(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run one of its programs on the login node."""
         command = [sys.executable, f"workflow/scripts/{name}.py", *arguments]
-        return self.cluster.run(*command, cwd=self.path, timeout=240)
+        return self.cluster.run(*command, cwd=self.path)

@@ -42,6 +42,7 @@ import yaml
 from PIL import Image
 from rich.console import Console
 
+import programs
 import publish
 import watch
 from aggregate import read_run
@@ -650,11 +651,8 @@ def make_material(folder: Path) -> Material:
     """A finished experiment with a state, made by the programs themselves."""
 
     def program(name: str, *arguments: object) -> None:
-        subprocess.run(
-            [sys.executable, SCRIPTS / f"{name}.py", *map(str, arguments)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        done = programs.program(name, *arguments)
+        assert done.returncode == 0, done.stderr
 
     results = folder / "results"
     data = results / "data" / "digits"

@@ -80,14 +80,15 @@ class Launched:
             done = subprocess.run(
                 [*self.cluster.inside(), "qsub", *size, "-o", "/dev/null", "-j", "oe", "-r", "y"],
                 stdin=script, env=self.cluster.environment(), capture_output=True, text=True,
-                check=False, timeout=60,
+                check=False,
             )  # fmt: skip
         assert done.returncode == 0, done.stderr
         self.job = done.stdout.strip()
 
-    def trains(self, seconds: float = 90) -> None:
+    def trains(self) -> None:
         """Wait until it has trained an epoch."""
-        until(lambda: (self.results / "history.csv").exists(), seconds)
+        until(lambda: (self.results / "history.csv").exists() or "status " in self.text)
+        assert "status " not in self.text, self.text
 
     @property
     def text(self) -> str:
@@ -111,12 +112,10 @@ class Launched:
             return
         for pid in self.find("n1", "launch"):
             os.kill(pid, signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait()
 
 
-def left(cluster: PbsCluster) -> dict[int, str]:
-    """Processes of jobs and of ssh sessions on all nodes."""
-    found = {}
-    for node in cluster.nodes:
-        found |= cluster.processes(node)
+def left(checkout: PbsCheckout) -> dict[int, str]:
+    """Processes of jobs and of ssh sessions of this checkout on all nodes."""
+    found = checkout.cluster.left(checkout.path.parent)
     return {pid: line for pid, line in found.items() if line and not DAEMONS.search(line)}

@@ -5,17 +5,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import SCRIPTS, server
+
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ROOT / "workflow" / "scripts"
 # Runs a program and kills it right before one of its changes of a folder.
 KILLED_AT = ROOT / "tests" / "unit" / "killed_at.py"
 
 
 def program(name: str, *arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs as a user would; its output is text."""
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
+    """Run one of the programs as a user would; its output is text.
+
+    Args:
+        options: of `subprocess.run`, for a Python of its own; see forked.py.
+    """
+    command = [str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
+    if not options:
+        return server().run(command)
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, **options
+        [sys.executable, *command], capture_output=True, text=True, check=False, **options
     )
 
 

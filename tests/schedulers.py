@@ -13,6 +13,7 @@ from ddp.launching.launchers import Geometry
 from ddp.launching.plan import find_launcher, make_plan
 from ddp.schedulers.base import Scheduler, Size, Step
 from programs import SCRIPTS
+from waiting import until
 
 SIZE = Size(nodes=2, cpus=4, gpus=1, memory=1000, launches=True)
 
@@ -69,7 +70,7 @@ def check_in_a_job(scheduler: Scheduler, nodes: int, folder: Path) -> None:
     commands = scheduler.commands(step)
     assert not any(secret in shlex.join(command.arguments) for command in commands)
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
-    said = [process.communicate(timeout=60)[0] for process in started]
+    said = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), said
     labelled = [
         command.label(line)
@@ -93,14 +94,11 @@ def check_that_it_ends(scheduler: Scheduler, nodes: int, folder: Path) -> None:
     commands = scheduler.commands(step_of(scheduler, nodes, program, LAUNCH_SECRET=new_secret()))
     started = [start(command.arguments, command.environment, command.stdin) for command in commands]
     paths = [folder / f"alive-{rank}" for rank in range(nodes)]
-    deadline = time.monotonic() + 60
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: all(path.exists() for path in paths), *started)
     for process in started:
         process.terminate()
     for process in started:
-        process.wait(60)
+        process.wait()
     last = {path: path.read_text() for path in paths}
     time.sleep(2)
     assert {path: path.read_text() for path in paths} == last

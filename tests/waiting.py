@@ -1,21 +1,27 @@
-"""Waiting for a condition."""
+"""Waiting for a condition. How long is for nobody to say here: a test has one limit for all."""
 
+import subprocess
 import time
 from collections.abc import Callable, Collection
 
 
-def until(what: Callable[[], object], seconds: float) -> float:
-    """Wait until it is true; returns the seconds."""
+def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
+    """Wait until it is true; returns the seconds, for a table of the docs.
+
+    Args:
+        starts: processes without which it cannot become true.
+
+    Raises:
+        AssertionError: one of them has ended before.
+    """
     since = time.monotonic()
     while not what():
-        assert time.monotonic() - since < seconds, f"not within {seconds} s"
+        ended = [process for process in starts if process.poll() is not None]
+        assert not ended or what(), [(process.args, process.returncode) for process in ended]
         time.sleep(0.1)
     return time.monotonic() - since
 
 
-def until_none(what: Callable[[], Collection[object]], seconds: float) -> float:
-    """Wait until nothing is left, and name what is; returns the seconds."""
-    try:
-        return until(lambda: not what(), seconds)
-    except AssertionError:
-        raise AssertionError(f"left after {seconds} s: {list(what())}") from None
+def until_none(what: Callable[[], Collection[object]]) -> float:
+    """Wait until nothing is left; returns the seconds."""
+    return until(lambda: not what())

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from namespaces import LOGIN, STATE, Failure
 
+# Seconds that a daemon may need on a busy machine; one that has ended is noticed at once.
+PATIENCE = 300
+
 
 class Boot:
     """Starts the daemons one after the other, and prints it."""
@@ -35,16 +38,14 @@ class Boot:
             raise Failure(f"{name} did not come up: it ended with status {process.returncode}")
         self.say(name)
 
-    def wait(
-        self, ready: Callable[[], bool], problem: str, *logs: Path, seconds: float = 30
-    ) -> None:
-        deadline = time.monotonic() + seconds
+    def wait(self, ready: Callable[[], bool], problem: str, *logs: Path) -> None:
+        deadline = time.monotonic() + PATIENCE
         while not ready():
             if select.select(self.ends, [], [], 0.05)[0]:
                 sys.exit("cluster: whoever started it has ended")
             if time.monotonic() > deadline:
                 print(*map(tail, logs), sep="\n")
-                raise Failure(f"{problem} in {seconds:.0f} s")
+                raise Failure(f"{problem} in {PATIENCE} s")
 
 
 def address(member: str) -> str:

@@ -42,6 +42,7 @@ PACKAGES = {
     "tini": "tini",
     "unshare": "util-linux",
 }
+KINDS = ("slurm", "pbs", "gridengine")
 DAEMONS = importlib.import_module(f"{KIND}_daemons")
 SEARCHED = environment(LOGIN)["PATH"]
 
@@ -100,7 +101,7 @@ def up(nodes: int, end_with_parent: bool) -> None:
 
 def down() -> None:
     """Stop it and remove all of its files."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + boot.PATIENCE
     while STATE.exists() and locked() is None:
         if pid := init(LOGIN):
             os.kill(pid, signal.SIGKILL)
@@ -180,9 +181,10 @@ def status() -> None:
             print(f"{pid:8} {command}")
 
 
-def install() -> None:
+def missing_packages() -> list[str]:
+    """The packages that a cluster needs and this machine lacks."""
     libraries = sh("/sbin/ldconfig", "-p")
-    missing = sorted(
+    return sorted(
         {
             package
             for command, package in (PACKAGES | DAEMONS.PACKAGES).items()
@@ -190,6 +192,22 @@ def install() -> None:
         }
         | {package for name, package in DAEMONS.LIBRARIES.items() if name not in libraries}
     )
+
+
+def packages() -> None:
+    """Say what clusters of all kinds would install on this machine."""
+    if os.geteuid() != 0:
+        raise Impossible("the test clusters need root")
+    found = set()
+    for kind in KINDS:
+        command = [sys.executable, __file__, "missing"]
+        found |= set(sh("env", f"CLUSTER_KIND={kind}", *command).split())
+    what = f"apt-get will install {' '.join(sorted(found))}" if found else "nothing to install"
+    print(f"test clusters ({', '.join(KINDS)}): {what}", flush=True)
+
+
+def install() -> None:
+    missing = missing_packages()
     if os.geteuid() != 0:
         raise Impossible(
             "the test cluster needs root"
@@ -269,12 +287,12 @@ def inside(*command: str) -> str:
     return sh(sys.executable, __file__, "run", "--", *command)
 
 
-def wait(ready: Callable[[], bool], problem: str, name: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+def wait(ready: Callable[[], bool], problem: str, name: str) -> None:
+    deadline = time.monotonic() + boot.PATIENCE
     while not ready():
         if time.monotonic() > deadline:
             print(boot.tail(STATE / "log" / f"{name}.log"), file=sys.stderr)
-            raise Failure(f"{problem} in {seconds:.0f} s: {DAEMONS.state(inside, name)}")
+            raise Failure(f"{problem} in {boot.PATIENCE} s: {DAEMONS.state(inside, name)}")
         time.sleep(0.2)
 
 
@@ -293,6 +311,10 @@ def main() -> None:
         help="it ends when the process that started this one does",
     )
     verb.set_defaults(act=lambda given: up(given.nodes, given.end_with_parent))
+    verbs.add_parser("packages", help=packages.__doc__).set_defaults(act=lambda _given: packages())
+    verbs.add_parser("missing", help=missing_packages.__doc__).set_defaults(
+        act=lambda _given: print(*missing_packages())
+    )
     verbs.add_parser("down", help=down.__doc__).set_defaults(act=lambda _given: down())
     verb = verbs.add_parser("run", help="Run a command on the login node, or on another.")
     verb.add_argument("--node", default=LOGIN, metavar="NODE")
@@ -316,7 +338,7 @@ def main() -> None:
     # An interrupted `up` stops what it has started.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        if given.verb != "up" and os.geteuid() != 0:
+        if given.verb not in ("up", "missing") and os.geteuid() != 0:
             raise Impossible("the test cluster needs root")
         given.act(given)
     except Failure as failure:

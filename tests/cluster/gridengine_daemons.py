@@ -119,7 +119,7 @@ def start(boot: Boot, nodes: list[str]) -> None:
         "-Aq", "\n".join(f"{key} {changes.get(key, ' '.join(rest))}" for key, *rest in lines)
     )
     boot.wait(lambda: all(usable(sh, node) for node in nodes), "not all nodes came up",
-              *(STATE / "log" / f"{node}.log" for node in nodes), seconds=60)  # fmt: skip
+              *(STATE / "log" / f"{node}.log" for node in nodes))  # fmt: skip
     boot.say(f"{len(nodes)} nodes up")
 
 

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.namespaces import LOGIN, UID, processes, state_of
+from cluster.namespaces import LOGIN, ROOT, UID, processes, state_of
+from leftovers import FAILED, MARK, after_grace, kill
 from waiting import until
 
 # Status of cluster.py if a cluster cannot run on this machine.
@@ -43,8 +45,8 @@ class Cluster:
 
     @classmethod
     def environment(cls) -> dict[str, str]:
-        """For cluster.py."""
-        return os.environ | {"CLUSTER_KIND": cls.kind}
+        """For cluster.py, and for what runs inside: other users and nodes cannot see our TMPDIR."""
+        return os.environ | {"CLUSTER_KIND": cls.kind, "TMPDIR": "/tmp"}
 
     def inside(self, node: str | None = None, *, as_root: bool = False) -> list[str]:
         """The command that runs a command on a node, or on the login node."""
@@ -56,7 +58,6 @@ class Cluster:
         *command: object,
         node: str | None = None,
         cwd: Path | None = None,
-        timeout: float = 60,
         env: Mapping[str, str] | None = None,
         as_root: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -67,13 +68,12 @@ class Cluster:
             [*self.inside(node, as_root=as_root), *map(str, command)],
             cwd=cwd,
             env=self.environment() | (env or {}),
-            timeout=timeout,
             capture_output=True,
             text=True,
             check=False,
         )
 
-    def batch(self, *options: object, cwd: Path | None = None, timeout: float = 60) -> str:
+    def batch(self, *options: object, cwd: Path | None = None) -> str:
         """Submit a job with sbatch and wait for its end; returns its id.
 
         `sbatch --wait` notices the end up to 30 s late.
@@ -81,7 +81,7 @@ class Cluster:
         done = self.run("sbatch", "--parsable", *options, cwd=cwd)
         assert done.returncode == 0, done.stderr
         job = done.stdout.strip()
-        until(lambda: not self.run("squeue", "--noheader", f"--jobs={job}").stdout.strip(), timeout)
+        until(lambda: not self.run("squeue", "--noheader", f"--jobs={job}").stdout.strip())
         return job
 
     def popen(
@@ -135,13 +135,47 @@ class Cluster:
         """
         return processes(node or LOGIN, self.state_folder)
 
+    def start_daemon(self, daemon: str) -> None:
+        """Start a daemon of the login node again; it outlives the test, and has no mark of it."""
+        done = self.run("env", f"--unset={MARK}", daemon, as_root=True)
+        assert done.returncode == 0, done.stderr
+
+    def usable(self, node: str) -> bool:
+        """Whether it is in service."""
+        return self.state(node) in ("idle", "mixed", "allocated", "completing")
+
+    def jobs(self) -> list[str]:
+        """The jobs of this checkout's tests that have not ended."""
+        shown = self.run("squeue", "--noheader", "--format=%i|%Z").stdout
+        rows = [line.strip().partition("|") for line in shown.splitlines()]
+        return [job for job, _, folder in rows if self.is_ours(folder)]
+
+    def is_ours(self, folder: str) -> bool:
+        """Whether a job with this working folder is of this checkout's tests."""
+        return any(Path(folder).is_relative_to(ours) for ours in (self.shared, ROOT))
+
+    def cancel(self, jobs: Collection[str]) -> None:
+        self.run("scancel", *jobs)
+
+    def left(self, folder: Path) -> dict[int, str]:
+        """Processes on the nodes that have to do with a folder below `shared`: as their own, on
+        their command line, or in their environment.
+        """
+        found = {}
+        for node in self.nodes:
+            for pid, line in self.processes(node).items():
+                with suppress(OSError):
+                    entries = (Path(f"/proc/{pid}/cwd").readlink(), line, environment_of(pid))
+                    if any(str(folder) in str(entry) for entry in entries):
+                        found[pid] = line
+        return found
+
     def do(self, verb: str, node: str) -> None:
         done = subprocess.run(
             [*PROGRAM, verb, node],
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -153,8 +187,8 @@ class PbsCluster(Cluster):
     kind = "pbs"
     as_user = ("--user",)
 
-    def await_end(self, job: str, timeout: float = 60) -> None:
-        until(lambda: self.job(job).get("job_state") == "F", timeout)
+    def await_end(self, job: str) -> None:
+        until(lambda: self.job(job).get("job_state") == "F")
 
     def give(self, folder: Path) -> None:
         """Make a folder and all in it the user's."""
@@ -164,6 +198,21 @@ class PbsCluster(Cluster):
         """What qstat shows of a job."""
         shown = self.run("qstat", "-x", "-f", "-F", "json", job).stdout
         return json.loads(shown, strict=False)["Jobs"][job] if shown.strip() else {}
+
+    def usable(self, node: str) -> bool:
+        return set(self.state(node).split(",")) <= {"free", "job-busy", "job-exclusive"}
+
+    def jobs(self) -> list[str]:
+        shown = self.run("qstat", "-f", "-F", "json").stdout
+        jobs = json.loads(shown, strict=False).get("Jobs", {}) if shown.strip() else {}
+        return [
+            job
+            for job, about in jobs.items()
+            if self.is_ours(about.get("Variable_List", {}).get("PBS_O_WORKDIR", ""))
+        ]
+
+    def cancel(self, jobs: Collection[str]) -> None:
+        self.run("qdel", *jobs, as_root=True)
 
     def state(self, node: str) -> str:
         """Its state in `pbsnodes`: free, job-busy, down …"""
@@ -176,8 +225,39 @@ class GridEngineCluster(PbsCluster):
 
     kind = "gridengine"
 
-    def await_end(self, job: str, timeout: float = 60) -> None:
-        until(lambda: job not in self.run("qstat", "-u", "*").stdout, timeout)
+    def usable(self, node: str) -> bool:
+        return bool(self.processes(node))
+
+    def jobs(self) -> list[str]:
+        shown = self.run("qstat", "-u", "alice").stdout.splitlines()[2:]
+        return [line.split()[0] for line in shown]
+
+    def await_end(self, job: str) -> None:
+        until(lambda: job not in self.run("qstat", "-u", "*").stdout)
+
+
+def environment_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+
+
+def check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test: end its jobs and put nodes back into service. One that has passed must have
+    done so itself.
+    """
+    yield
+    failed = request.node.stash.get(FAILED, False)
+    if failed:
+        # A Snakemake would submit them again.
+        kill(lambda mark: mark == os.environ[MARK])
+    jobs = cluster.jobs() if failed else after_grace(cluster.jobs)
+    if jobs:
+        cluster.cancel(jobs)
+        until(lambda: not set(jobs) & set(cluster.jobs()))
+    broken = [node for node in cluster.nodes if not cluster.usable(node)]
+    for node in broken:
+        cluster.start(node)
+    if not failed and (jobs or broken):
+        pytest.fail(f"left behind: jobs {jobs}, nodes out of service {broken}", pytrace=False)
 
 
 def bring_up(kind: type[Cluster]) -> Iterator[Cluster]:

@@ -1,6 +1,7 @@
 """The members of the test cluster from outside: their namespaces and processes."""
 
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("CLUSTER_FOLDER", "/var/tmp")).resolve()
+# Of the folders of this checkout's clusters: two checkouts can test on one machine.
+PREFIX = os.environ.get("TEST_PREFIX") or (
+    f"manynodes-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+)
 # The scheduler: slurm or pbs.
 KIND = os.environ.get("CLUSTER_KIND", "slurm")
 LOGIN = "login"
@@ -50,7 +55,7 @@ class Impossible(Failure):
 
 def state_of(kind: str) -> Path:
     """The folder of a cluster."""
-    return FOLDER / f"ddp-test-{kind}"
+    return FOLDER / f"{PREFIX}-{kind}"
 
 
 STATE = state_of(KIND)
@@ -64,6 +69,7 @@ def environment(member: str) -> dict[str, str]:
         "PATH": path,
         "LANG": "C.UTF-8",
         "CLUSTER_FOLDER": str(FOLDER),
+        "TEST_PREFIX": PREFIX,
         "CLUSTER_KIND": KIND,
         **({"OPENPBS": os.environ["OPENPBS"]} if "OPENPBS" in os.environ else {}),
         "CLUSTER_MEMBER": f"{STATE}/{member}",

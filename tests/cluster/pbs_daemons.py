@@ -196,7 +196,7 @@ def start(boot: Boot, nodes: list[str]) -> None:
     subprocess.run(["qmgr"], input="\n".join(commands), text=True, capture_output=True, check=False)
     sh("pkill", "-HUP", "-x", "pbs_sched")
     boot.wait(lambda: all(state(sh, node) == "free" for node in nodes), "not all nodes came up",
-              *(STATE / "log" / f"{node}.log" for node in nodes), seconds=60)  # fmt: skip
+              *(STATE / "log" / f"{node}.log" for node in nodes))  # fmt: skip
     boot.say(f"{len(nodes)} nodes free")
 
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from checkout import PbsCheckout
-from cluster.handle import GridEngineCluster, bring_up
+from cluster.handle import GridEngineCluster, bring_up, check_after
 from submissions import TINY, sha256
-
-pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +17,15 @@ def cluster() -> Iterator[GridEngineCluster]:
     yield from bring_up(GridEngineCluster)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def _check_after(cluster: GridEngineCluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield from check_after(cluster, request)
+
+
+@pytest.fixture(scope="module")
 def checkout(cluster: GridEngineCluster) -> Iterator[PbsCheckout]:
     checkout = PbsCheckout(cluster, "profiles/ssh")
     yield checkout
-    cluster.run("qdel", "-u", "alice")
     shutil.rmtree(checkout.path.parent)
 
 
@@ -46,12 +48,11 @@ def test_the_host_file_of_a_job_is_enough(
     done = cluster.run("qsub", *options, script)
     assert done.returncode == 0, done.stderr
     try:
-        cluster.await_end(done.stdout.strip(), 480)
-    except AssertionError:
+        cluster.await_end(done.stdout.strip())
+    finally:
         print(cluster.run("qstat", "-f", "-u", "*").stdout)
         print(said.read_text() if said.exists() else "the job has not begun")
         print(*(cluster.processes(node) for node in cluster.nodes), sep="\n")
-        raise
     results = checkout.path / "results"
     log = results / "hosts/run/logs/rank=0.log"
     assert log.exists(), said.read_text()

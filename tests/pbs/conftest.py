@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from checkout import PbsCheckout
-from cluster.handle import PbsCluster, bring_up
+from cluster.handle import PbsCluster, bring_up, check_after
 from launched import Launched, left
-from waiting import until, until_none
+from leftovers import after_grace
 
 
 @pytest.fixture(scope="session")
@@ -25,14 +25,18 @@ def checkout(cluster: PbsCluster) -> Iterator[PbsCheckout]:
     done = checkout.program("fetch", "--dataset", "digits", "--output", "results/data/digits")
     assert done.returncode == 0, done.stderr
     yield checkout
-    # Processes of a failed test would continue to write there.
-    cluster.run("bash", "-c", "qselect -u alice | xargs --no-run-if-empty qdel")
-    until(lambda: not cluster.run("qselect", "-u", "alice").stdout, 60)
     shutil.rmtree(checkout.path.parent)
 
 
+@pytest.fixture(autouse=True)
+def _check_after(cluster: PbsCluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield from check_after(cluster, request)
+
+
 @pytest.fixture
-def launched(cluster: PbsCluster, checkout: PbsCheckout) -> Iterator[Callable[..., Launched]]:
+def launched(
+    _check_after: None, cluster: PbsCluster, checkout: PbsCheckout
+) -> Iterator[Callable[..., Launched]]:
     """Starts trainings that end with the test."""
     started = []
 
@@ -43,8 +47,8 @@ def launched(cluster: PbsCluster, checkout: PbsCheckout) -> Iterator[Callable[..
     yield start
     for training in started:
         training.stop()
-    with suppress(TimeoutError, AssertionError):
-        until_none(lambda: left(cluster), 45)
-    for pid in left(cluster):
+    # What ignores this was killed with a launch, or is on a node that was cut off.
+    after_grace(lambda: list(left(checkout).values()))
+    for pid in left(checkout):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -17,9 +17,7 @@ from launched import WAYS, Launched, left
 from submissions import on
 from waiting import until, until_none
 
-# Seconds from the failure of a rank to the end of everything on all nodes.
-LIMIT = 60
-# Seconds that ranks wait for one that hangs; they are a part of LIMIT.
+# Seconds that ranks wait for one that hangs.
 HUNG = 15
 
 
@@ -76,13 +74,13 @@ FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
      enumerate(FAULTS)],
 )  # fmt: skip
 def test_a_failure_ends_everything_and_is_named(
-    cluster: PbsCluster, launched: Callable[..., Launched], fault: str, way: str
+    checkout: PbsCheckout, launched: Callable[..., Launched], fault: str, way: str
 ) -> None:
     do, error = FAULTS[fault]
     training = launched(fault, way, options=("--timeout", str(HUNG)))
     training.trains()
     do(training)
-    seconds = until_none(lambda: left(cluster), LIMIT)
+    seconds = until_none(lambda: left(checkout))
     print(f"{fault} by {way}: over on all nodes {seconds:.1f} s later")
     print(training.text[-1500:])
     if error:
@@ -114,7 +112,6 @@ while True:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_that_ignore_signals_and_daemons_are_ended(
-    cluster: PbsCluster,
     checkout: PbsCheckout,
     launched: Callable[..., Launched],
     how: signal.Signals,
@@ -127,9 +124,9 @@ def test_processes_that_ignore_signals_and_daemons_are_ended(
         f"stubborn-{how.name}", way, options=("--launcher", "none"),
         program=(str(program), str(folder)),
     )  # fmt: skip
-    until(lambda: len(list(folder.glob("alive-*"))) == 3, 60)
+    until(lambda: len(list(folder.glob("alive-*"))) == 3)
     os.kill(training.find("n1", "launch")[0], how)
-    seconds = until_none(lambda: left(cluster), LIMIT)
+    seconds = until_none(lambda: left(checkout))
     print(f"stubborn, {how.name} to launch by {way}: over on all nodes {seconds:.1f} s later")
 
 
@@ -140,7 +137,7 @@ def test_a_full_scratch_costs_only_the_copy(
     assert cluster.run(*full, node="n2", as_root=True).returncode == 0
     try:
         training = launched("full", "pbs", changes={"epochs": 1, "learning_rate": 0.5})
-        until(lambda: "status " in training.text, 90)
+        until(lambda: "status " in training.text)
     finally:
         assert cluster.run("umount", "--lazy", "/scratch", node="n2", as_root=True).returncode == 0
     assert training.text.endswith("status 0\n"), training.text

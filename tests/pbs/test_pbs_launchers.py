@@ -21,7 +21,7 @@ LAUNCHERS = ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launc
 def local(checkout: PbsCheckout) -> str:
     """SHA-256 of the weights of the same training on one machine."""
     training = Launched(checkout.cluster, checkout, "local", "local", SHORT)
-    until(lambda: "status " in training.text, 120)
+    until(lambda: "status " in training.text)
     assert training.text.endswith("status 0\n"), training.text
     return weights(training.results)
 
@@ -39,16 +39,16 @@ def weights(folder: Path) -> str:
     ],
 )
 def test_every_launcher_comes_to_the_weights_of_one_machine(
-    cluster: PbsCluster, launched: Callable[..., Launched], local: str, launcher: str, way: str
+    checkout: PbsCheckout, launched: Callable[..., Launched], local: str, launcher: str, way: str
 ) -> None:
     training = launched(launcher, way, changes=SHORT, options=("--launcher", launcher))
-    until(lambda: "status " in training.text, 120)
+    until(lambda: "status " in training.text)
     assert training.text.endswith("status 0\n"), training.text
     assert weights(training.results) == local
     logs = sorted(path.name for path in (training.results / "logs").iterdir())
     ranks = ["rank=0.log", "rank=1.log", "rank=2.log"]
     assert logs == ["launcher.log", *ranks, "train.log"]
-    until_none(lambda: left(cluster), 10)
+    until_none(lambda: left(checkout))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -26,7 +26,7 @@ def test_a_loop_through_pbs_and_over_ssh_comes_to_the_same_numbers(
     done = cluster.run(
         sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", "--cores", "3",
         *example("loop"), "--config", "hosts=[n1, n2, n3]", "experiment=ssh",
-        cwd=checkout.path, node="n1", timeout=400,
+        cwd=checkout.path, node="n1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     results = checkout.path / "results"

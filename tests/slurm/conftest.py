@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from checkout import SlurmCheckout
-from cluster.handle import Cluster, bring_up
-from waiting import until
+from cluster.handle import Cluster, bring_up, check_after
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +14,13 @@ def cluster() -> Iterator[Cluster]:
     yield from bring_up(Cluster)
 
 
+@pytest.fixture(autouse=True)
+def _check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield from check_after(cluster, request)
+
+
 @pytest.fixture(scope="session")
 def checkout(cluster: Cluster) -> Iterator[SlurmCheckout]:
     checkout = SlurmCheckout(cluster)
     yield checkout
-    # Processes of a failed test would continue to write there.
-    cluster.run("scancel", "--user=root")
-    until(lambda: not cluster.run("squeue", "--noheader").stdout, 60)
     shutil.rmtree(checkout.path.parent)

@@ -32,7 +32,7 @@ def everywhere(cluster: Cluster, script: str) -> list[str]:
 
 
 def test_nodes_have_a_name_and_an_address(cluster: Cluster) -> None:
-    assert {cluster.state(node) for node in cluster.nodes} == {"idle"}
+    assert all(map(cluster.usable, cluster.nodes))
     assert everywhere(cluster, "hostname") == cluster.nodes
     addresses = everywhere(cluster, "echo $(hostname) $(hostname -I)")
     assert addresses == [
@@ -72,7 +72,7 @@ def test_gpus_are_handed_out(cluster: Cluster) -> None:
         )
         for _ in range(2)
     ]
-    outputs = sorted(job.communicate(timeout=30)[0].splitlines() for job in jobs)
+    outputs = sorted(job.communicate()[0].splitlines() for job in jobs)
     assert outputs == [["0,1", "of 2"], ["2,3", "of 2"]]
     assert cluster.run("srun", "--gres=gpu:4", "true").returncode == 0
     more = cluster.run("srun", "--gres=gpu:5", "true")
@@ -91,7 +91,7 @@ def test_jobs_are_accounted(cluster: Cluster) -> None:
         job,
         "--format=state,nnodes,nodelist,account",
     ]
-    until(lambda: said(cluster.run(*record)) == ["COMPLETED|2|n[1-2]|test"], 10)
+    until(lambda: said(cluster.run(*record)) == ["COMPLETED|2|n[1-2]|test"])
 
 
 def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
@@ -107,14 +107,13 @@ def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
     )
     state = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     try:
-        until(lambda: said(cluster.run(*state)) == ["RUNNING"], 10)
+        until(lambda: said(cluster.run(*state)) == ["RUNNING"])
         assert said(
             cluster.run("srun", "--partition=urgent", "--exclusive", "--nodelist=n1", "hostname")
         ) == ["n1"]
         assert said(cluster.run(*state)) == ["PENDING"]
     finally:
         cluster.run("scancel", job)
-    until(lambda: cluster.state("n1") == "idle", 30)
 
 
 def test_run_passes_on_status_folder_and_environment(cluster: Cluster) -> None:
@@ -136,18 +135,19 @@ def test_run_passes_on_signals(cluster: Cluster, number: signal.Signals) -> None
     command = cluster.popen(sys.executable, "-c", script, node="n2", stdout=subprocess.PIPE)
     assert command.stdout.readline() == "1\n"
     command.send_signal(number)
-    assert command.communicate(timeout=20)[0] == "in order\n"
+    assert command.communicate()[0] == "in order\n"
     assert command.returncode == 0
 
 
 def test_nothing_outlives_a_killed_run(cluster: Cluster) -> None:
     command = cluster.popen("sleep", "1234", node="n2")
-    until(lambda: "sleep 1234" in cluster.processes("n2").values(), 10)
+    until(lambda: "sleep 1234" in cluster.processes("n2").values())
     command.kill()
-    until(lambda: "sleep 1234" not in cluster.processes("n2").values(), 5)
+    until(lambda: "sleep 1234" not in cluster.processes("n2").values())
     command.wait()
 
 
+@pytest.mark.faults
 def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
     job = cluster.popen(
         "srun", "--nodelist=n2,n3", "--no-kill", "sleep", "123", stderr=subprocess.DEVNULL
@@ -158,17 +158,14 @@ def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
             lambda: all(
                 "/usr/bin/sleep 123" in cluster.processes(node).values() for node in ("n2", "n3")
             ),
-            10,
         )
         cluster.kill("n2")
         cluster.cut("n3")
-        assert until(lambda: not cluster.processes("n2"), 5) < 1
+        until(lambda: not cluster.processes("n2"))
         # 1 means no answer; 2 or 127 would be another problem.
         assert cluster.run("ping", "-c1", "-W1", "n3", node="n1").returncode == 1
         assert "slurmd -D" in cluster.processes("n3").values()
-        # 22 to 29 s, and 60 s once: slurmctld pings a node again only after its last round of
-        # pings.
-        until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"}, 150)
+        until(lambda: {cluster.state("n2"), cluster.state("n3")} == {"down*"})
         assert cluster.state("n1") == "idle"
         cluster.join("n3")
         cluster.start("n2")
@@ -176,7 +173,7 @@ def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
         assert everywhere(cluster, "hostname") == cluster.nodes
     finally:
         job.terminate()
-        job.wait(timeout=30)
+        job.wait()
         for node in ("n2", "n3"):
             cluster.start(node)
         # Slurm may leave processes on the node that was cut off.
@@ -185,6 +182,7 @@ def test_power_cut_and_lost_cable(cluster: Cluster) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.faults
 def test_a_restart_right_after_a_power_cut(cluster: Cluster) -> None:
     cluster.kill("n2")
     cluster.start("n2")
@@ -200,6 +198,7 @@ def test_drained_and_back(cluster: Cluster) -> None:
     assert cluster.state("n2") == "idle"
 
 
+@pytest.mark.faults
 def test_installing_waits_for_whoever_else_installs(cluster: Cluster) -> None:
     """dpkg's lock, held by another process for three seconds; apt-get would fail at once."""
     assert cluster.nodes
@@ -213,9 +212,9 @@ def test_installing_waits_for_whoever_else_installs(cluster: Cluster) -> None:
         "print(done.stdout); sys.exit(done.returncode)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert holder.wait(timeout=1) == 0
+    assert holder.wait() == 0
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -226,7 +225,7 @@ def test_a_second_one_is_refused(cluster: Cluster) -> None:
     assert len((done.stdout + done.stderr).splitlines()) == 1
     assert "up already" in done.stderr
     assert cluster.processes().items() >= before.items()
-    assert {cluster.state(node) for node in cluster.nodes} == {"idle"}
+    assert all(map(cluster.usable, cluster.nodes))
 
 
 @pytest.fixture
@@ -235,7 +234,7 @@ def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
     one came up.
     """
     assert cluster.nodes
-    return os.environ | {"CLUSTER_FOLDER": str(tmp_path)}
+    return os.environ | {"CLUSTER_FOLDER": str(tmp_path), "TEST_PREFIX": "other"}
 
 
 def program(verb: str, environment: dict[str, str], *arguments: str) -> None:
@@ -287,6 +286,7 @@ def host() -> list[object]:
     ]
 
 
+@pytest.mark.faults
 def test_the_host_does_not_notice_and_nothing_stays(
     elsewhere: dict[str, str], tmp_path: Path
 ) -> None:
@@ -294,7 +294,7 @@ def test_the_host_does_not_notice_and_nothing_stays(
     program("up", elsewhere, "--nodes=1")
     assert host() == before
     assert living(tmp_path)
-    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "ddp-test-slurm" / "shared"))
+    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "other-slurm/shared"))
     for _ in range(2):
         program("down", elsewhere)
         assert not living(tmp_path)
@@ -302,6 +302,7 @@ def test_the_host_does_not_notice_and_nothing_stays(
     assert host() == before
 
 
+@pytest.mark.faults
 def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path) -> None:
     script = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
     starter = subprocess.Popen(
@@ -313,13 +314,14 @@ def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path
     assert any(line.startswith("up in") for line in starter.stdout)
     starter.kill()
     starter.wait()
-    until(lambda: not living(tmp_path), 10)
+    until(lambda: not living(tmp_path))
     # What the killed one has left does not stop the next.
     program("up", elsewhere, "--nodes=1")
     program("down", elsewhere)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_up_takes_itself_back(
     elsewhere: dict[str, str], tmp_path: Path, number: signal.Signals
@@ -329,11 +331,12 @@ def test_an_interrupted_up_takes_itself_back(
     )
     assert any(line.endswith("mariadbd\n") for line in starter.stdout)
     starter.send_signal(number)
-    assert starter.wait(timeout=30) == 128 + number
+    assert starter.wait() == 128 + number
     assert not living(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.faults
 def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     (broken / "tests").mkdir(parents=True)
@@ -351,4 +354,4 @@ def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_
     assert done.returncode == 1
     assert "slurmdbd did not come up" in done.stdout.splitlines()[-1]
     assert "NoSuchSetting" in done.stdout
-    assert not (tmp_path / "ddp-test-slurm").exists()
+    assert not (tmp_path / "other-slurm").exists()

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import signal
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from paced import paced
+from submissions import submitted
 from waiting import until
 
 pytestmark = pytest.mark.faults
@@ -53,20 +53,15 @@ def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) 
     if how == "out of time":
         command += ["--set-resources", "stage:runtime=1", "train:runtime=1"]
     run = checkout.path / f"results/{name}/run"
-    process = checkout.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        if how == "requeued":
-            until(lambda: (run / "work/metrics.csv").exists(), 120)
-            until(lambda: len((run / "work/metrics.csv").read_text().splitlines()) > 5, 60)
-            jobs = cluster.run("squeue", "--noheader", "--format=%i", "--states=R").stdout.split()
-            assert len(jobs) == 1
-            assert cluster.run("scontrol", "requeue", jobs[0]).returncode == 0
-        said = process.communicate(timeout=1800)[0]
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-    assert process.returncode == 0, said
+    said = checkout.path / f"{name}.out"
+    with said.open("w") as out:
+        process = checkout.start(*command, stdout=out, stderr=subprocess.STDOUT)
+    if how == "requeued":
+        until((run / "work/metrics.csv").exists, process)
+        until(lambda: len((run / "work/metrics.csv").read_text().splitlines()) > 5, process)
+        job = submitted(said.read_text())[0]
+        assert cluster.run("scontrol", "requeue", job).returncode == 0
+    assert process.wait() == 0, said.read_text()
     about = json.loads((run / "run.json").read_text())
     assert len(about["attempts"]) >= 2
     assert len({attempt["by"] for attempt in about["attempts"]}) == 1

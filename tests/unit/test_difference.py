@@ -79,9 +79,7 @@ def test_only_common_settings_and_numbers_are_compared() -> None:
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "workflow/scripts/difference.py", *arguments]
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=60
-    )
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:

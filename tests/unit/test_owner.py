@@ -21,7 +21,7 @@ from ddp.base.errors import Refusal
 from ddp.checkpointing import owner
 from ddp.checkpointing.owner import Record, acquire
 from programs import SCRIPTS
-from trainings import PATIENCE, Training, attempts, result
+from trainings import Training, attempts, result
 from waiting import until
 
 ELSEWHERE = Record(
@@ -42,7 +42,7 @@ try:
         if sys.argv[3:]:
             owner.begin_at(*map(int, sys.argv[3:]))
         print("begun" if sys.argv[3:] else "owns", flush=True)
-        time.sleep(300)
+        time.sleep(1e9)
 except Refusal as refusal:
     print(f"refused: {refusal}", flush=True)
 """
@@ -86,7 +86,7 @@ def begin_four_times(folder: Path) -> list[str]:
 
 
 def take_over_from_nowhere(folder: Path) -> tuple[float, list[str]]:
-    """Time and messages of a take-over from a machine that does not answer."""
+    """Seconds and messages of a take-over from a machine that does not answer."""
     leave(folder / "state", ELSEWHERE)
     lines: list[str] = []
     since = time.monotonic()
@@ -129,9 +129,9 @@ def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
     # Paused, so that it is still alive when the other one comes.
     os.kill(first.process.pid, signal.SIGSTOP)
     second = Training(output, digits)
-    until(lambda: "trained this run last" in second.said, PATIENCE)
+    until(lambda: "trained this run last" in second.said)
     os.kill(first.process.pid, signal.SIGCONT)
-    assert second.process.wait(PATIENCE) == 1
+    assert second.process.wait() == 1
     here = os.uname().nodename
     name = f"process {first.process.pid} on {here}"
     assert (
@@ -155,10 +155,9 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path) -> None:
     assert dead.says() == "begun"
     dead.kill()
     lines: list[str] = []
-    since = time.monotonic()
     with acquire(tmp_path, "process 2 on here", lines.append):
-        assert time.monotonic() - since < owner.LEASE / 2
-    assert lines == []
+        # It would say that it waits.
+        assert lines == []
     record, _ = owner.look(tmp_path / "owner.json") or pytest.fail("no record")
     assert (record.name, record.released) == ("process 2 on here", True)
 
@@ -177,7 +176,8 @@ def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) ->
         with (
             pytest.raises(
                 Refusal,
-                match=f"{tmp_path} is being trained by Slurm job 7 on another-node; wait until",
+                # A long path is shortened in its middle.
+                match=f"{tmp_path.name} is being trained by Slurm job 7 on another-node; wait",
             ),
             acquire(tmp_path / "state", "process 1 on here", print),
         ):
@@ -197,7 +197,7 @@ def test_an_owner_whose_record_is_gone_writes_nothing_more(tmp_path, how) -> Non
             path.unlink()
         else:
             path.write_text(json.dumps(asdict(ELSEWHERE)))
-        until(lambda: held.taken, 3 * owner.BEAT)
+        until(lambda: held.taken)
         with pytest.raises(
             Refusal,
             match="was taken over by Slurm job 7 on another-node"
@@ -245,7 +245,7 @@ def test_an_owner_that_lost_the_run_while_it_loaded_its_data_leaves_the_record_a
         path = tmp_path / "run" / "state" / "owner.json"
         other = owner.text(replace(ELSEWHERE, name="Slurm job 8"))
         path.write_text(other)
-        time.sleep(0.5)
+        until(lambda: held.taken)
         with pytest.raises(Refusal, match="run was taken over by Slurm job 8 on another-node"):
             held.begin_at(0, 0)
     assert path.read_text() == other
@@ -262,7 +262,7 @@ def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
 
 def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile) -> None:
     seconds, lines = meanwhile[take_over_from_nowhere].result()
-    assert owner.LEASE <= seconds < owner.LEASE + 30
+    assert seconds >= owner.LEASE
     assert lines == [
         (
             "Slurm job 7 on another-node trained this run last; waiting 30 s to see "

@@ -1,7 +1,5 @@
 """The preflight, with real stores, real processes and real faults."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +11,7 @@ from ddp.base import signing
 from ddp.base.environment import variable
 from ddp.base.errors import Refusal
 from ddp.ranks.preflight import RankReport, join, judge, warnings
-from programs import SCRIPTS
+from forked import SCRIPTS, run_ranks
 
 REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2, "0-1")
 GPU = replace(REPORT, device="cuda:0", device_name="H200", device_id="a")
@@ -81,8 +79,8 @@ with told_in_one_line("x"), process_group("cpu") as process:
 """
     path = tmp_path / "x.py"
     path.write_text(body)
-    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert ": preflight: the test all-reduce gives 14 on " in done.stderr
-    assert " instead of 3; exclude that node (--exclude) and tell its administrator" in done.stderr
+    ranks = run_ranks([str(path)], 2)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    said = "".join(rank.stdout for rank in ranks)
+    assert ": preflight: the test all-reduce gives 14 on " in said
+    assert " instead of 3; exclude that node (--exclude) and tell its administrator" in said

@@ -35,7 +35,7 @@ def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
     live = {"epoch": 2, "step": 5, "steps": 10, "loss": 1.25, "images_per_second": 98.0}
     with acquire(run / "state", "me", print) as owner:
         owner.live = lambda: live | {"slow": "n2 is 1.6 times slower"}
-        until((run / "state/live.json").exists, 10)
+        until((run / "state/live.json").exists)
         found = look(tmp_path)[FIRST]
         assert (found.state, found.epoch, found.step, found.steps) == ("running", 2, 5, 10)
         assert found.numbers.startswith("loss 1.25, 98 images/s, n2 is 1.6 times slower, train_")

@@ -19,6 +19,7 @@ CONFIG = json.dumps(
         "experiment": "tampered",
         "dataset": {"name": "digits"},
         "widths": [8, 8, 8],
+        "crop_size": 16,
         "epochs": 16,
         "global_batch_size": 72,
         "learning_rate": 0.5,

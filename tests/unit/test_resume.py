@@ -23,7 +23,17 @@ import pytest
 
 from ddp.checkpointing import state
 from programs import KILLED_AT, SCRIPTS, train_command
-from trainings import ENVIRONMENT, RUN, Training, attempts, complete, history, newest_place, result
+from trainings import (
+    ONE_THREAD,
+    RUN,
+    Training,
+    attempts,
+    complete,
+    complete_on_ranks,
+    history,
+    newest_place,
+    result,
+)  # fmt: skip
 
 SEED = 20261121
 # Faults by number of processes: each once, on 2 or on 3 processes, where the order of float sums
@@ -52,11 +62,11 @@ STOPPED_IN_ORDER = tuple(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("processes", [2, 3])
-def test_interrupted_again_and_again_at_random_moments(
-    digits, reference, tmp_path, processes
-) -> None:
+def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, processes) -> None:
     rng = random.Random(f"{SEED} {processes}")
     output = tmp_path / "out"
+    # Many more epochs than pass between the faults.
+    longer = {"epochs": 100, "checkpoint_every": 25}
     told, saved = [f"seed {SEED}, {processes} processes"], {}
     faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
     # One fault comes during the start; an orderly stop needs a running training.
@@ -70,7 +80,7 @@ def test_interrupted_again_and_again_at_random_moments(
             if fault == "time is up"
             else {}
         )
-        training = Training(output, digits, processes=processes, environment=environment)
+        training = Training(output, digits, processes=processes, environment=environment, **longer)
         if fault not in (early, "time is up"):
             training.reach(before[0] + 1)
         if fault != "time is up":
@@ -95,7 +105,7 @@ def test_interrupted_again_and_again_at_random_moments(
         if fault in STOPPED_IN_ORDER:
             said = re.search(
                 (
-                    rf"^launch: train was preempted: .* after (.*), of 16 epochs; saved in "
+                    rf"^launch: train was preempted: .* after (.*), of 100 epochs; saved in "
                     rf"{output}/state; run the same command"
                 ),
                 training.said,
@@ -105,10 +115,11 @@ def test_interrupted_again_and_again_at_random_moments(
             assert said[1] == state.progress(*after), problem
         # At most an interval, here an epoch, is lost.
         assert after >= max(before, (max(training.epochs, default=0) - 1, 0)), problem
-    last = complete(output, digits, processes=processes)
+    last = complete(output, digits, processes=processes, **longer)
     saved[f"process {last.process.pid}"] = after
-    assert result(output) == reference(processes), problem
-    assert [int(row["epoch"]) for row in history(output)] == list(range(1, 17))
+    complete_on_ranks(tmp_path / "alone", digits, processes, **longer)
+    assert result(output) == result(tmp_path / "alone"), problem
+    assert [int(row["epoch"]) for row in history(output)] == list(range(1, 101))
     # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
         attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"])
@@ -120,13 +131,13 @@ def test_interrupted_again_and_again_at_random_moments(
 @pytest.mark.faults
 def test_stopped_after_the_last_step_of_an_epoch(digits, tmp_path) -> None:
     """With one step per epoch, every stop comes between the last step of an epoch and its end."""
-    whole_set = {"global_batch_size": 1298, "epochs": 12}
+    whole_set = {"global_batch_size": 1298, "epochs": 100}
     training = Training(tmp_path / "out", digits, **whole_set)
     training.reach(2)
     os.kill(training.process.pid, signal.SIGTERM)
     assert training.end() == 75, training.said
     epoch, step = newest_place(tmp_path / "out")
-    assert 2 <= epoch < 12
+    assert 2 <= epoch < 100
     assert step == 1
     complete(tmp_path / "out", digits, **whole_set)
     complete(tmp_path / "alone", digits, **whole_set)
@@ -444,7 +455,7 @@ def test_killed_right_before_it_changes_its_output(
     alone = left()
     done = subprocess.run(
         [sys.executable, *map(str, command(0, alone))],
-        env=ENVIRONMENT,
+        env=os.environ | ONE_THREAD,
         capture_output=True,
         text=True,
         check=True,
@@ -460,7 +471,9 @@ def test_killed_right_before_it_changes_its_output(
 
     def end(at: int, output: Path) -> None:
         status = subprocess.run(
-            [sys.executable, *map(str, command(at, output))], env=ENVIRONMENT, capture_output=True
+            [sys.executable, *map(str, command(at, output))],
+            env=os.environ | ONE_THREAD,
+            capture_output=True,
         ).returncode
         assert status == -signal.SIGKILL, (at, changes)
         complete(output, digits, *options)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp.checkpointing import state
-from trainings import PATIENCE, Training, complete, newest_place, result
+from trainings import Training, complete, newest_place, result
 from waiting import until
 
 ROOMY = 4_000_000
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
             except OSError:
                 return training.process.poll() is not None
 
-        until(filled, PATIENCE)
+        until(filled)
     said = refused(training)
     assert re.fullmatch(r"train: \S+/history.csv: " + FULL, said), said
     assert newest_place(disk.output) == (4, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp.checkpointing import state
-from programs import SCRIPTS, program
+from forked import SCRIPTS, run_ranks
 from trainings import Training
 
 
@@ -18,13 +18,12 @@ from trainings import Training
 def verdicts() -> dict[str, tuple]:
     """Results by vote, equal on both ranks."""
     script = Path(__file__).with_name("votes.py")
-    done = program(
-        "launch", "--nproc-per-node", 2, "--", script, env=os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    )
-    assert done.returncode == 0, done.stderr
+    ranks = run_ranks([str(script)], 2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
     one, other = (
         json.loads(line.removeprefix("found "))
-        for line in done.stdout.splitlines()
+        for rank in ranks
+        for line in rank.stdout.splitlines()
         if line.startswith("found ")
     )
     assert one == other
@@ -53,7 +52,7 @@ def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
 
 
 def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
-    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e6)
+    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e6, crop_size=32)
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(
@@ -115,7 +114,6 @@ sys.exit("train: refused")
         env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "train: refused\n")

@@ -6,5 +6,6 @@ from checkout import Checkout
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout in which nothing is ever run."""
     return Checkout(tmp_path_factory.mktemp("workflow"))

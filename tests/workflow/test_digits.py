@@ -4,11 +4,9 @@ import csv
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +16,7 @@ import yaml
 
 from checkout import Checkout
 from ddp.experiment.config import Run
+from forked import run_ranks
 
 CONFIG = """
 experiment: tiny
@@ -55,19 +54,9 @@ class Experiment(Checkout):
         return super().snakemake("--configfile", "tiny.yaml", *arguments)
 
     def program(self, name: str, *arguments: object, processes: int = 1) -> None:
-        torchrun = (
-            ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--"]
-            if processes > 1
-            else []
-        )
-        command = [sys.executable, *torchrun, f"workflow/scripts/{name}.py", *map(str, arguments)]
-        subprocess.run(
-            command,
-            cwd=self.path,
-            check=True,
-            timeout=120,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "LAUNCH_SECRET": "x" * 32},
-        )
+        command = [f"workflow/scripts/{name}.py", *map(str, arguments)]
+        ranks = run_ranks(command, processes, self.path)
+        assert [rank.returncode for rank in ranks] == processes * [0], ranks
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +82,7 @@ def read(path: Path) -> dict:
 
 
 def test_two_experiments_are_compared(done) -> None:
-    command = [sys.executable, "workflow/scripts/difference.py", "results/tiny", "results/tiny"]
-    found = subprocess.run(
-        command, cwd=done.path, capture_output=True, text=True, timeout=120, check=False
-    )
+    found = done.python("workflow/scripts/difference.py", "results/tiny", "results/tiny")
     assert found.returncode == 0, found.stderr
     first, *lines = found.stdout.splitlines()
     assert first == "different: no key of the configuration"
@@ -376,7 +362,6 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
     path.write_text(damage(path.read_text()))
     config = json.dumps(yaml.safe_load(CONFIG))
     command = [
-        sys.executable,
         "workflow/scripts/aggregate.py",
         "--config",
         config,
@@ -385,9 +370,7 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
         "--output",
         tmp_path,
     ]
-    failed = subprocess.run(
-        command, cwd=done.path, capture_output=True, text=True, timeout=60, check=False
-    )
+    failed = done.python(*command)
     assert failed.returncode == 1
     assert failed.stderr.count("\n") == 1
     # The path may be shortened, but not its end.

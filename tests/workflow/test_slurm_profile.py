@@ -11,7 +11,7 @@ from checkout import Checkout
 
 
 def without_slurm(
-    checkout: Checkout, folder: Path, *arguments: str
+    untouched: Checkout, folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """Snakemake with the profile, where none of Slurm's commands are on PATH, installed on this
     machine or not.
@@ -21,19 +21,18 @@ def without_slurm(
     for tool in ("bash", "git", "which"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    python, *snakemake = checkout.command[: checkout.command.index("--profile")]
+    python, *snakemake = untouched.command[: untouched.command.index("--profile")]
     command = [python, *snakemake, "--profile", "profiles/slurm", *arguments]
-    environment = checkout.environment | {
+    environment = untouched.environment | {
         "PATH": os.pathsep.join([str(tools), str(Path(python).parent)])
     }
     return subprocess.run(
         command,
-        cwd=checkout.path,
+        cwd=untouched.path,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
         check=False,
     )
 
@@ -45,10 +44,10 @@ def resources(said: str, rule: str) -> str:
 
 
 def test_a_dry_run_needs_no_slurm_and_shows_what_jobs_ask_for(
-    checkout: Checkout, tmp_path: Path
+    untouched: Checkout, tmp_path: Path
 ) -> None:
     done = without_slurm(
-        checkout,
+        untouched,
         tmp_path,
         "-n",
         "--config",
@@ -67,9 +66,9 @@ def test_a_dry_run_needs_no_slurm_and_shows_what_jobs_ask_for(
     assert "--transport auto" in done.stdout
 
 
-def test_a_site_s_profile_lies_over_it(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_site_s_profile_lies_over_it(untouched: Checkout, tmp_path: Path) -> None:
     done = without_slurm(
-        checkout, tmp_path, "--profile", "profiles/example-site", "-n", "--config", "nodes=[2]"
+        untouched, tmp_path, "--profile", "profiles/example-site", "-n", "--config", "nodes=[2]"
     )
     assert done.returncode == 0, done.stdout
     for rule in ("stage", "train", "evaluate"):
@@ -78,8 +77,8 @@ def test_a_site_s_profile_lies_over_it(checkout: Checkout, tmp_path: Path) -> No
     assert "mpi=srun" in resources(done.stdout, "train")
 
 
-def test_without_slurm_a_run_is_refused_in_one_line(checkout: Checkout, tmp_path: Path) -> None:
-    done = without_slurm(checkout, tmp_path)
+def test_without_slurm_a_run_is_refused_in_one_line(untouched: Checkout, tmp_path: Path) -> None:
+    done = without_slurm(untouched, tmp_path)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == (
         "slurm: scontrol, Slurm's own command, is not on PATH here; go to where it is, or use "

@@ -17,6 +17,8 @@ import pytest
 from checkout import ROOT, Checkout
 from ddp.reporting.results import read_evaluation
 
+# An interrupted training on two nodes.
+pytestmark = pytest.mark.faults
 EXAMPLE = "examples/your-own"
 FILE = ["--configfile", f"{EXAMPLE}/your-own.yaml"]
 # An axis of one value keeps the folder's name.
@@ -39,16 +41,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     # As a terminal does at Ctrl-C.
     os.killpg(first.pid, signal.SIGINT)
     rest = first.stdout.read()
-    assert first.wait(60) != 0, rest
+    assert first.wait() != 0, rest
     again = checkout.snakemake(*CONFIG)
     assert again.returncode == 0, again.stdout
     return checkout
 
 
 def python(checkout: Checkout, *command: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, *command], cwd=checkout.path, capture_output=True, text=True, check=False
-    )
+    ended = checkout.python(*command)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -100,7 +100,6 @@ assert loaded(several).equal(classifier(several))
     subprocess.run([sys.executable, "-c", code], cwd=done.path, env=environment, check=True)
 
 
-@pytest.mark.faults
 def test_nothing_is_done_twice_and_changes_are_noticed(done: Checkout) -> None:
     def jobs() -> str:
         return done.snakemake(*CONFIG, "-n").stdout
@@ -149,7 +148,6 @@ def test_what_does_not_fit_the_images_is_refused_in_a_dry_run(
     assert len(last) <= 200
 
 
-@pytest.mark.faults
 def test_more_epochs_start_from_the_weights_in_a_folder_of_their_own(done: Checkout) -> None:
     weights = done.path / "results/your-own/nodes~2/model.safetensors"
     before = weights.read_bytes()

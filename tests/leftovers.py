@@ -1,0 +1,174 @@
+"""What tests start, and what may be left of it.
+
+Every process that a test starts inherits MARK in its environment, with the process that runs the
+tests and the test or fixture. So a process is found wherever it has gone: in another session,
+with another parent, or on a node of a test cluster, whose processes the host sees too.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddp.base import temporary
+
+MARK = "MANYNODES_TEST"
+# Of the folders of one run of the tests, in the system's temporary folder.
+FOLDERS = "manynodes-tests-"
+# OpenPBS's qsub leaves a process for the next submission, which ends by itself after a while.
+STAYS = b"/opt/pbs/bin/qsub\0"
+# Where tests make control groups, which are named like their folders.
+CONTROL_GROUPS = next(
+    path for path in map(Path, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/")) if path.is_dir()
+)
+# Of the temporary folders that the programs make in memory.
+IN_MEMORY = ("launch-", "sources-")
+# Seconds in which what is ending may end. A rank without its launcher needs 40.
+PATIENCE = 60
+
+
+# Of a test: whether any part of it has failed.
+FAILED = pytest.StashKey[bool]()
+
+
+def owner(pid: int) -> str:
+    """A process that runs tests: its number, which can come again, and when it began."""
+    return f"{pid}-{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+
+
+def is_alive(name: str) -> bool:
+    """Whether the process of this name, see `owner`, still runs."""
+    with suppress(OSError, ValueError):
+        return owner(int(name.partition("-")[0])) == name
+    return False
+
+
+def marked() -> dict[int, str]:
+    """The marks of all processes that have one, by process number."""
+    found, entry = {}, f"{MARK}=".encode()
+    for folder in os.scandir("/proc"):
+        if folder.name.isdigit():
+            # A process may end while we look; that of another user is not ours.
+            with suppress(OSError):
+                environment = Path(folder.path, "environ").read_bytes()
+                if (start := (b"\0" + environment).find(b"\0" + entry)) >= 0:
+                    value = environment[start + len(entry) :].partition(b"\0")[0]
+                    found[int(folder.name)] = value.decode(errors="replace")
+    return found
+
+
+def living(marks: Collection[str]) -> dict[int, str]:
+    """The command lines of all other processes with one of these marks, by process number."""
+    found = {}
+    for pid, mark in marked().items():
+        if mark in marks and pid != os.getpid():
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if not command.startswith(STAYS):
+                    found[pid] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+    return found
+
+
+def kill(wanted: Callable[[str], bool]) -> None:
+    """Kill every process whose mark is wanted, until there is none."""
+    while pids := [pid for pid, value in marked().items() if wanted(value) and pid != os.getpid()]:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def sockets() -> set[tuple[object, ...]]:
+    """The addresses at which this process listens, such as a server in a thread of the tests."""
+    return {
+        tuple(connection.laddr)
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def in_memory(since: float) -> list[str]:
+    """Temporary folders of the programs, younger than a moment, whose process has ended."""
+    return [
+        str(path)
+        for prefix in IN_MEMORY
+        for path in temporary.parent_folder().glob(f"{prefix}*")
+        if is_left(path, since)
+    ]
+
+
+def is_left(path: Path, since: float) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return (
+            status.st_uid == os.getuid()
+            and since <= status.st_mtime < time.time() - temporary.YOUNG
+            and not is_locked(path)
+        )
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the process that made a temporary folder still holds it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def folder_of(name: str) -> Path:
+    """The folder of one run of the tests."""
+    return Path(tempfile.gettempdir(), f"{FOLDERS}{name}")
+
+
+def sweep() -> None:
+    """Remove what is left of runs of the tests that were killed."""
+    kill(lambda value: not is_alive(value.partition(" ")[0]))
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        if not is_alive(folder.name.removeprefix(FOLDERS)):
+            unmount_below(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    for group in CONTROL_GROUPS.glob(f"{FOLDERS}*"):
+        if not is_alive(group.name.removeprefix(FOLDERS)):
+            # It may be another user's.
+            with suppress(OSError):
+                group.rmdir()
+    for prefix in IN_MEMORY:
+        temporary.sweep(prefix)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def unmount_below(folder: Path) -> None:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        # Blanks are written as octal numbers.
+        mounted = line.split()[1].encode().decode("unicode_escape")
+        if Path(mounted).is_relative_to(folder):
+            subprocess.run(["umount", "--lazy", mounted], check=False)
+
+
+def after_grace(left: Callable[[], Collection[str]]) -> list[str]:
+    """What is left once what is ending has had its time."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return list(found)
