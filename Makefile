@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run bench fuzz test test-faults test-all lanes test-local test-fast test-slow \
-  test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
+.PHONY: help run bench fuzz test test-clusters test-faults test-flaky test-fast test-slow \
+  test-local test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -18,13 +18,14 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help:
 	@echo "make run          the default experiment: fetch, stage, train, evaluate, compare, report"
 	@echo "make bench        speed against peers and limits, in half an hour"
-	@echo "make test         lint and all tests but the long ones"
-	@echo "make test-fast    the library and the programs"
-	@echo "make test-slow    whole experiments through Snakemake, on digits and on real CIFAR-10"
-	@echo "make test-slurm   on a real Slurm on this machine (needs root, otherwise skipped)"
-	@echo "make test-pbs     on a real OpenPBS and over ssh (needs root and OPENPBS, otherwise skipped)"
-	@echo "make test-faults  long chains of faults, on this machine and on all clusters"
-	@echo "make test-all     make test and make test-faults side by side"
+	@echo "make test         lint, unit tests, and whole experiments on this machine"
+	@echo "make test-fast    of these, the unit tests"
+	@echo "make test-slow    of these, the experiments"
+	@echo "make test-clusters  on a real Slurm, OpenPBS and Grid Engine on this machine (needs root)"
+	@echo "make test-slurm   of these, Slurm"
+	@echo "make test-pbs     of these, OpenPBS and ssh (OPENPBS), and Grid Engine"
+	@echo "make test-faults  long chains of faults, here and, as root, on the clusters; real CIFAR-10"
+	@echo "make test-flaky   make test ten times and make test-clusters five times, on worse machines"
 	@echo "make fuzz         thousands of hostile files for every reader"
 	@echo "make lint         ruff, mypy, snakefmt, snakemake --lint"
 	@echo "make format       let ruff and snakefmt rewrite the code"
@@ -45,31 +46,40 @@ bench: .venv/run.done
 	$(SNAKEMAKE) results/data/cifar10/manifest.json
 	python benchmarks/bench.py results/data/cifar10 results/bench
 
-# Of the tests marked `faults`, long chains of faults, `make test` runs none, `make test-faults` only
-# these, and `make test-all` both.
-MARK := not faults
-# Of the tests on this machine. Those on clusters run beside them and mostly wait. More workers were
-# no faster on two CPUs, and with long chains of faults beside them tests ran into their time-outs.
+# Workers of the tests on this machine. More were no faster on two CPUs.
 WORKERS := 3
-
-test: lint lanes
-
-test-faults:
-	$(MAKE) --no-print-directory lanes MARK=faults WORKERS=1
-
-test-all: lint
-	$(MAKE) --no-print-directory lanes MARK="faults or not faults" WORKERS=2
-
-lanes: .venv/test.done
-	$(MAKE) --no-print-directory -j3 --output-sync test-local test-slurm test-pbs
-
-# -rs: tests that cannot run here say so.
-PYTEST = python -m pytest -rs -m "$(MARK)"
+# -rs: tests that cannot run here say so. PYTEST_OPTIONS: more of them, such as -k NAME.
+# REPORTS: an existing folder for reports in JUnit's form.
+PYTEST = python -m pytest -rs $(PYTEST_OPTIONS) $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml) -m "$(MARK)"
 # A file of tests stays on one worker: its tests share what is slow to make. The longest come first.
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Long chains of faults are marked `faults`.
+MARK := not faults
+# Each lane prints its time.
+SINCE := $(shell date +%s)
+TIME = @echo "make $@: $$(($$(date +%s) - $(SINCE))) s"
+
+test: .venv/test.done
+	@$(MAKE) --no-print-directory -j2 lint test-local
+	$(TIME)
+
+# Says what it will install before it does; the tests on clusters mostly wait.
+test-clusters: .venv/test.done
+	@python tests/cluster/cluster.py packages
+	@$(MAKE) --no-print-directory -j2 --output-sync test-slurm test-pbs
+	$(TIME)
+
+test-faults: .venv/test.done
+	@python tests/cluster/cluster.py packages || echo "make $@: without the chains on clusters"
+	@$(MAKE) --no-print-directory -j3 --output-sync MARK=faults WORKERS=2 test-local test-slurm test-pbs
+	$(TIME)
+
+test-flaky: .venv/test.done
+	python tests/flaky.py
 
 test-local: .venv/test.done
 	$(PARALLEL) tests/workflow tests/unit
+	$(TIME)
 
 test-fast: .venv/test.done
 	$(PARALLEL) tests/unit
@@ -79,9 +89,11 @@ test-slow: .venv/test.done
 
 test-slurm: .venv/test.done
 	$(PYTEST) tests/slurm
+	$(TIME)
 
 test-pbs: .venv/test.done
 	$(PYTEST) tests/gridengine tests/pbs
+	$(TIME)
 
 fuzz: .venv/test.done
 	python tests/fuzz.py --seed 1 --cases 4000 --programs 300
@@ -92,7 +104,7 @@ lint: .venv/test.done
 	mypy
 	snakefmt --check Snakefile workflow/rules
 	snakemake --lint
-	python -m pytest --collect-only -qq | tail -1
+	python -m pytest --collect-only -qq tests/slurm tests/pbs tests/gridengine | tail -1
 
 format: .venv/test.done
 	ruff check --fix .
