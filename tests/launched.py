@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import sleeping
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
 from waiting import until
@@ -16,7 +17,7 @@ from waiting import until
 NODES = ("n1", "n2", "n3")
 WAYS = ("pbs", "ssh")
 RUN = {
-    "dataset": "digits", "widths": [8, 8, 8], "epochs": 1_000_000, "global_batch_size": 72,
+    "dataset": "digits", "model": sleeping.MODEL, "epochs": 1_000_000, "global_batch_size": 72,
     "learning_rate": 0.01, "flip": False, "checkpoint_every": 0, "nodes": 3,
 }  # fmt: skip
 # sshd waits for minutes for a client that was cut off.

@@ -5,7 +5,8 @@ continued.
 
 from checkout import Checkout
 
-PAUSE = 0.8  # seconds
+PAUSE = 2.0  # seconds
+EPOCHS = 50
 PROGRAM = f"""
 import runpy
 import time
@@ -35,9 +36,9 @@ nodes: 2
 """
 
 
-def paced(checkout: Checkout, epochs: int) -> list[str]:
+def paced(checkout: Checkout) -> list[str]:
     """Write the program and its configuration; returns the options of Snakemake."""
     folder = checkout.path / "examples/programs"
     (folder / "paced.py").write_text(PROGRAM)
-    (folder / "paced.yaml").write_text(CONFIG.format(epochs=epochs))
+    (folder / "paced.yaml").write_text(CONFIG.format(epochs=EPOCHS))
     return ["--configfile", "examples/programs/paced.yaml", "--config"]

@@ -15,10 +15,13 @@ def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
         AssertionError: one of them has ended before.
     """
     since = time.monotonic()
+    asked = since
     while not what():
         ended = [process for process in starts if process.poll() is not None]
         assert not ended or what(), [(process.args, process.returncode) for process in ended]
-        time.sleep(0.1)
+        # A question may start a process, such as squeue; it takes a third of a CPU at most.
+        time.sleep(max(0.1, 2 * (time.monotonic() - asked)))
+        asked = time.monotonic()
     return time.monotonic() - since
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+import sleeping
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster, bring_up, check_after
 from launched import Launched, left
@@ -22,6 +23,7 @@ def cluster() -> Iterator[PbsCluster]:
 @pytest.fixture(scope="session")
 def checkout(cluster: PbsCluster) -> Iterator[PbsCheckout]:
     checkout = PbsCheckout(cluster)
+    sleeping.write(checkout.path)
     done = checkout.program("fetch", "--dataset", "digits", "--output", "results/data/digits")
     assert done.returncode == 0, done.stderr
     yield checkout

@@ -25,9 +25,10 @@ from waiting import until, until_none
 pytestmark = pytest.mark.faults
 EPOCHS = 60
 TRAINING = [
-    "--config", "dataset={name: digits}", "widths=[8, 8, 8]", f"epochs={EPOCHS}",
-    "global_batch_size=72", "learning_rate=0.5", "optimizer=sgd", "weight_decay=0.0013",
-    "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2", "checkpoint_every=0",
+    "--config", "dataset={name: digits}", "widths=[8, 8, 8]", "crop_size=16",
+    f"epochs={EPOCHS}", "global_batch_size=72", "learning_rate=0.5", "optimizer=sgd",
+    "weight_decay=0.0013", "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2",
+    "checkpoint_every=0",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster, bring_up, check_after
 
@@ -22,5 +23,6 @@ def _check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[N
 @pytest.fixture(scope="session")
 def checkout(cluster: Cluster) -> Iterator[SlurmCheckout]:
     checkout = SlurmCheckout(cluster)
+    sleeping.write(checkout.path)
     yield checkout
     shutil.rmtree(checkout.path.parent)

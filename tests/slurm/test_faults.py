@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
@@ -22,7 +23,7 @@ HUNG = 15
 ENDLESS = [
     "--config",
     "dataset={name: digits}",
-    "widths=[8, 8, 8]",
+    f"model={sleeping.MODEL}",
     "epochs=1000000",
     "global_batch_size=72",
     "learning_rate=0.01",
@@ -33,28 +34,9 @@ ENDLESS = [
     "nodes=3",
     "save_every_epochs=1000000",
 ]
-
-# Images of 32 x 32 x 3. Its weights are few: what is slow is the sleep alone.
-SLEEPS = """
-import socket
-import time
-
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, classes, channels, size):
-        super().__init__()
-        self.head = nn.Linear(channels * size[0] * size[1], classes)
-
-    def forward(self, images):
-        if socket.gethostname() == "n2":
-            time.sleep(0.6)
-        return self.head(images.flatten(1))
-"""
 RUN = {
     "dataset": "digits",
-    "widths": [8, 8, 8],
+    "model": sleeping.MODEL,
     "epochs": 1_000_000,
     "global_batch_size": 72,
     "learning_rate": 0.01,
@@ -224,11 +206,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
 
 
 def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """On n2, the network of this training sleeps in each forward pass for longer than it computes
-    on the busiest of machines.
-    """
-    (checkout.path / "sleeps.py").write_text(SLEEPS)
-    training = Launched(cluster, checkout, "slow", model="sleeps.py:Net")
+    training = Launched(cluster, checkout, "slow", model_args={"slow": "n2"})
     log = training.results / "train.log"
     until(lambda: "n2 computes" in log.read_text() or training.job not in cluster.jobs())
     warnings = [line for line in log.read_text().splitlines() if "warning: n" in line]

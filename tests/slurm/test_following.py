@@ -10,12 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
+import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from submissions import TINY, submitted
 from waiting import until
 
-LONG = ["epochs=100000", "nodes=1"]
+LONG = ["epochs=100000", "nodes=1", f"model={sleeping.MODEL}"]
 
 
 def running(cluster: Cluster, daemon: str) -> int:

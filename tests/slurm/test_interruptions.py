@@ -27,16 +27,17 @@ from submissions import on, sha256, submitted
 from waiting import until
 
 SEED = 20261121
-EPOCHS = 60
+EPOCHS = 120
 HUNG = 15  # seconds that ranks wait for each other
 RUN = {
     "dataset": "digits",
     "widths": [8, 8, 8],
+    "crop_size": 16,
     "epochs": EPOCHS,
     "global_batch_size": 72,
     "learning_rate": 0.5,
     "flip": False,
-    "checkpoint_every": 20,
+    "checkpoint_every": 40,
     "optimizer": "sgd",
     "weight_decay": 0.0013,
 }
@@ -262,7 +263,7 @@ def assert_same(job: Training, whole: Training) -> None:
     assert job.epochs == whole.epochs
     for file in (
         "model.safetensors",
-        *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (20, 40, 60)),
+        *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (40, 80, 120)),
     ):
         assert sha256(job.results / file) == sha256(whole.results / file), file
 

@@ -11,7 +11,7 @@ import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from paced import paced
+from paced import EPOCHS, paced
 from submissions import submitted
 from waiting import until
 
@@ -47,9 +47,8 @@ def test_the_examples_complete_on_two_nodes(
 def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
     """The job ends with 75 and is queued again, by `launch` or by Slurm."""
     name = how.replace(" ", "-")
-    # At first 64 s of pauses; a job of two minutes is asked to stop a minute before its end.
-    epochs = 160
-    command = [*paced(checkout, epochs), f"experiment={name}"]
+    # At first 100 s of pauses; a job of two minutes is asked to stop a minute before its end.
+    command = [*paced(checkout), f"experiment={name}"]
     if how == "out of time":
         command += ["--set-resources", "stage:runtime=1", "train:runtime=1"]
     run = checkout.path / f"results/{name}/run"
@@ -65,4 +64,4 @@ def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) 
     about = json.loads((run / "run.json").read_text())
     assert len(about["attempts"]) >= 2
     assert len({attempt["by"] for attempt in about["attempts"]}) == 1
-    assert rows(run) == [str(epoch) for epoch in range(1, epochs + 1)]
+    assert rows(run) == [str(epoch) for epoch in range(1, EPOCHS + 1)]

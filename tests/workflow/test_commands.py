@@ -200,7 +200,9 @@ def test_a_partial_experiment_is_completed_and_its_results_are_not_replaced_unas
     )
     assert weights.read_bytes() == before
     assert small.jobs() == {}
-    small.run("--config", "epochs=2", "replace=true", "--until", "train")
+    small.run(
+        "--config", "epochs=2", "replace=true", "--", "results/small/seed~0/model.safetensors"
+    )
     assert json.loads((small.results / "seed~0" / "run.json").read_text())["config"]["epochs"] == 2
 
 

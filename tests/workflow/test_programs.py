@@ -15,15 +15,17 @@ import pytest
 from torch import Tensor
 
 from checkout import Checkout
-from paced import paced
+from paced import EPOCHS, paced
 from waiting import until
 
 EXAMPLES = "examples/programs"
 LONG = [
     "--config",
     'arguments=["--epochs","{epochs}"]',
-    "parameters={lr: 0.1, epochs: 150}",
+    f"parameters={{lr: 0.1, epochs: {EPOCHS}}}",
     "evaluate=null",
+    "nodes=2",
+    "preflight=true",
 ]
 
 
@@ -42,7 +44,10 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def loop(place: Checkout) -> Path:
-    said = place.run(*example("loop"), "--config", "preflight=false")
+    """The example on one node; the faults run it on two."""
+    path = place.path / EXAMPLES / "loop.yaml"
+    path.write_text(path.read_text().replace("nodes: 2", "preflight: false"))
+    said = place.run(*example("loop"))
     assert "loop/lr~0.1: accuracy 0.9" in said
     return place.path / "results/loop"
 
@@ -129,7 +134,7 @@ def test_whatever_ends_it_the_same_command_continues(
     command = [*example("loop"), *LONG, f"experiment={name}"]
     if how == "out of time":
         # Longer than the time that it is given below, on any machine.
-        command = [*paced(place, 150), f"experiment={name}"]
+        command = [*paced(place), f"experiment={name}"]
     run = place.path / f"results/{name}/run"
     if how == "out of time":
         os.environ["LAUNCH_STOP_AT"] = str(time.time() + 80)
@@ -168,7 +173,7 @@ def test_whatever_ends_it_the_same_command_continues(
         assert first.returncode != 0, said
         done = len(rows.read_text().splitlines()) - 1
         # On a loaded machine the time is up early.
-        assert (1 if how == "out of time" else 5) <= done < 150
+        assert (1 if how == "out of time" else 5) <= done < EPOCHS
         place.run(*command)
     about = json.loads((run / "run.json").read_text())
     # Jobs, not starts.
@@ -180,7 +185,7 @@ def test_whatever_ends_it_the_same_command_continues(
         assert re.match(r"rank 1 on \S+ was ended by SIGKILL", incident["text"])
         assert re.search(r"<td>rank 1 on \S+ was ended by SIGKILL", page)
     assert "<h2>Interruptions and slow nodes</h2>" in page
-    assert [row["epoch"] for row in metrics(run)] == [str(n) for n in range(1, 151)]
+    assert [row["epoch"] for row in metrics(run)] == [str(n) for n in range(1, EPOCHS + 1)]
     assert metrics(run) == metrics(whole)
     ours, theirs = weights(run), weights(whole)
     assert all(ours[key].equal(theirs[key]) for key in theirs)
