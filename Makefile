@@ -55,6 +55,8 @@ PYTEST = python -m pytest -rs $(PYTEST_OPTIONS) $(if $(REPORTS),--junitxml=$(REP
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Long chains of faults are marked `faults`.
 MARK := not faults
+# The long chains mostly wait: two clusters of a kind, side by side.
+CHAINS = $(if $(filter faults,$(MARK)),-n 2 --dist loadfile --no-loadscope-reorder)
 # Each lane prints its time.
 SINCE := $(shell date +%s)
 TIME = @echo "make $@: $$(($$(date +%s) - $(SINCE))) s"
@@ -88,11 +90,11 @@ test-slow: .venv/test.done
 	$(PARALLEL) tests/workflow
 
 test-slurm: .venv/test.done
-	$(PYTEST) tests/slurm
+	$(PYTEST) $(CHAINS) tests/slurm/test_interruptions.py tests/slurm
 	$(TIME)
 
 test-pbs: .venv/test.done
-	$(PYTEST) tests/gridengine tests/pbs
+	$(PYTEST) $(CHAINS) tests/pbs/test_pbs_interruptions.py tests/gridengine tests/pbs
 	$(TIME)
 
 fuzz: .venv/test.done

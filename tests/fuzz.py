@@ -26,7 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,6 @@ ROOT = TESTS.parent
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path[:0] = [str(TESTS), str(SCRIPTS)]
 
-import matplotlib.pyplot as plt
 import numpy as np
 import yaml
 from PIL import Image
@@ -45,7 +44,6 @@ from rich.console import Console
 import programs
 import publish
 import watch
-from aggregate import read_run
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
 from ddp.base.provenance import now
 from ddp.checkpointing import incidents, owner, state
@@ -57,16 +55,16 @@ from ddp.data.own.importing import import_own
 from ddp.data.own.pictures import Unreadable, read_header, read_image
 from ddp.data.staging import stage
 from ddp.experiment.config import Experiment, Run
+from ddp.experiment.programs import read_experiment
 from ddp.experiment.schema import read_config, with_types
 from ddp.models import weights
 from ddp.programs.folders import Folders, prepare
-from ddp.reporting import scaling, scaling_figure
+from ddp.reporting import sums
 from ddp.reporting.events import points_of
 from ddp.reporting.history import read_history
-from ddp.reporting.measures import read_metrics, read_result
+from ddp.reporting.measures import read_measured, read_metrics, read_result
 from ddp.reporting.progress import read_all, read_record
 from ddp.reporting.results import last_reason, read_about, read_evaluation
-from ddp.reporting.tables import read_table, write_table
 
 SECONDS = 20  # of a case in process; the slowest good ones take one
 PROGRAM_SECONDS = 120  # of a case with a program of its own
@@ -375,6 +373,7 @@ def hostile_config(path: Path, draw: Draw, canary: Path) -> None:
 
 
 EXPERIMENT = Experiment.from_config(CONFIG)
+PROGRAM_RUN = read_experiment({"experiment": "program", "command": ["true"]}).runs["run"]
 
 
 def read_state(results: Path) -> None:
@@ -467,12 +466,6 @@ def watched(results: Path) -> None:
     Console(file=io.StringIO()).print(watch.table("fuzz", found))
 
 
-def read_scaling(results: Path) -> None:
-    table = read_table(results / "fuzz/scaling.csv", "scaling", EXPERIMENT)
-    scaling.advice(EXPERIMENT, table)
-    plt.close(scaling_figure.draw(EXPERIMENT, table, "fuzz"))
-
-
 # By kind of file: how to make it hostile, its path in the results, and its reader.
 RUN = "fuzz/seed~0"
 PROGRAM = "program/run"  # of a user's program
@@ -532,15 +525,12 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     ),
     "archive, npm": (hostile_tar, "x.tgz", read_npm),
     "archive, official": (hostile_tar, "x.tgz", read_official),
-    **{
-        f"table {name}": (
-            tampered_bytes,
-            f"fuzz/{name}.csv",
-            lambda results, name=name: read_table(results / f"fuzz/{name}.csv", name, EXPERIMENT),
-        )
-        for name in ("summary", "curves", "confusion", "incidents")
-    },
-    "table scaling": (tampered_bytes, "fuzz/scaling.csv", read_scaling),
+    "sums": (tampered_bytes, "fuzz/SHA256SUMS", lambda results: sums.changed(results / "fuzz")),
+    "evaluated": (
+        tampered_json,
+        f"{PROGRAM}/evaluated.json",
+        lambda results: read_measured(results / PROGRAM, PROGRAM_RUN, True),
+    ),
     "progress": (
         tampered_bytes,
         f"{RUN}/history.csv",
@@ -612,7 +602,6 @@ def commands(results: Path, kind: str) -> list[str]:
         "--output",
         results / "out",
     ]
-    plot = ["plot", "--config", config, "--tables", results / "fuzz", "--output", results / "out"]
     chosen: dict[str, list[Any]] = {
         "configuration": ["check", results / "config.yaml"],
         "manifest": evaluate,
@@ -636,10 +625,6 @@ def commands(results: Path, kind: str) -> list[str]:
             "--output",
             results / "fetched",
         ],
-        "table summary": plot,
-        "table curves": plot,
-        "table confusion": plot,
-        "table incidents": plot,
     }
     if kind not in chosen:
         return []
@@ -690,16 +675,18 @@ def make_material(folder: Path) -> Material:
     (results / "fuzz/experiment.json").write_text(json.dumps(CONFIG))
     folders = Folders(results / PROGRAM)
     asked = {"sources_sha256": "", "data_sha256": None, "files_sha256": None, "directory": None}
-    prepare(folders, {}, asked, "exact", {"by": "process 1", "started": now()})
-    (folders.run / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
-    (folders.run / "result.json").write_text('{"accuracy": 0.9, "loss": 0.25}')
+    values = json.loads(PROGRAM_RUN.to_json())
+    prepare(folders, values, asked, "exact", {"by": "process 1", "started": now()})
+    (folders.work / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    (folders.work / "result.json").write_text('{"accuracy": 0.9, "loss": 0.25}')
+    program("publish", "--output", folders.run)
+    folders.evaluation.mkdir()
+    (folders.evaluation / "result.json").write_text('{"accuracy": 0.8}')
+    program("publish", f"--evaluation={'0' * 64}", "--output", folders.run)
     waits = {"job": "7", "state": "PENDING (Priority)", "since": "10:00:00"}
     (results / "fuzz/jobs.json").write_text(json.dumps({"seed~0": waits}))
     for kind in (incidents.INTERRUPTION, incidents.SLOW):
         incidents.add(results / RUN / "state", kind, "n1 is lost")
-    about = json.loads((results / RUN / "run.json").read_text())
-    about["incidents"] = [asdict(each) for each in incidents.read(results / RUN / "state")]
-    (results / RUN / "run.json").write_text(json.dumps(about))
     program(
         "aggregate",
         "--config",
@@ -710,8 +697,6 @@ def make_material(folder: Path) -> Material:
         results / "fuzz",
     )
     shutil.copyfile(results / "fuzz/summary.csv", results / "x.tgz")
-    measured = [read_run(EXPERIMENT, name, results / "fuzz" / name)[3] for name in EXPERIMENT.runs]
-    write_table(scaling.sizes(EXPERIMENT, measured), results / "fuzz/scaling.csv")
     return Material(results, folder / "canary")
 
 

@@ -17,8 +17,9 @@ from waiting import until
 NODES = ("n1", "n2", "n3")
 WAYS = ("pbs", "ssh")
 RUN = {
-    "dataset": "digits", "model": sleeping.MODEL, "epochs": 1_000_000, "global_batch_size": 72,
-    "learning_rate": 0.01, "flip": False, "checkpoint_every": 0, "nodes": 3,
+    "dataset": "digits", "model": sleeping.MODEL, "optimizer": "sgd", "epochs": 1_000_000,
+    "global_batch_size": 72, "learning_rate": 0.01, "flip": False, "checkpoint_every": 0,
+    "nodes": 3,
 }  # fmt: skip
 # sshd waits for minutes for a client that was cut off.
 DAEMONS = re.compile(r"pbs_mom|^sshd: |node\.py")

@@ -10,10 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("CLUSTER_FOLDER", "/var/tmp")).resolve()
-# Of the folders of this checkout's clusters: two checkouts can test on one machine.
+# Of the folders of this checkout's clusters: two checkouts can test on one machine, and each worker
+# of pytest-xdist has its own cluster. What is inside a cluster has the complete prefix.
 PREFIX = os.environ.get("TEST_PREFIX") or (
     f"manynodes-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 )
+if "CLUSTER_MEMBER" not in os.environ:
+    PREFIX += os.environ.get("PYTEST_XDIST_WORKER", "")
 # The scheduler: slurm or pbs.
 KIND = os.environ.get("CLUSTER_KIND", "slurm")
 LOGIN = "login"

@@ -24,6 +24,7 @@ ENDLESS = [
     "--config",
     "dataset={name: digits}",
     f"model={sleeping.MODEL}",
+    "optimizer=sgd",
     "epochs=1000000",
     "global_batch_size=72",
     "learning_rate=0.01",
@@ -37,6 +38,7 @@ ENDLESS = [
 RUN = {
     "dataset": "digits",
     "model": sleeping.MODEL,
+    "optimizer": "sgd",
     "epochs": 1_000_000,
     "global_batch_size": 72,
     "learning_rate": 0.01,

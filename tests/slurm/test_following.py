@@ -16,7 +16,7 @@ from cluster.handle import Cluster
 from submissions import TINY, submitted
 from waiting import until
 
-LONG = ["epochs=100000", "nodes=1", f"model={sleeping.MODEL}"]
+LONG = ["epochs=100000", "nodes=1", f"model={sleeping.MODEL}", "optimizer=sgd"]
 
 
 def running(cluster: Cluster, daemon: str) -> int:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ddp.base.provenance import now
 from ddp.experiment.programs import ProgramExperiment
+from ddp.programs.folders import Folders, prepare
 from ddp.reporting.events import RunEvents, points_of
+from programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"experiment": "mine", "program": "t.py", "parameters": {"lr": [0.1, 0.2]}}
@@ -45,7 +48,14 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
     assert look(events) == [(1, 0.9), (2, 0.75), (3, 0.65)]
     # The program that writes the files was killed, and is started again.
     again = RunEvents(run / "events", {"lr": 0.1})
-    (run / "result.json").write_text(json.dumps({"accuracy": 0.5}))
+    folders, values = Folders(run), json.loads(experiment.runs[run.name].to_json())
+    request = {f"{key}_sha256": None for key in ("data", "files")}
+    request |= {"sources_sha256": "", "directory": None}
+    kept = metrics.read_text()
+    prepare(folders, values, request, "fresh", {"by": "process 1", "started": now()})
+    metrics.write_text(kept)
+    (folders.work / "result.json").write_text(json.dumps({"accuracy": 0.5}))
+    assert program("publish", "--output", run).returncode == 0
     assert look(again) == [(1, 0.9), (2, 0.75), (3, 0.65)]
     assert scalars(run / "events", "result/accuracy") == [(4, 0.5)]
     found = EventAccumulator(str(run / "events")).Reload()

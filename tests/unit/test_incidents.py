@@ -4,6 +4,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from ddp.base.reading import parse_form
 from ddp.checkpointing import incidents
@@ -11,6 +12,14 @@ from ddp.checkpointing.owner import Record, text, this_process
 from ddp.reporting.tables import incident_table, write_table
 
 OWNER = Record("0" * 16, "Slurm job 7", "n1", this_process())
+
+
+def test_a_checkout_that_changed_meanwhile_is_noted(tmp_path: Path) -> None:
+    incidents.note_checkout(tmp_path, "a", "a")
+    assert incidents.read(tmp_path) == []
+    incidents.note_checkout(tmp_path, "a", "b")
+    (found,) = incidents.read(tmp_path)
+    assert found.text == "the checkout changed from commit a to b meanwhile"
 
 
 def test_incidents_are_read_in_order_and_each_is_one_line(tmp_path) -> None:

@@ -1,6 +1,6 @@
 """Programs that are killed at any moment and run again give the same files.
 
-These are fetch, stage, evaluate, aggregate and plot. Those that only write results say in one line
+These are fetch, stage, evaluate and aggregate. Those that only write results say in one line
 if they cannot.
 """
 
@@ -70,7 +70,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """All five by name, with a small trained run to evaluate, and its tables."""
+    """All four by name, with a small trained run to evaluate, and its tables."""
     results = tmp_path_factory.mktemp("trained") / "results"
     trained = results / "run"
     run = {key: value for key, value in CONFIG.items() if key != "experiment"} | {
@@ -104,7 +104,6 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
             lambda folder: ["--data", digits, *weights, "--output", folder / "evaluation.json"],
         ),
         Job("aggregate", lambda folder: [*config, "--results", results, "--output", folder]),
-        Job("plot", lambda folder: [*config, "--tables", results, "--output", folder]),
     ]
     by_name = {job.name: job for job in listed}
     by_name["evaluate"].run(trained)
@@ -144,7 +143,7 @@ def halve_one(folder: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["fetch", "stage", "evaluate", "aggregate", "plot"])
+@pytest.mark.parametrize("name", ["fetch", "stage", "evaluate", "aggregate"])
 def test_killed_at_any_moment_and_run_again(jobs, tmp_path, name) -> None:
     job = jobs[name]
     # The pages and figures contain the folder's name.
@@ -227,7 +226,7 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("evaluate", "evaluation.json"), ("aggregate", "summary.csv"), ("plot", "accuracy.svg")],
+    [("evaluate", "evaluation.json"), ("aggregate", "summary.csv")],
 )
 @pytest.mark.parametrize(("hindrance", "reason"), [
     ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),

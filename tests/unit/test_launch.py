@@ -359,7 +359,10 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
     await_end(ours)
 
 
-@pytest.mark.parametrize("target", ["supervise.py", "torch.distributed.run"])
+@pytest.mark.parametrize(
+    "target",
+    ["supervise.py", pytest.param("torch.distributed.run", marks=pytest.mark.faults)],
+)
 def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     digits, tmp_path, target
 ) -> None:

@@ -15,7 +15,7 @@ from ddp.experiment.table import with_table
 from ddp.programs.folders import Folders, differences, prepare, read_request
 from ddp.programs.outputs import publish
 from ddp.reporting.measures import read_metrics, read_result, write_result
-from ddp.reporting.results import replaced
+from ddp.reporting.results import changed
 from programs import ROOT
 
 
@@ -269,23 +269,25 @@ def test_any_command_has_a_name(words: list[str], name: str) -> None:
 
 def test_a_parameter_more_or_less_is_a_change(tmp_path: Path) -> None:
     run = program(program="t.py", parameters={"lr": 0.1}).runs["run"]
-    folder = tmp_path / "run"
-    folder.mkdir()
+    path = tmp_path / "run.json"
     about = {
-        "config": json.loads(run.to_json()), "git": {"commit": None, "dirty": None},
+        "config": json.loads(run.to_json()), "git": {"commit": None, "dirty": None}, "files": {},
         "sources_sha256": "", "data_sha256": None, "files_sha256": None, "versions": {},
         "attempts": [{}], "incidents": [], "started": "", "ended": "", "seconds": 1,
         "directory": None, "outputs": [],
     }  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(about))
+    path.write_text(json.dumps(about))
     for parameters, change in (
-        ({"lr": 0.1}, {}),
-        ({"lr": 0.2}, {"run": "lr 0.1 -> 0.2"}),
-        ({"lr": 0.1, "wd": 0.01}, {"run": "wd not given -> 0.01"}),
-        ({}, {"run": "lr 0.1 -> not given"}),
+        ({"lr": 0.1}, []),
+        ({"lr": 0.2}, ["lr 0.1 -> 0.2"]),
+        ({"lr": 0.1, "wd": 0.01}, ["wd not given -> 0.01"]),
+        ({}, ["lr 0.1 -> not given"]),
     ):
-        experiment = program(program="t.py", parameters=parameters)
-        assert replaced(experiment, ["run"], tmp_path) == change
+        (run,) = program(program="t.py", parameters=parameters).runs.values()
+        assert changed(path, run) == change
+    # One of an earlier version is protected too.
+    path.write_text(json.dumps(about | {"newer": 1}))
+    assert changed(path, run) == ["run.json is damaged, or not of this version"]
 
 
 def test_numbers_that_are_too_large_to_draw_are_infinite(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
     ("ddp/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
 ])  # fmt: skip
 def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
-    before = {name: code_sha256(name) for name in ("train.py", "plot.py")}
+    before = {name: code_sha256(name) for name in ("train.py", "aggregate.py")}
     edit(scripts / file, old, new)
     assert code_sha256("train.py") != before["train.py"]
-    assert code_sha256("plot.py") == before["plot.py"]
+    assert code_sha256("aggregate.py") == before["aggregate.py"]
 
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:

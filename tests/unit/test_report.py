@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import plot
-from ddp.reporting import page
+from ddp.reporting import accuracy_figures, page
 from ddp.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,13 +69,14 @@ def test_one_run_has_no_spread_and_two_have_their_number() -> None:
 )
 def test_a_figure_says_how_many_seeds_it_is_of(seeds, words) -> None:
     table = summary("plain", [0.9] * len(seeds), seed=seeds)
-    figure = plot.draw(curves(3, list(table["run"]), seed=seeds), table, [], "accuracy", "x")
+    curve = curves(3, list(table["run"]), seed=seeds)
+    figure = accuracy_figures.draw(curve, table, [], "accuracy", "x")
     assert words in figure.get_suptitle()
 
 
 def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
     table = summary("flip_shift", [0.9])
-    figure = plot.draw(curves(3, ["r0"]), table, [], "accuracy", "x")
+    figure = accuracy_figures.draw(curves(3, ["r0"]), table, [], "accuracy", "x")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"test, one view", "test, six views"} <= set(labels)
     (star,) = (
@@ -86,7 +86,7 @@ def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
 
 
 def test_an_experiment_of_one_epoch_has_points() -> None:
-    figure = plot.draw(curves(1, ["r0"]), summary("plain", [0.9]), [], "accuracy", "x")
+    figure = accuracy_figures.draw(curves(1, ["r0"]), summary("plain", [0.9]), [], "accuracy", "x")
     drawn = [line for line in figure.axes[0].lines if len(line.get_xdata())]
     assert len(drawn) == 3
     assert all(line.get_marker() not in ("None", None, "") for line in drawn)

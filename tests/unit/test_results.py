@@ -7,11 +7,13 @@ import resource
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from compare import unused
 from ddp.base.errors import Refusal
 from ddp.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
+from ddp.reporting.tables import refuse_mixture, write_table
 from programs import program
 
 CONFIG = json.dumps(
@@ -75,7 +77,10 @@ def test_what_is_untouched_is_taken(evaluated: Path, tmp_path: Path) -> None:
         {"views": "seven"},
         {"plain": {"loss": 0.1, "accuracy": 0.2}},
         {"data_sha256": "0" * 64},
-        {"checkpoints": [{"epoch": 99, "loss": 0.1, "accuracy": 0.5}]},
+        {"model_sha256": "0" * 64},
+        {"per_class_accuracy": [1.0] * 10},
+        {"checkpoints": [{"epoch": 99, "sha256": "0" * 64, "loss": 0.1, "accuracy": 0.2}]},
+        {"checkpoints": []},
         {"confusion_matrix": [[1]]},
         {"unknown": 1},
     ],
@@ -99,8 +104,30 @@ def test_a_pipe_among_the_results_is_not_waited_for(
     results = Path(shutil.copytree(evaluated, tmp_path / "r"))
     (results / "run" / name).unlink()
     os.mkfifo(results / "run" / name)
-    assert f"{name} is damaged" in aggregate(results)
+    assert f"run/{name} " in aggregate(results)
     assert "is not a regular file" in aggregate(results)
+
+
+def test_weights_that_the_training_has_not_written_are_not_evaluated(
+    evaluated: Path, digits: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(evaluated / "run", tmp_path / "run"))
+    model = run / "model.safetensors"
+    model.write_bytes((run / "checkpoints/epoch=004.safetensors").read_bytes())
+    done = program("evaluate", "--data", digits, "--model", model, "--device", "cpu",
+                   "--output", tmp_path / "evaluation.json")  # fmt: skip
+    assert done.returncode == 1
+    assert "run/model.safetensors is not the file that the training has written" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["code_sha256", "sources_sha256", "files_sha256", "data_sha256"])
+def test_runs_of_different_code_or_data_are_not_compared(key: str) -> None:
+    about = {"config": {"dataset": "digits"}, "data_sha256": "a", key: "a"}
+    refuse_mixture({"seed~0": about, "seed~1": about})
+    with pytest.raises(Refusal, match=rf"seed~0 and seed~1 were trained with .* \({key}\)"):
+        refuse_mixture({"seed~0": about, "seed~1": about | {key: "b"}})
+    # Another data set is other data.
+    refuse_mixture({"a": about, "b": about | {"config": {"dataset": "x"}, "data_sha256": "b"}})
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -159,6 +186,11 @@ def test_a_spreadsheet_computes_no_cell(tmp_path: Path, text: str) -> None:
         (row,) = csv.DictReader(file)
     assert row == {"run": "seed~0", "reason": f"'{text}", "log": "train.log"}
     assert spreadsheet_text("airbench") == "airbench"
+
+
+def test_names_of_columns_are_safe_too(tmp_path: Path) -> None:
+    write_table(pd.DataFrame({"=cmd|x": [1], "\x1b[31m\u202e": [2]}), tmp_path / "summary.csv")
+    assert (tmp_path / "summary.csv").read_text() == "'=cmd|x,\\x1b[31m\\u202e\n1,2\n"
 
 
 def test_a_column_of_a_program_never_replaces_another() -> None:

@@ -66,7 +66,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
     rng = random.Random(f"{SEED} {processes}")
     output = tmp_path / "out"
     # Many more epochs than pass between the faults.
-    longer = {"epochs": 100, "checkpoint_every": 25}
+    longer = {"epochs": 60, "checkpoint_every": 20}
     told, saved = [f"seed {SEED}, {processes} processes"], {}
     faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
     # One fault comes during the start; an orderly stop needs a running training.
@@ -105,7 +105,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
         if fault in STOPPED_IN_ORDER:
             said = re.search(
                 (
-                    rf"^launch: train was preempted: .* after (.*), of 100 epochs; saved in "
+                    rf"^launch: train was preempted: .* after (.*), of 60 epochs; saved in "
                     rf"{output}/state; run the same command"
                 ),
                 training.said,

@@ -25,7 +25,7 @@ print(scheduler._user_kill)
 
 @pytest.mark.parametrize("patched", [True, False])
 def test_a_signal_that_comes_while_the_scheduler_holds_its_lock_ends_it(patched: bool) -> None:
-    patch = "from signals import end_in_a_thread; end_in_a_thread()" if patched else ""
+    patch = "from patches import end_in_a_thread; end_in_a_thread()" if patched else ""
     command = [sys.executable, "-c", SIGNALLED.format(patch=patch)]
     if patched:
         done = subprocess.run(command, cwd=RULES, capture_output=True, text=True, check=False)

@@ -97,7 +97,6 @@ def test_an_experiment_file_stands_alone(fresh: Small) -> None:
         "train": 2,
         "evaluate": 2,
         "aggregate": 1,
-        "plot": 1,
         "all": 1,
     }
     said = fresh.run("-n")
@@ -204,6 +203,43 @@ def test_a_partial_experiment_is_completed_and_its_results_are_not_replaced_unas
         "--config", "epochs=2", "replace=true", "--", "results/small/seed~0/model.safetensors"
     )
     assert json.loads((small.results / "seed~0" / "run.json").read_text())["config"]["epochs"] == 2
+
+
+BACK = "small/seed~1: its earlier results are back"
+
+
+@pytest.mark.usefixtures("completed")
+def test_results_stay_until_what_replaces_them_is_finished(small: Small) -> None:
+    run = small.results / "seed~1"
+    target = ["--", "results/small/seed~1/model.safetensors"]
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.suffix == ".json"}
+    failed = small.snakemake("--config", "learning_rate=1e6", "replace=true", *target)
+    assert failed.returncode == 1
+    assert BACK in failed.stdout.splitlines()
+    assert {name: (run / name).read_bytes() for name in before} == before
+    # The state of the training that failed stays too.
+    assert (run / "state").is_dir()
+    small.run("--touch", *target)
+    assert (run / "state").is_dir()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("completed")
+def test_results_are_put_back_after_a_command_that_was_killed(small: Small) -> None:
+    run = small.results / "seed~1"
+    before = (run / "model.safetensors").read_bytes()
+    config = ["--config", "epochs=100000", "replace=true"]
+    process = small.start("--configfile", "small.yaml", *config, "--",
+                          "results/small/seed~1/model.safetensors", stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL)  # fmt: skip
+    until(lambda: (run / "history.csv").exists() and not (run / "run.json").exists(), process)
+    process.kill()
+    process.wait()
+    watch = ["workflow/scripts/watch.py", "results/small", "--once"]
+    until(lambda: "seed~1: interrupted" in small.python(*watch).stdout)
+    assert BACK in small.run("--unlock").splitlines()
+    assert (run / "model.safetensors").read_bytes() == before
+    small.run("--touch", "--", "results/small/seed~1/model.safetensors")
 
 
 @pytest.mark.faults

@@ -24,7 +24,7 @@ from ddp.experiment.table import with_table
 from ddp.models.names import code_of
 from ddp.schedulers import registry
 from session import Session
-from signals import end_in_a_thread
+from patches import call_when_planned, end_in_a_thread
 
 end_in_a_thread()
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still
@@ -46,6 +46,18 @@ except Refusal as refusal:
     sys.exit(str(refusal))
 except OSError as error:
     sys.exit(f"config: {error_line(error)}")
+
+
+def check_results():
+    try:
+        SESSION.check_results()
+    except Refusal as refusal:
+        sys.exit(str(refusal))
+    except OSError as error:
+        sys.exit(error_line(error))
+
+
+call_when_planned(check_results)
 
 
 PROGRAM = isinstance(EXPERIMENT, ProgramExperiment)

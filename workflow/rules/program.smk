@@ -77,7 +77,7 @@ rule stage:
 rule train:
     input:
         sources=sources_of,
-        staging=["results/{experiment}/{run}/staging.json"] * READS,
+        staging=ancient(["results/{experiment}/{run}/staging.json"] * READS),
     output:
         *[
             directory(path) if name.endswith("/") else path
@@ -164,7 +164,7 @@ rule evaluate:
     shell:
         "(OMP_NUM_THREADS={threads} python {params.program:q} --evaluation {params.command:q}"
         " --run {params.run:q}{params.places} --scratch {resources.scratch} --output {params.results:q}\n"
-        "python {params.publish:q} --evaluation --output {params.results:q}"
+        "python {params.publish:q} --evaluation={params.sources} --output {params.results:q}"
         ") 2>&1 | tee {log:q}"
 
 
@@ -175,6 +175,7 @@ rule report:
         summary="results/{experiment}/summary.csv",
         curves="results/{experiment}/curves.csv",
         incidents="results/{experiment}/incidents.csv",
+        sums="results/{experiment}/SHA256SUMS",
         figures=directory("results/{experiment}/figures"),
         page=report(
             "results/{experiment}/report.html",

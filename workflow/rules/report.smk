@@ -14,14 +14,8 @@ TARGETS = expand(
 )
 
 
-SIZES = (
-    {"sizes": "results/{experiment}/scaling.csv"} if EXPERIMENT.varies_in_size else {}
-)
-
-
 localrules:
     aggregate,
-    plot,
 
 
 rule aggregate:
@@ -32,48 +26,20 @@ rule aggregate:
             file=["evaluation.json", "history.csv", "run.json"],
         ),
     output:
-        **SIZES,
-        summary=report(
-            "results/{experiment}/summary.csv",
-            category="{experiment}",
-            labels={"what": "summary", "form": "CSV"},
-            caption="../report/summary.rst",
+        multiext(
+            "results/{experiment}/",
+            "confusion.csv",
+            "incidents.csv",
+            "confusion.svg",
+            "SHA256SUMS",
+            *["scaling.csv", "scaling.svg"] * EXPERIMENT.varies_in_size,
+            *["accuracy_by_axis.svg"] * bool(EXPERIMENT.numeric_axes),
         ),
-        curves=report(
+        report(
             "results/{experiment}/curves.csv",
             category="{experiment}",
             labels={"what": "curves", "form": "CSV"},
             caption="../report/curves.rst",
-        ),
-        confusion="results/{experiment}/confusion.csv",
-        incidents="results/{experiment}/incidents.csv",
-    log:
-        "results/{experiment}/aggregate.log",
-    conda:
-        "../envs/ddp.yaml"
-    params:
-        aggregate=f"{SCRIPTS}/aggregate.py",
-        config=EXPERIMENT.science,
-        results=subpath(output.summary, parent=True),
-        code=code_sha256("aggregate.py"),
-    shell:
-        "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
-        " --output {params.results:q} 2>&1 | tee {log:q}"
-
-
-rule plot:
-    input:
-        **SIZES,
-        summary="results/{experiment}/summary.csv",
-        curves="results/{experiment}/curves.csv",
-        confusion="results/{experiment}/confusion.csv",
-        incidents="results/{experiment}/incidents.csv",
-    output:
-        expand(
-            "results/{{experiment}}/{figure}.svg",
-            figure=["confusion"]
-            + ["accuracy_by_axis"] * bool(EXPERIMENT.numeric_axes)
-            + ["scaling"] * len(SIZES),
         ),
         report(
             "results/{experiment}/accuracy.svg",
@@ -87,21 +53,27 @@ rule plot:
             labels={"what": "loss", "form": "figure"},
             caption="../report/loss.rst",
         ),
-        page=report(
+        report(
             "results/{experiment}/report.html",
             category="{experiment}",
             labels={"what": "report", "form": "page"},
             caption="../report/summary.rst",
         ),
+        summary=report(
+            "results/{experiment}/summary.csv",
+            category="{experiment}",
+            labels={"what": "summary", "form": "CSV"},
+            caption="../report/summary.rst",
+        ),
     log:
-        "results/{experiment}/plot.log",
+        "results/{experiment}/aggregate.log",
     conda:
         "../envs/ddp.yaml"
     params:
-        plot=f"{SCRIPTS}/plot.py",
+        aggregate=f"{SCRIPTS}/aggregate.py",
         config=EXPERIMENT.science,
-        results=subpath(output.page, parent=True),
-        code=code_sha256("plot.py"),
+        results=subpath(output.summary, parent=True),
+        code=code_sha256("aggregate.py"),
     shell:
-        "python {params.plot:q} --tables {params.results:q} --config {params.config:q}"
+        "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
         " --output {params.results:q} 2>&1 | tee {log:q}"

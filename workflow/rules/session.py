@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,8 +19,11 @@ from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
-from ddp.base.reading import is_file
-from ddp.checkpointing import owner
+from ddp.base.provenance import code_sha256
+from ddp.base.reading import MOST, file_sha256, is_file, read_bytes
+from ddp.base.sources import sources_sha256
+from ddp.checkpointing import owner, replaced
+from ddp.checkpointing.replaced import FINISHED
 from ddp.data.datasets import DATASETS
 from ddp.data.files import below, fingerprint, read_files
 from ddp.data.folder import MANIFEST, SOURCE, DataFolder
@@ -28,8 +31,8 @@ from ddp.experiment import job_size
 from ddp.experiment.config import Experiment, edges
 from ddp.experiment.programs import ProgramExperiment
 from ddp.models.names import code_of, is_own
-from ddp.programs.folders import Folders
-from ddp.reporting import measures, progress, results
+from ddp.programs.folders import Folders, read_request
+from ddp.reporting import measures, progress, results, sums
 from ddp.schedulers import registry
 from ddp.schedulers.base import Watch
 
@@ -37,6 +40,8 @@ from ddp.schedulers.base import Watch
 FIXED = {"nodes": "nodes", "tasks": "nodes"}
 # Processes per CPU of this machine. With more, each gets a few percent of a CPU.
 MOST_PER_CPU = 8
+# The rules that make the report.
+REPORTING = ("aggregate", "report")
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
 
@@ -70,6 +75,7 @@ class Session:
         if not self.workflow.is_main_process:
             return
         self.refuse_files_for_folders()
+        self.put_back()
         self.refuse_other_geometry()
         self.refuse_software_deployment()
         self.refuse_wrong_hosts()
@@ -90,35 +96,122 @@ class Session:
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
 
-    def replaced(self, names: list[str]) -> dict[str, str]:
-        """Finished runs that training again would replace, with what has changed."""
-        changes = results.replaced(self.experiment, names, self.results)
+    def put_back(self) -> None:
+        """Put back results that a command which was killed was about to replace."""
+        folders = [self.results / name for name in self.experiment.runs]
+        folders = [folder for folder in folders if (folder / replaced.FOLDER).is_dir()]
+        alive = owner.living([folder / "state" for folder in folders])
+        for folder in folders:
+            if folder / "state" not in alive and replaced.put_back(folder):
+                tell(f"{self.experiment.name}/{folder.name}: its earlier results are back")
+
+    def replaced(self, names: Iterable[str], code: bool = True) -> dict[str, str]:
+        """Finished runs that training again would replace, with what has changed.
+
+        Args:
+            code: whether the code of the built-in trainer counts.
+        """
+        found = {name: self.differences(name, code) for name in names}
+        return {name: ", ".join(differences) for name, differences in found.items() if differences}
+
+    def differences(self, name: str, code: bool) -> list[str]:
+        """What a finished run was made of that is different now; empty for other runs."""
+        run, folder = self.experiment.runs[name], self.results / name
+        found = results.changed(folder / "run.json", run)
+        if found or not (folder / "run.json").exists():
+            return found
+        about = results.read_about(folder / "run.json", results.form_of(run))
         own = self.experiment.own
         if own and self.stale:
-            finished = [name for name in names if (self.results / name / "run.json").exists()]
-            changes |= dict.fromkeys(finished, f"other images of {own.name}")
+            found.append(f"other images of {own.name}")
+        elif run.dataset and (data := self.data_folder(run.dataset)) is not None:
+            found += ["other data"] * (about["data_sha256"] != data.sha256)
         if isinstance(self.experiment, ProgramExperiment):
-            now = self.experiment.sources_sha256
-            for name in names:
-                with suppress(FileNotFoundError, Refusal):
-                    about = results.read_about(self.results / name / "run.json", "program_run")
-                    config = self.experiment.config
-                    if about["sources_sha256"] != now:
-                        changes.setdefault(name, f"{self.experiment.program_name} has changed")
-                    for key in ("directory", "outputs"):
-                        if about[key] != config[key]:
-                            changes.setdefault(name, f"another value of {key}")
-                    if config["files"] and self.files_changed:
-                        changes.setdefault(name, "other files")
-            return changes
-        for name in names:
-            model = self.experiment.runs[name].model
-            if is_own(model):
-                with suppress(FileNotFoundError, Refusal):
-                    about = results.read_about(self.results / name / "run.json")
-                    if about["network_sha256"] != code_of(model):
-                        changes.setdefault(name, f"{model.rpartition(':')[0]} has changed")
-        return changes
+            config = self.experiment.config
+            if about["sources_sha256"] != self.experiment.sources_sha256:
+                found.append(f"{self.experiment.program_name} has changed")
+            found += [
+                f"another value of {key}"
+                for key in ("directory", "outputs")
+                if about[key] != config[key]
+            ]
+            found += ["other files"] * bool(config["files"] and self.files_changed)
+            return found
+        own_network = code_of(run.values["model"])
+        if about["network_sha256"] != (own_network or None):
+            found.append(f"{run.values['model'].rpartition(':')[0]} has changed")
+        # As train.py has it in run.json: the code of a network of the user's counts too.
+        now = (
+            sources_sha256({"train.py": self.code, "network": own_network})
+            if own_network
+            else self.code
+        )
+        if code and about["code_sha256"] != now:
+            commit = (about["git"]["commit"] or "none")[:10]
+            found.append(f"its code has changed since commit {commit}")
+        return found
+
+    @cached_property
+    def code(self) -> str:
+        """SHA-256 of the code of the built-in trainer."""
+        return code_sha256("train.py")
+
+    def check_results(self) -> None:
+        """Refuse results that are not what they stand for, of runs that Snakemake will not run
+        again: it knows times and parameters only, and nothing of what was copied or touched.
+
+        Raises:
+            Refusal: a file is damaged, or of another run.
+        """
+        if not self.workflow.is_main_process:
+            return
+        planned = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()
+                   if self.workflow.dag.needrun(job)}  # fmt: skip
+        wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
+        kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
+        if changes := self.replaced(kept, code=False):
+            self.refuse_replacement(changes)
+        for name in kept:
+            if ("evaluate", name) in wanted - planned:
+                with suppress(FileNotFoundError):
+                    self.read(name)
+        if any(rule in REPORTING for rule, _ in wanted - planned):
+            with suppress(FileNotFoundError):
+                if file := sums.changed(self.results):
+                    raise Refusal(
+                        f"{self.results}/report.html was made from another {file} "
+                        f"({sums.FILE}); {sums.REMAKE}"
+                        if "/" in file and not file.startswith("figures/")
+                        else f"{self.results / file} is not as it was made ({sums.FILE}); "
+                        f"{sums.REMAKE}"
+                    )
+
+    def read(self, name: str) -> str:
+        """The numbers of a finished run in one line.
+
+        Raises:
+            FileNotFoundError: it is not finished.
+            Refusal: a file is damaged, or of another run.
+        """
+        folder = self.results / name
+        if isinstance(self.experiment, ProgramExperiment):
+            evaluated = bool(self.experiment.evaluation)
+            return measures.line_of(
+                measures.read_measured(folder, self.experiment.runs[name], evaluated)
+            )
+        views = self.experiment.config["test_views"]
+        finished = results.read_finished(folder, self.experiment.runs[name], views)
+        return results.accuracy_line(finished.evaluation)
+
+    def refuse_replacement(self, changes: dict[str, str]) -> None:
+        """Refuse to train finished runs again.
+
+        Raises:
+            Refusal: always.
+        """
+        self.tell_after_a_touch()
+        line = results.replacement_line(self.experiment.name, changes)
+        raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
 
     def tell_after_a_touch(self) -> None:
         """What helps if files were written and have the same bytes as before."""
@@ -322,15 +415,18 @@ class Session:
                 "--group-components: every run is a job of its own size; leave the option out"
             )
         self.refuse_read_only_folders()
-        names = [job.wildcards.run for job in self.jobs("train") if self.workflow.dag.needrun(job)]
+        planned = {
+            job.wildcards.run: job for job in self.jobs("train") if self.workflow.dag.needrun(job)
+        }
+        names = list(planned)
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
-            self.tell_after_a_touch()
-            line = results.replacement_line(self.experiment.name, changes)
-            raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
+            self.refuse_replacement(changes)
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
+        if not self.workflow.touch:
+            self.keep_finished(planned)
         executor = self.workflow.executor_plugin.name
         hosts = self.experiment.hosts
         if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
@@ -344,6 +440,35 @@ class Session:
         # For `watch`, which shows runs that have not begun too. Nothing is refused after this.
         with suppress(OSError):
             atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
+
+    def keep_finished(self, planned: Mapping[str, Any]) -> None:
+        """Set aside what the planned trainings will replace: Snakemake removes it before they
+        begin.
+
+        Raises:
+            Refusal: a finished run would be trained again, and nothing of it has changed.
+        """
+        for name, job in planned.items():
+            folder = self.results / name
+            if not is_whole(folder):
+                continue
+            # A Snakemake that was killed has not seen the end of the job. Its state is there, from
+            # which the job gives its files again.
+            unseen = self.workflow.async_run(self.workflow.persistence.incomplete(job))
+            ended = unseen and is_state_of(folder, self.experiment)
+            if not ended and not self.experiment.config["replace"]:
+                reason = self.workflow.dag.reason(job)
+                words = (
+                    "an attempt to replace it was ended" if unseen
+                    else "--force, --forcerun or -R" if reason.forced
+                    else "Snakemake's record has other parameters" if reason.params_changed
+                    else "its input is newer"
+                )  # fmt: skip
+                raise Refusal(
+                    f"{self.experiment.name}/{name} is finished and nothing of it has changed "
+                    f"({words}); keep it with --touch, or train it again with --config replace=true"
+                )
+            replaced.set_aside(folder)
 
     def tell_state(self, executor: str, job: Any, number: str, state: str) -> None:
         """Print the new state of a job, and note it for `watch`."""
@@ -360,24 +485,28 @@ class Session:
             return
         with suppress(OSError):
             (self.results / progress.JOBS).unlink()
-        self.forget_states()
-        own = isinstance(self.experiment, ProgramExperiment)
-        jobs = [job for rule in ("stage", "train", "evaluate") for job in self.jobs(rule)]
-        unfinished = {
-            job.wildcards.run for job in jobs if not self.workflow.dag.noneedrun_finished(job)
-        }
         last = "evaluate" if self.jobs("evaluate") else "train"
+        # A program of the user's may have its numbers from the training.
+        measured = last == "evaluate" or isinstance(self.experiment, ProgramExperiment)
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
-        read = measures.result_line if own else results.read_accuracy
-        for name in [name for name in names if name not in unfinished][:MOST_SHOWN]:
-            tell(f"{self.experiment.name}/{name}: {read(self.results / name)}")
-        missing = [self.why_missing(name) for name in self.experiment.runs if name in unfinished]
+        lines: dict[str, str] = {}
+        missing = []
+        for name in names:
+            try:
+                lines[name] = self.read(name) if measured else self.read_trained(name)
+            except FileNotFoundError:
+                missing.append(self.why_missing(name))
+            except Refusal as refusal:
+                missing.append(results.Missing(name, str(refusal)))
+        for name, line in list(lines.items())[:MOST_SHOWN]:
+            tell(f"{self.experiment.name}/{name}: {line}")
+        self.put_back()
+        self.forget_states()
         partial = self.results / "partial"
-        tables = self.jobs("report" if own else "plot")
-        if not missing and tables and all(map(self.workflow.dag.noneedrun_finished, tables)):
+        tables = [job for rule in REPORTING for job in self.jobs(rule)]
+        if not missing and tables and self.has_report():
             shutil.rmtree(partial, ignore_errors=True)
             tell(f"report: {self.results}/report.html; table: {self.results}/summary.csv")
-            self.tell_advice()
         if missing and tables and len(missing) < len(self.experiment.runs):
             self.draw_partial(missing, partial)
         for run in missing:
@@ -386,25 +515,20 @@ class Session:
                 + (f"; log: {run.log}" if run.log else "")
             )
 
-    def tell_advice(self) -> None:
-        """The advice of a scaling study."""
-        if isinstance(self.experiment, Experiment) and self.experiment.varies_in_size:
-            # Imported here, because scipy takes half a second.
-            from ddp.reporting import scaling
-            from ddp.reporting.tables import read_table
+    def read_trained(self, name: str) -> str:
+        """That a run is trained; raises as `read`."""
+        results.read_own_about(self.results / name, self.experiment.runs[name])
+        return "trained"
 
-            with suppress(Refusal):
-                path = self.results / "scaling.csv"
-                sizes = read_table(path, "scaling", self.experiment)
-                for sentence in scaling.advice(self.experiment, sizes)[:MOST_SHOWN]:
-                    tell(f"scaling: {sentence}")
+    def has_report(self) -> bool:
+        """Whether the report is there, and of the files that are there."""
+        with suppress(FileNotFoundError, Refusal):
+            return sums.changed(self.results) is None
+        return False
 
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
-        trained_by = (
-            "run.json" if isinstance(self.experiment, ProgramExperiment) else "model.safetensors"
-        )
-        found = results.why_missing(name, self.results / name, trained_by)
+        found = results.why_missing(name, self.results / name)
         # The log of an earlier command says nothing about a job that was refused or never started.
         if found.log and Path(found.log).stat().st_mtime >= self.began:
             return found
@@ -421,44 +545,40 @@ class Session:
         folder.mkdir(parents=True)
         results.write_missing(missing, folder / "missing.csv")
         common = ["--missing", str(folder / "missing.csv"), "--config", self.experiment.science]
-        aggregate = [
-            str(self.scripts / "aggregate.py"),
-            "--results",
-            str(self.results),
-            "--output",
-            str(folder),
-        ]
-        plot = [str(self.scripts / "plot.py"), "--tables", str(folder), "--output", str(folder)]
-        compare = [str(self.scripts / "compare.py"), *aggregate[1:]]
         own = isinstance(self.experiment, ProgramExperiment)
-        for program in [compare] if own else [aggregate, plot]:
-            if subprocess.run(
-                [sys.executable, *program, *common], stdout=subprocess.DEVNULL, check=False
-            ).returncode:
-                return
+        program = str(self.scripts / ("compare.py" if own else "aggregate.py"))
+        folders = ["--results", str(self.results), "--output", str(folder)]
+        command = [sys.executable, program, *folders, *common]
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+            return
         tell(
             f"partial report of {len(self.experiment.runs) - len(missing)} of "
             f"{len(self.experiment.runs)} runs: {folder}/report.html"
         )
 
     def forget_states(self) -> None:
-        """Remove the states of finished trainings, now that Snakemake knows that they are
-        finished.
+        """Remove the states of runs whose results are there: of these runs, and complete.
 
-        A Snakemake that was killed reruns what it has not seen finished, and then needs the states.
+        What Snakemake takes for finished may have been touched only.
         """
-        for job in self.jobs("train"):
-            if not self.workflow.dag.noneedrun_finished(job):
+        for name in dict.fromkeys(job.wildcards.run for job in self.jobs("train")):
+            folder = self.results / name
+            try:
+                self.read_trained(name)
+            except (FileNotFoundError, Refusal):
+                continue
+            if not is_whole(folder) or not is_state_of(folder, self.experiment):
                 continue
             if isinstance(self.experiment, ProgramExperiment):
                 # A program may have left its only result there.
                 with suppress(OSError):
-                    Folders(Path(job.params.results)).finished.touch()
+                    Folders(folder).finished.touch()
             else:
-                shutil.rmtree(f"{job.params.results}/state", ignore_errors=True)
+                shutil.rmtree(folder / "state", ignore_errors=True)
 
-    def jobs(self, rule: str) -> list[Any]:
-        return [job for job in self.workflow.dag.jobs if job.rule.name == rule]
+    def jobs(self, rule: str = "") -> list[Any]:
+        """The jobs of a rule, or all."""
+        return [job for job in self.workflow.dag.jobs if rule in ("", job.rule.name)]
 
     def describe(self, job: Any) -> str:
         """A submitted job in a few words, with the log of its last rule."""
@@ -466,6 +586,28 @@ class Session:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the results of a finished training are all there."""
+    try:
+        files = json.loads(read_bytes(folder / "run.json", MOST))["files"]
+        return all((folder / name).is_file() for name in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        # One of an earlier version is complete if it is there at all.
+        return (folder / "run.json").is_file()
+
+
+def is_state_of(folder: Path, experiment: Experiment | ProgramExperiment) -> bool:
+    """Whether the state in a run's folder is of the training that has written its results, and not
+    of one that is to replace them.
+    """
+    with suppress(OSError, Refusal):
+        if isinstance(experiment, ProgramExperiment):
+            about = results.read_about(folder / "run.json", "program_run")
+            return bool(read_request(Folders(folder))["attempts"] == about["attempts"])
+        return (folder / "state" / FINISHED).read_text() == file_sha256(folder / "run.json")
+    return False
 
 
 def refuse_missing_weights(experiment: Experiment, results: Path) -> None:

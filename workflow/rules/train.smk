@@ -46,7 +46,7 @@ rule stage:
 rule train:
     input:
         manifest=data_of,
-        staging="results/{experiment}/{run}/staging.json",
+        staging=ancient("results/{experiment}/{run}/staging.json"),
         initial=lambda wildcards: run_of(wildcards).initial_weights or [],
     output:
         model="results/{experiment}/{run}/model.safetensors",

@@ -19,14 +19,13 @@ from matplotlib.ticker import MaxNLocator
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.reading import read_json
 from ddp.experiment.config import parse_option
 from ddp.experiment.programs import COLUMNS, ProgramExperiment, read_experiment
-from ddp.reporting import page
+from ddp.reporting import page, sums
 from ddp.reporting.figures import STYLE, colour_of
-from ddp.reporting.measures import read_metrics, read_result
+from ddp.reporting.measures import Measured, read_measured
 from ddp.reporting.results import read_missing
-from ddp.reporting.tables import incident_table, write_table
+from ddp.reporting.tables import incident_table, refuse_mixture, write_table
 
 # Figures of an experiment; a program may write hundreds of columns.
 MOST_FIGURES = 24
@@ -49,49 +48,62 @@ def main() -> None:
         missing = read_missing(args.missing) if args.missing else None
         left_out = set(missing["run"]) if missing is not None else set()
         names = [name for name in experiment.runs if name not in left_out]
-        rows, curves, incidents = zip(
-            *(read_run(experiment, name, args.results / name) for name in names), strict=True
+        measured = {name: read_run(experiment, name, args.results / name) for name in names}
+        refuse_mixture({name: each.about for name, each in measured.items()})
+        summary = pd.DataFrame([row_of(experiment, *each) for each in measured.items()])
+        curve: pd.DataFrame = pd.concat(
+            [curves_of(experiment, *each) for each in measured.items()], ignore_index=True
         )
-        summary: pd.DataFrame = pd.DataFrame(list(rows))
-        curve: pd.DataFrame = pd.concat(curves, ignore_index=True)
-        incident: pd.DataFrame = pd.concat(incidents, ignore_index=True)
+        incident: pd.DataFrame = pd.concat(
+            [incident_table(name, each.about) for name, each in measured.items()],
+            ignore_index=True,
+        )
         settings = [axis for axis in experiment.axes if axis != "seed"]
         figures = draw(experiment, summary, curve, settings)
-        write_table(summary, args.output / "summary.csv")
-        write_table(curve, args.output / "curves.csv")
-        write_table(incident, args.output / "incidents.csv")
+        made = []
+        for name, table in (("summary", summary), ("curves", curve), ("incidents", incident)):
+            made.append(args.output / f"{name}.csv")
+            write_table(table, made[-1])
         folder = args.output / "figures"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for name, figure in figures.items():
+            made.append(folder / f"{name}.svg")
             with mpl.rc_context(STYLE):
-                figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
+                figure.savefig(made[-1], format="svg", metadata={"Date": None})
         images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
         text = page.of_program(experiment, summary, numbers_of(summary, experiment), settings,
                                missing, images, incident)  # fmt: skip
-        atomic.write_text(args.output / "report.html", text)
+        made.append(args.output / "report.html")
+        atomic.write_text(made[-1], text)
+        sources = {
+            args.results / name / file: sha256
+            for name, each in measured.items()
+            for file, sha256 in each.sums.items()
+        }
+        sums.write(args.output, made, sources)
 
 
-def read_run(
-    experiment: ProgramExperiment, name: str, folder: Path
-) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """A run's row of the summary, its curves, and its incidents.
+def read_run(experiment: ProgramExperiment, name: str, folder: Path) -> Measured:
+    """The numbers of a run.
 
     Raises:
-        Refusal: a file of the run is missing or damaged.
+        Refusal: a file of the run is missing, damaged, or of another run.
     """
     try:
-        about = read_json(folder / "run.json", "program_run", "train the run again")
+        return read_measured(folder, experiment.runs[name], bool(experiment.evaluation))
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; {AGAIN}") from None
-    axes = experiment.axis_values(name)
-    results = read_result(folder / "result.json")
-    evaluated = read_result(folder / "evaluation.json") if experiment.evaluation else {}
-    row = dict(axes)
-    for origin, numbers in (("result", results), ("evaluated", evaluated)):
+
+
+def row_of(experiment: ProgramExperiment, name: str, measured: Measured) -> dict[str, Any]:
+    """A run's row of the summary."""
+    about = measured.about
+    row = dict(experiment.axis_values(name))
+    for origin, numbers in (("result", measured.result), ("evaluated", measured.evaluation)):
         for key, value in numbers.items():
             row[unused(key, origin, [*row, *COLUMNS])] = value
-    row |= {
+    return row | {
         "seconds": about["seconds"],
         "attempts": len(about["attempts"]),
         "commit": about["git"]["commit"],
@@ -99,14 +111,21 @@ def read_run(
         "sources_sha256": about["sources_sha256"],
         "data_sha256": about["data_sha256"],
         "files_sha256": about["files_sha256"],
+        "run_sha256": measured.sums["run.json"],
+        "evaluation_sha256": measured.sums.get("evaluation.json"),
     }
-    curves = pd.DataFrame(read_metrics(folder / "metrics.csv"))
+
+
+def curves_of(experiment: ProgramExperiment, name: str, measured: Measured) -> pd.DataFrame:
+    """A run's rows of the curves."""
+    axes = experiment.axis_values(name)
+    curves = pd.DataFrame(measured.metrics)
     for position, (key, value) in enumerate(axes.items()):
         if key in curves.columns:
             own = unused(key, "measured", [*axes, *curves.columns])
             curves = curves.rename(columns={key: own})
         curves.insert(position, key, value)
-    return row, curves, incident_table(name, about)
+    return curves
 
 
 def unused(name: str, origin: str, taken: Collection[str]) -> str:

@@ -22,14 +22,16 @@ from torch import Tensor
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.reading import file_sha256
 from ddp.data.batches import images_per_pass
-from ddp.data.folder import DataFolder, file_sha256
+from ddp.data.folder import DataFolder
 from ddp.data.shares import fits, mapped_tensor
 from ddp.evaluation import metrics
 from ddp.evaluation.views import in_order, predictions
 from ddp.models import weights
 from ddp.ranks.process_group import Process, gather, process_group
-from ddp.reporting.results import VIEWS, accuracy_line
+from ddp.reporting.results import VIEWS, accuracy_line, read_about
+from ddp.reporting.sums import refuse_changed
 
 gc.freeze()
 gc.enable()
@@ -69,6 +71,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     Checkpoints are for curves, beside the validation after each epoch, which has one view too.
     """
     data = DataFolder.read(args.data)
+    refuse_other_weights(args.model, args.checkpoints, data)
     # What the ranks read is what each of them has checked.
     data.refuse_changed("test")
     arrays = data.split("test")
@@ -92,7 +95,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         if sha256 not in done:
             done[sha256] = evaluated(path, "plain")
         if process.first:
-            checkpoints.append({"epoch": epoch} | of_plain(done[sha256]))
+            checkpoints.append({"epoch": epoch, "sha256": sha256} | of_plain(done[sha256]))
     if process.first:
         about = {
             "model_sha256": model_sha256,
@@ -147,6 +150,26 @@ def evaluate_weights(
                     "train the run with a lower learning_rate"
                 )
     return found
+
+
+def refuse_other_weights(model: Path, checkpoints: Path | None, data: DataFolder) -> None:
+    """Refuse weights in the folder of a run that its training has not written, and other data.
+
+    Raises:
+        Refusal: run.json lies beside them and names others.
+    """
+    try:
+        about = read_about(model.with_name("run.json"))
+    except FileNotFoundError:
+        return
+    kept = {f"checkpoints/{path.name}" for _, path in kept_weights(checkpoints)}
+    named = {name for name in about["files"] if "/" in name} if checkpoints else set()
+    refuse_changed(model.parent, about["files"], [model.name, *sorted(kept | named)])
+    if about["data_sha256"] != data.sha256:
+        raise Refusal(
+            f"{model.parent} was trained on other data than {data.path} (data_sha256); train again "
+            "with --config replace=true"
+        )
 
 
 def kept_weights(folder: Path | None) -> list[tuple[int, Path]]:

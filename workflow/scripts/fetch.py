@@ -22,13 +22,13 @@ import numpy as np
 from ddp.base import atomic
 from ddp.base.errors import Refusal, one_line, os_error_line, told_in_one_line
 from ddp.base.locks import locked
+from ddp.base.reading import file_sha256
 from ddp.data import sources
 from ddp.data.datasets import ARRAYS, DATASETS
 from ddp.data.folder import (
     MANIFEST,
     SOURCE,
     content_sha256,
-    file_sha256,
     refuse_wrong_content,
     whole_sha256,
 )

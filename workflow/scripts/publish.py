@@ -6,6 +6,7 @@ It writes to --output:
     metrics.csv     the program's rows, each count once
     result.json     the program's numbers
     run.json        provenance
+    evaluated.json  with --evaluation: of which run.json and program evaluation.json is
 """
 
 import argparse
@@ -18,10 +19,17 @@ from typing import Any
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
 from ddp.base.provenance import git_state, now, versions
-from ddp.checkpointing import incidents
+from ddp.checkpointing import incidents, replaced
 from ddp.programs.folders import Folders, read_request, write_request
 from ddp.programs.outputs import publish
-from ddp.reporting.measures import read_metrics, read_result, write_metrics, write_result
+from ddp.reporting.measures import (
+    EVALUATED,
+    read_metrics,
+    read_result,
+    write_metrics,
+    write_result,
+)
+from ddp.reporting.sums import of_files
 
 
 def main() -> None:
@@ -31,23 +39,30 @@ def main() -> None:
     add = parser.add_argument
     add("--outputs", nargs="*", default=[], metavar="PATH", help="what must be there")
     add("--output", type=Path, required=True, metavar="FOLDER", help="of this run")
-    add("--evaluation", action="store_true",
-        help="only the numbers of a program that evaluates, to evaluation.json")  # fmt: skip
+    add("--evaluation", metavar="SHA256",
+        help="of a program that evaluates: only its numbers, to evaluation.json")  # fmt: skip
     args = parser.parse_args()
     folders = Folders(args.output)
     with told_in_one_line("publish"):
         if args.evaluation:
             result = read_result(folders.evaluation / "result.json")
             write_result(folders.run / "evaluation.json", result)
+            evaluated = {
+                "sources_sha256": args.evaluation,
+                "files": of_files(folders.run, ["evaluation.json", "run.json"]),
+            }
+            atomic.write_text(folders.run / EVALUATED, json.dumps(evaluated, indent=2) + "\n")
             return
         metrics = read_metrics(folders.work / "metrics.csv")
         result = read_result(folders.work / "result.json")
+        (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
         write_metrics(folders.run / "metrics.csv", metrics)
         write_result(folders.run / "result.json", result)
         atomic.write_text(
             folders.run / "run.json", json.dumps(about(folders, args.outputs), indent=2) + "\n"
         )
+        replaced.forget(folders.run)
 
 
 def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
@@ -63,9 +78,15 @@ def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
         for attempt in attempts
         if "ended" in attempt
     ]
+    # The program's code was read at the start of the attempt.
+    git = {key: attempts[-1].get(key) for key in ("commit", "dirty")}
+    incidents.note_checkout(folders.state, git["commit"], git_state()["commit"])
+    left = (path for path in folders.outputs.rglob("*") if path.is_file())
+    names = [str(path.relative_to(folders.run)) for path in sorted(left)]
     return {
         "config": found["run"],
-        "git": git_state(),
+        "git": git,
+        "files": of_files(folders.run, [*names, "metrics.csv", "result.json"]),
         **{key: request[key] for key in ("sources_sha256", "data_sha256", "files_sha256")},
         "versions": versions(),
         "attempts": attempts,

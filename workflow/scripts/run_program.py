@@ -21,6 +21,7 @@ from ddp.base import atomic
 from ddp.base.environment import Environment, add_to_report, refusals_reported
 from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
 from ddp.base.processes import adopt_orphans, how
+from ddp.base.reading import read_json
 from ddp.checkpointing.owner import Owner, acquire
 from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
@@ -37,6 +38,7 @@ from ddp.programs.running import (
     without_folder,
 )
 from ddp.ranks.stopping import Stopping, listen
+from ddp.reporting.sums import refuse_changed
 
 MAKE = "snakemake --profile profiles/local --force"
 
@@ -111,6 +113,7 @@ def run(
         if args.evaluation:
             # The numbers of an earlier program must not be taken for those of this one.
             empty(work)
+            refuse_other_outputs(folders)
         work.mkdir(parents=True, exist_ok=True)
         places = Environment(
             device=contract.device,
@@ -144,6 +147,16 @@ def run(
         if saved and first:
             add_to_report(saved=str(folders.saved))
         return judged(ended, stop, saved, folders)
+
+
+def refuse_other_outputs(folders: Folders) -> None:
+    """Refuse outputs that the training has not written.
+
+    Raises:
+        Refusal: run.json names others, or is damaged.
+    """
+    files = read_json(folders.run / "run.json", "program_run", "train the run again")["files"]
+    refuse_changed(folders.run, files, [name for name in files if "/" in name])
 
 
 def judged(ended: Ended, stop: Stopping, saved: bool, folders: Folders) -> Ended:

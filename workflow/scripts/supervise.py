@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from ddp.base.caches import private_caches
 from ddp.base.environment import TIMEOUT, Environment
 from ddp.base.errors import STOPPED, os_error_line
 from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
@@ -68,15 +69,17 @@ def supervise(
         log.parent.mkdir(parents=True, exist_ok=True)
     # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
     with os.fdopen(os.memfd_create("report"), "r") as result:
-        with log_file(log or Path(os.devnull), "w") as sink:
+        with (
+            log_file(log or Path(os.devnull), "w") as sink,
+            private_caches(os.environ) as caches,
+        ):
             # A rank's errors go to its own log if there is one, not to everybody's.
             output = Output(
                 sink, sink, show_errors=not log, records=None, shown=Allowance(MOST_SHOWN)
             )
             contract = Environment(report=Path(f"/dev/fd/{result.fileno()}"))
-            command = Command(
-                (sys.executable, *program), contract.variables(), pass_fds=(result.fileno(),)
-            )
+            variables = contract.variables() | caches
+            command = Command((sys.executable, *program), variables, pass_fds=(result.fileno(),))
             timeout = Environment.read().timeout or TIMEOUT
             observer = Observer(who, str(log or ""), timeout)
             outcome = run_all([command], output, stop, GRACE, look=observer)

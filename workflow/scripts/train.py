@@ -14,6 +14,7 @@ It writes to --output:
 # ruff: noqa: E402
 import argparse
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -37,13 +38,14 @@ from ddp.base import atomic
 from ddp.base.environment import TIMEOUT, Environment, add_to_report, refusals_reported
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.base.provenance import code_sha256, git_state, now, versions
+from ddp.base.reading import file_sha256
 from ddp.base.sources import sources_sha256
 from ddp.base.tree import decode, encode
-from ddp.checkpointing import incidents
+from ddp.checkpointing import incidents, replaced
 from ddp.checkpointing.owner import acquire
 from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import Request, State, checkpoint, newest, progress
-from ddp.data.folder import DataFolder, file_sha256
+from ddp.data.folder import DataFolder
 from ddp.data.staging import Staged, stage
 from ddp.experiment.config import Run
 from ddp.models import weights
@@ -53,6 +55,7 @@ from ddp.ranks.process_group import Process, broadcast, describe, gather, proces
 from ddp.ranks.processor import processor
 from ddp.ranks.stopping import listen
 from ddp.reporting.history import write_history
+from ddp.reporting.sums import of_files
 from ddp.training.loop import Training
 from ddp.training.timing import SlowHosts
 
@@ -236,7 +239,7 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
         "device": common([rank["device_name"] or rank["device"] for rank in ranks]),
         **{key: common([rank[key] for rank in ranks]) for key in ("threads", *processor())},
         "torch": str(torch.__version__),
-        "commit": git_state()["commit"],
+        **git_state(),
         "started": now(),
         "from": {"epoch": training.epoch, "step": training.step},
         "seconds": 0.0,
@@ -263,11 +266,12 @@ def common(values: list[Any]) -> Any:
 
 
 def clear(output: Path, training: Training) -> None:
-    """Remove earlier results from the output, and write the history so far."""
+    """Set earlier results aside, and write the history so far."""
+    replaced.set_aside(output)
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
     # A network file system may keep the folder as long as files in it are open.
     (output / "checkpoints").mkdir(exist_ok=True)
-    for name in ("model.safetensors", "run.json", "history.csv"):
+    for name in ("run.json", "model.safetensors", "history.csv"):
         (output / name).unlink(missing_ok=True)
     shutil.rmtree(output / "network", ignore_errors=True)
     if training.history:
@@ -291,6 +295,8 @@ def publish(
     probed: dict[str, Any] | None,
 ) -> None:
     """Write the results of a finished training. Its state stays, so this can be repeated."""
+    # It is of other weights.
+    (output / "evaluation.json").unlink(missing_ok=True)
     # Another Snakemake may have removed this folder as incomplete.
     (output / "checkpoints").mkdir(exist_ok=True)
     write_history(output / "history.csv", training.history)
@@ -303,9 +309,14 @@ def publish(
         source.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(source, text)
     weights.save(training.classifier, output / "model.safetensors")
+    names = [f"checkpoints/{checkpoint(folder, epoch).name}" for epoch in training.checkpoints]
+    # The code that trained was read at the start of the attempt.
+    git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
+    incidents.note_checkout(folder, git["commit"], git_state()["commit"])
     about = {
         "config": asdict(training.run),
-        "git": git_state(),
+        "git": git,
+        "files": of_files(output, ["model.safetensors", "history.csv", *names]),
         "code_sha256": training.code_sha256,
         "network_sha256": network_sha256(training),
         "augmentation": asdict(training.shares.how),
@@ -331,7 +342,10 @@ def publish(
         "saving": {"times": saver.times, "seconds": round(saver.seconds, 3)},
         "metrics": training.history[-1],
     }
-    atomic.write_text(output / "run.json", json.dumps(about, indent=2) + "\n")
+    text = json.dumps(about, indent=2) + "\n"
+    atomic.write_text(folder / replaced.FINISHED, hashlib.sha256(text.encode()).hexdigest())
+    atomic.write_text(output / "run.json", text)
+    replaced.forget(output)
 
 
 def network_sha256(training: Training) -> str | None:

@@ -31,7 +31,9 @@ NO_RESULT = (
     "ddp.ranks.processor",
     "ddp.ranks.stopping",
     "ddp.ranks.vote",
+    "ddp.reporting.history",
     "ddp.reporting.results",
+    "ddp.reporting.sums",
     "ddp.reporting.tables",
 )
 

@@ -1,6 +1,7 @@
 """Strict readers for files that others may have written: results, and copies on a scratch."""
 
 import errno
+import hashlib
 import io
 import json
 import math
@@ -63,6 +64,12 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
             return file.read(-1 if most is None else most + 1)
     except MemoryError:
         raise OSError(errno.ENOMEM, "does not fit into memory", str(path)) from None
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a regular file; raises as `open_file`."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -17,7 +17,7 @@ from ddp.base.reading import MOST, parse_form, read_bytes
 from ddp.checkpointing.owner import Record, look, refuse_owned
 
 FILE = "incidents.jsonl"
-INTERRUPTION, SLOW = "interruption", "slow"
+INTERRUPTION, SLOW, CHECKOUT = "interruption", "slow", "checkout"
 # In the line of a failure after which the training goes on.
 RESTART = "starting again from what was saved"
 LONGEST = 400  # characters of a text
@@ -30,7 +30,7 @@ class Incident:
 
     Attributes:
         time: in UTC, ISO 8601.
-        kind: INTERRUPTION or SLOW.
+        kind: INTERRUPTION, SLOW or CHECKOUT.
         text: in one line.
     """
 
@@ -67,6 +67,12 @@ def read(folder: Path) -> list[Incident]:
                 each = Incident(**parse_form(line, "incident"))
                 found.append(replace(each, text=one_line(each.text, LONGEST)))
     return found
+
+
+def note_checkout(folder: Path, before: str | None, now: str | None) -> None:
+    """Add a commit that was checked out while the training ran: its code is that of `before`."""
+    if before != now:
+        add(folder, CHECKOUT, f"the checkout changed from commit {before} to {now} meanwhile")
 
 
 def forget(folder: Path) -> None:

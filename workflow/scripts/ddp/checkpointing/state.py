@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ddp.base import atomic, tree
 from ddp.base.errors import Refusal
-from ddp.base.reading import NotAFile, read_bytes
-from ddp.data.folder import file_sha256
+from ddp.base.reading import NotAFile, file_sha256, read_bytes
 from ddp.experiment.config import GEOMETRY, Run
 
 FORMAT = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal
-from ddp.base.reading import read_json
-from ddp.data.folder import MANIFEST, DataFolder, file_sha256
+from ddp.base.reading import file_sha256, read_json
+from ddp.data.folder import MANIFEST, DataFolder
 from ddp.data.own.declaration import walk
 
 

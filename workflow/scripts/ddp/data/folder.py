@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddp.base.errors import Refusal
-from ddp.base.reading import open_file, read_json
+from ddp.base.reading import file_sha256, open_file, read_json
 from ddp.data.datasets import ARRAYS, DATASETS
 
 MANIFEST = "manifest.json"
@@ -38,11 +38,6 @@ def whole_sha256(content: dict[str, str], settings: dict[str, Any]) -> str:
 def label_type(classes: int) -> str:
     """The type in which labels are stored."""
     return "uint8" if classes <= 256 else "int32"
-
-
-def file_sha256(path: Path) -> str:
-    with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: str) -> None:

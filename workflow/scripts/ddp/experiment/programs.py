@@ -17,9 +17,9 @@ import jsonschema
 import yaml
 
 from ddp.base.errors import Refusal, shown
-from ddp.base.reading import SCHEMAS, is_file
+from ddp.base.reading import SCHEMAS, file_sha256, is_file
 from ddp.base.sources import local_sources, sources_sha256
-from ddp.data.folder import MANIFEST, file_sha256
+from ddp.data.folder import MANIFEST
 from ddp.experiment import schema
 from ddp.experiment.config import (
     SITE,
@@ -44,7 +44,7 @@ FOLDERS = ("data", "files", "results", "state", "here", "python")
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
     *("seconds", "attempts", "commit", "dirty"),
-    *("sources_sha256", "data_sha256", "files_sha256"),
+    *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
 )
 OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")

@@ -12,12 +12,11 @@ import numpy as np
 from scipy import stats
 
 from ddp.base.errors import Refusal
-from ddp.base.reading import read_json
 from ddp.experiment.config import SITE, Common, Experiment, value_text
 from ddp.experiment.programs import ProgramExperiment
-from ddp.reporting.measures import read_results
+from ddp.reporting.measures import read_measured
 from ddp.reporting.progress import read_record
-from ddp.reporting.results import read_about, read_evaluation
+from ddp.reporting.results import read_finished
 
 LEVEL = 0.95  # of the intervals
 # Keys that name files, besides those of SITE.
@@ -91,11 +90,10 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
         Refusal: a file is damaged.
     """
     try:
+        run = experiment.runs[folder.name]
         if isinstance(experiment, Experiment):
-            about, evaluation = (
-                read_about(folder / "run.json"),
-                read_evaluation(folder / "evaluation.json"),
-            )
+            finished = read_finished(folder, run, experiment.config["test_views"])
+            about, evaluation = finished.about, finished.evaluation
             found = {
                 "accuracy": evaluation["accuracy"],
                 "accuracy, one view": evaluation["plain"]["accuracy"],
@@ -105,12 +103,11 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
             if evaluation["views"] == "plain":
                 del found["accuracy, one view"]
             return found, about | {"views": evaluation["views"]}
-        about = read_json(folder / "run.json", "program_run", "train the run again")
-        evaluated = isinstance(experiment, ProgramExperiment) and experiment.evaluation
-        if evaluated and not (folder / "evaluation.json").exists():
-            return None
-        numbers = read_results(folder) | {"seconds": about["seconds"]}
-        return {name: value for name, value in numbers.items() if math.isfinite(value)}, about
+        evaluated = isinstance(experiment, ProgramExperiment) and bool(experiment.evaluation)
+        measured = read_measured(folder, run, evaluated)
+        numbers = measured.numbers | {"seconds": measured.about["seconds"]}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        return finite, measured.about
     except FileNotFoundError:
         return None
 

@@ -9,9 +9,10 @@ from typing import Any
 from ddp.base.errors import Refusal
 from ddp.base.optional import tensorboard
 from ddp.experiment.config import Common, Experiment
-from ddp.reporting.measures import read_results
+from ddp.experiment.programs import ProgramExperiment
+from ddp.reporting.measures import read_measured
 from ddp.reporting.progress import count_of, read_rows
-from ddp.reporting.results import read_evaluation
+from ddp.reporting.results import read_finished
 
 # Tags of the columns of history.csv, which put training and validation into one chart's group.
 TAGS = {
@@ -100,18 +101,19 @@ def points_of(experiment: Common, folder: Path) -> tuple[list[Point], dict[int, 
         if not math.isnan(value) and not (built_in and key in NO_TAGS)
     ]
     last = max(rows, default=0)
-    return points + [(last, *pair) for pair in final(built_in, folder)], times(rows, path)
+    return points + [(last, *pair) for pair in final(experiment, folder)], times(rows, path)
 
 
-def final(built_in: bool, folder: Path) -> list[tuple[str, float]]:
+def final(experiment: Common, folder: Path) -> list[tuple[str, float]]:
     """The numbers of a finished run; none before."""
+    run = experiment.runs[folder.name]
     try:
-        if not built_in:
-            found = read_results(folder)
+        if isinstance(experiment, ProgramExperiment):
+            found = read_measured(folder, run, bool(experiment.evaluation)).numbers
             return [
                 (f"result/{key}", value) for key, value in found.items() if not math.isnan(value)
             ]
-        evaluation = read_evaluation(folder / "evaluation.json")
+        evaluation = read_finished(folder, run, experiment.config["test_views"]).evaluation
         return [("accuracy/test", evaluation["accuracy"]), ("loss/test", evaluation["loss"])]
     except (FileNotFoundError, Refusal):
         return []

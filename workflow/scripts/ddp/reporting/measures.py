@@ -6,12 +6,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, reason, shown
-from ddp.base.reading import MOST, NotAFile, parse_form, read_bytes
+from ddp.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
+from ddp.experiment.programs import ProgramRun
+from ddp.reporting.results import read_own_about
+from ddp.reporting.sums import REMAKE, of_files, refuse_changed
 
+EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 MOST_COLUMNS = 1000
 LARGEST = 10**300
 # As Python's json writes them; a name between quotation marks stays.
@@ -122,13 +128,58 @@ def read_result(path: Path) -> dict[str, float]:
         ) from None
 
 
-def read_results(folder: Path) -> dict[str, float]:
-    """The numbers of a run; those of its evaluation count if both have one.
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of a finished run, each of this run and of no other.
+
+    Attributes:
+        about: run.json.
+        result, evaluation: the numbers of its training and of its evaluation.
+        metrics: the rows of metrics.csv.
+        evaluated_by: SHA-256 of the program that evaluated; empty without one.
+        sums: SHA-256 of run.json and evaluation.json, by name.
+    """
+
+    about: dict[str, Any]
+    result: dict[str, float]
+    evaluation: dict[str, float]
+    metrics: list[Row]
+    evaluated_by: str
+    sums: dict[str, str]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Those of the evaluation count if both have one."""
+        return self.result | self.evaluation
+
+
+def read_measured(folder: Path, run: ProgramRun, evaluated: bool) -> Measured:
+    """The numbers of a run, after comparing its files with each other.
+
+    Args:
+        evaluated: whether the experiment has an evaluation.
 
     Raises:
-        Refusal: as `read_result`.
+        FileNotFoundError: it is not finished.
+        Refusal: a file is damaged, or of another run.
     """
-    return read_result(folder / "result.json") | read_result(folder / "evaluation.json")
+    about = read_own_about(folder, run)
+    names = ["run.json", *["evaluation.json"] * evaluated]
+    sums, by = of_files(folder, names), ""
+    refuse_changed(folder, about["files"], ["metrics.csv", "result.json"])
+    if evaluated:
+        record = read_json(folder / EVALUATED, "evaluated", "delete evaluation.json")
+        if record["files"] != sums:
+            raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
+        by = record["sources_sha256"]
+    return Measured(
+        about,
+        read_result(folder / "result.json"),
+        read_result(folder / "evaluation.json") if evaluated else {},
+        read_metrics(folder / "metrics.csv"),
+        by,
+        sums,
+    )
 
 
 def checked(value: float | None) -> float:
@@ -149,12 +200,17 @@ def write_result(path: Path, result: Mapping[str, float]) -> None:
     atomic.write_text(path, json.dumps(finite, indent=2) + "\n")
 
 
-def result_line(folder: Path) -> str:
+def result_line(folder: Path, run: ProgramRun, evaluated: bool) -> str:
     """The results of a run in one line, or the reason why they cannot be read."""
     try:
-        result = read_results(folder)
-        rows = read_metrics(folder / "metrics.csv")
+        found = read_measured(folder, run, evaluated)
+    except FileNotFoundError as error:
+        return f"{error.filename} is not there; run the same command again"
     except Refusal as refusal:
         return str(refusal)
-    numbers = result or (rows[-1] if rows else {})
+    return line_of(found)
+
+
+def line_of(found: Measured) -> str:
+    numbers = found.numbers or (found.metrics[-1] if found.metrics else {})
     return ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"

@@ -46,23 +46,19 @@ MEANS = {
 
 def report(
     experiment: Experiment,
-    summary: pd.DataFrame,
-    settings: list[str],
+    tables: Mapping[str, pd.DataFrame],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
-    incidents: pd.DataFrame,
-    sizes: pd.DataFrame | None = None,
 ) -> str:
     """The page as HTML.
 
     Args:
-        summary: summary.csv.
-        settings: the axes except the seed.
-        missing: runs that are not in the summary, with `run`, `reason` and `log`; None if complete.
+        tables: the tables that aggregate.py makes, by name.
+        missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name.
-        incidents: incidents.csv.
-        sizes: scaling.csv, if the runs vary in their size.
     """
+    summary, sizes = tables["summary"], tables.get("scaling")
+    settings = [axis for axis in experiment.axes if axis != "seed"]
     pictures = {name: picture(name, content) for name, content in figures.items()}
     best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
     parts = [
@@ -83,7 +79,7 @@ def report(
         pictures["confusion"],
         "<h2>Configuration</h2>",
         configuration(experiment.settings),
-        incident_part(incidents),
+        incident_part(tables["incidents"]),
         "<h2>Provenance</h2>",
         table(provenance(summary)),
     ]
@@ -106,7 +102,9 @@ def of_program(
     Args:
         summary: one row per run.
         numbers: its columns with results.
-        settings, missing, figures, incidents: as in `report`.
+        settings: the axes except the seed.
+        missing, figures: as in `report`.
+        incidents: incidents.csv.
     """
     groups = len(summary.groupby(settings)) if settings else 1
     ranges = [
@@ -223,10 +221,14 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     """
     columns = {
         "run": summary["run"],
-        "commit": summary["commit"].str[:10].replace("", "none")
-        + summary["dirty"].map({"True": " + changes"}).fillna(""),
+        "commit": [
+            ("none" if commit is None else commit[:10]) + " + changes" * (dirty is True)
+            for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
+        ],
         "code (SHA-256)": summary["code_sha256"].str[:10],
         "data (SHA-256)": summary["data_sha256"].str[:10],
+        "run.json (SHA-256)": summary["run_sha256"].str[:10],
+        "evaluation (SHA-256)": summary["evaluation_sha256"].str[:10],
         "attempts": summary["attempts"],
     }
     return pd.DataFrame(columns)

@@ -4,8 +4,10 @@ import csv
 import io
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ddp.base.reading import MOST, parse_form, read_bytes
 from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import LEASE, LIVE, look
 from ddp.experiment.config import Common, Experiment, Run, parse_option
-from ddp.experiment.programs import ProgramExperiment, read_experiment
+from ddp.experiment.programs import ProgramExperiment, ProgramRun, read_experiment
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -69,7 +71,12 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
     found = []
     for name, run in experiment.runs.items():
         epochs = run.epochs if isinstance(run, Run) else None
-        each = read_one(name, folder / name, epochs, own, evaluated, moment)
+        read = (
+            partial(measures.result_line, run=run, evaluated=evaluated)
+            if isinstance(run, ProgramRun)
+            else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
+        )
+        each = read_one(name, folder / name, epochs, own, evaluated, read, moment)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
@@ -91,14 +98,16 @@ def queued(each: Progress, job: dict[str, str]) -> Progress:
 
 
 def read_one(
-    name: str, folder: Path, epochs: int | None, own: bool, evaluated: bool, now: float
-) -> Progress:
+    name: str, folder: Path, epochs: int | None, own: bool, evaluated: bool,
+    read: Callable[[Path], str], now: float,
+) -> Progress:  # fmt: skip
     """The progress of one run.
 
     Args:
         epochs: of the whole run; None if unknown.
         own: it runs a program of the user's.
         evaluated: it is done when it has been evaluated.
+        read: the results of a finished run in one line.
     """
     state = folder / "state"
     owner = None
@@ -108,19 +117,22 @@ def read_one(
     rows = read_rows(folder / ("work/metrics.csv" if own else "history.csv"))
     last = rows[-1] if rows else {}
     count = count_of(last)
-    trained = (folder / ("run.json" if own else "model.safetensors")).exists()
+    trained = (folder / "run.json").exists()
     if owner and alive:
         saved = since_save(state, own, now)
         each = Progress(name, "running", owner[0].host, count, epochs, in_words(last),
                         time_left(rows, epochs), saved)  # fmt: skip
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
+    newest = results.why_missing(name, folder, trained=False) if trained else None
+    if newest and newest.log and is_newer(Path(newest.log), folder / "run.json"):
+        # Another training was to replace its results.
+        return Progress(name, "failed", epoch=count, epochs=epochs, reason=newest.reason)
     if trained:
         done = not evaluated or (folder / "evaluation.json").exists()
-        read = measures.result_line if own else results.read_accuracy
         return Progress(name, "done" if done else "trained", epoch=count, epochs=epochs,
                         numbers=read(folder) if done else in_words(last))  # fmt: skip
-    missing = results.why_missing(name, folder, "run.json" if own else "model.safetensors")
+    missing = results.why_missing(name, folder)
     if missing.log:
         preempted = "was preempted" in missing.reason or "same command" in missing.reason
         return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
@@ -135,6 +147,12 @@ def read_one(
                         reason=f"{owner[0].who} is not heard of any more")  # fmt: skip
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
     return Progress(name, "staging" if started else "waiting", epochs=epochs)
+
+
+def is_newer(file: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return file.stat().st_mtime > other.stat().st_mtime
+    return False
 
 
 def with_live(each: Progress, live: dict[str, Any]) -> Progress:

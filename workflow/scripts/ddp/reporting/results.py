@@ -15,8 +15,10 @@ from ddp.base import atomic
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import read_json
 from ddp.checkpointing.incidents import RESTART
-from ddp.experiment.config import Common, Run
+from ddp.experiment.config import Run
 from ddp.experiment.programs import ProgramRun
+from ddp.reporting.history import read_history
+from ddp.reporting.sums import REMAKE, of_files, refuse_changed
 
 # Shown with every accuracy: accuracies with different numbers of views are not comparable.
 VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
@@ -39,34 +41,33 @@ class Missing:
     log: str = ""
 
 
-def replaced(experiment: Common, names: Sequence[str], results: Path) -> dict[str, str]:
-    """Finished runs whose configuration has changed, so that training them again replaces results.
+def changed(about: Path, run: Run | ProgramRun) -> list[str]:
+    """What has changed in a run's configuration since it was trained, as `epochs 4 -> 5`.
 
     Args:
-        names: of the runs to look at.
-        results: folder of the experiment.
-
-    Returns:
-        For each such run, what has changed: `epochs 4 -> 5`.
+        about: its run.json; one that cannot be read has changed, one that is not there has not.
     """
-    found = {}
-    for name in names:
-        changes = changed(results / name / "run.json", experiment.runs[name])
-        if changes:
-            found[name] = ", ".join(changes)
-    return found
-
-
-def changed(about: Path, run: Run | ProgramRun) -> list[str]:
     try:
-        own = isinstance(run, ProgramRun)
-        before = read_about(about, "program_run" if own else "run")["config"]
-    except (FileNotFoundError, Refusal):
+        before = read_about(about, form_of(run))["config"]
+    except FileNotFoundError:
         return []
+    except Refusal:
+        return [f"{about.name} is damaged, or not of this version"]
     except OSError as error:
         raise Refusal(
             f"{about} cannot be read: {reason(error)}; change its mode or owner"
         ) from None
+    return differences(before, run)
+
+
+def form_of(run: Run | ProgramRun) -> str:
+    """The schema of its run.json."""
+    return "program_run" if isinstance(run, ProgramRun) else "run"
+
+
+def differences(before: dict[str, Any], run: Run | ProgramRun) -> list[str]:
+    """What a configuration of run.json has differently, as `key before -> now`."""
+    own = isinstance(run, ProgramRun)
     now = json.loads(run.to_json())
     # A key of the built-in trainer that is not there is newer than the run.
     keys = dict.fromkeys([*before, *now]) if own else [key for key in now if key in before]
@@ -90,6 +91,76 @@ def read_about(path: Path, form: str = "run") -> dict[str, Any]:
     return read_json(path, form, "train the run again")
 
 
+def read_own_about(folder: Path, run: Run | ProgramRun) -> dict[str, Any]:
+    """run.json of this run, and of no other.
+
+    Raises:
+        FileNotFoundError: the run is not finished.
+        Refusal: it is damaged, or of another configuration.
+    """
+    path = folder / "run.json"
+    about = read_about(path, form_of(run))
+    if other := differences(about["config"], run):
+        raise Refusal(
+            f"{path} is of another run: {', '.join(other)}; give another experiment name, or add "
+            "--config replace=true"
+        )
+    return about
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The files of a run that is trained and evaluated, each of this run and of no other.
+
+    Attributes:
+        about: run.json.
+        evaluation: evaluation.json.
+        history: the rows of history.csv.
+        sums: SHA-256 of the first two, by name.
+    """
+
+    about: dict[str, Any]
+    evaluation: dict[str, Any]
+    history: list[dict[str, float]]
+    sums: dict[str, str]
+
+
+def read_finished(folder: Path, run: Run, views: str) -> Finished:
+    """The files of a run, after comparing each with the others: the one reader for all that shows
+    its numbers.
+
+    Args:
+        views: of the experiment's configuration.
+
+    Raises:
+        FileNotFoundError: it is not finished.
+        Refusal: a file is damaged or of another run.
+    """
+    about = read_own_about(folder, run)
+    evaluation = read_evaluation(folder / "evaluation.json")
+    kept = {
+        f"checkpoints/epoch={each['epoch']:03}.safetensors": each["sha256"]
+        for each in evaluation["checkpoints"]
+    }
+    of_run = {name: sha256 for name, sha256 in about["files"].items() if "/" in name}
+    for key, found, known in (
+        ("model_sha256", evaluation["model_sha256"], about["files"]["model.safetensors"]),
+        ("checkpoints", kept, of_run),
+        ("data_sha256", evaluation["data_sha256"], about["data_sha256"]),
+        ("dataset", evaluation["dataset"], run.dataset),
+        ("views", evaluation["views"], views),
+    ):
+        if found != known:
+            raise Refusal(
+                f"{folder}/evaluation.json is of other weights or another configuration ({key}); "
+                f"{REMAKE}"
+            )
+    refuse_changed(folder, about["files"], ["history.csv"])
+    history = read_history(folder / "history.csv", run.epochs)
+    sums = of_files(folder, ["run.json", "evaluation.json"])
+    return Finished(about, evaluation, history, sums)
+
+
 def read_evaluation(path: Path) -> dict[str, Any]:
     """evaluation.json, with consistent numbers.
 
@@ -97,27 +168,48 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         FileNotFoundError: it does not exist.
         Refusal: it is damaged.
     """
-    remedy = "delete it and run the same command again"
-    evaluation = read_json(path, "evaluation", remedy)
+    evaluation = read_json(path, "evaluation", REMAKE)
     matrix = evaluation["confusion_matrix"]
-    classes = len(matrix)
+    classes, n = len(matrix), evaluation["n"]
     right = sum(row[label] for label, row in enumerate(matrix) if label < len(row))
-    epochs = [checkpoint["epoch"] for checkpoint in evaluation["checkpoints"]]
+    kept = evaluation["checkpoints"]
+    epochs = [checkpoint["epoch"] for checkpoint in kept]
+    per_class = [
+        row[label] / sum(row) if any(row) else None
+        for label, row in enumerate(matrix)
+        if label < len(row)
+    ]
+    final = [
+        {key: checkpoint[key] for key in ("loss", "accuracy")}
+        for checkpoint in kept
+        if checkpoint["sha256"] == evaluation["model_sha256"]
+    ]
+    plain = evaluation["plain"]
     agrees = (
         all(len(row) == classes for row in matrix)
         and len(evaluation["per_class_accuracy"]) == classes
+        and all(map(close, evaluation["per_class_accuracy"], per_class))
         and len(evaluation["class_names"]) == classes
         and sum(map(sum, matrix)) == evaluation["n"]
         and math.isclose(evaluation["accuracy"], right / evaluation["n"], abs_tol=1e-12)
         and len(set(epochs)) == len(epochs)
+        and all(each == plain for each in final)
+        and all(close(each["accuracy"] * n, round(each["accuracy"] * n)) for each in (plain, *kept))
         and (
             evaluation["views"] != "plain"
-            or evaluation["plain"]["accuracy"] == evaluation["accuracy"]
+            or (plain["accuracy"], plain["loss"]) == (evaluation["accuracy"], evaluation["loss"])
         )
     )
     if not agrees:
-        raise Refusal(f"{path} is damaged (its numbers do not agree with each other); {remedy}")
+        raise Refusal(f"{path} is damaged (its numbers do not agree with each other); {REMAKE}")
     return evaluation
+
+
+def close(one: float | None, other: float | None) -> bool:
+    """Whether two numbers are equal but for rounding; a class without images has none."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def replacement_line(experiment: str, changes: dict[str, str]) -> str:
@@ -134,13 +226,14 @@ def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str
     return separator.join(words[:most]) + more
 
 
-def why_missing(name: str, folder: Path, trained_by: str = "model.safetensors") -> Missing:
+def why_missing(name: str, folder: Path, trained: bool | None = None) -> Missing:
     """A missing run, with the reason from the log of its failed stage.
 
     Args:
-        trained_by: the file that a finished training has.
+        trained: whether its training has finished; default: whether there is a run.json.
     """
-    trained = (folder / trained_by).exists()
+    if trained is None:
+        trained = (folder / "run.json").exists()
     # The programs whose last line names the reason, by stage.
     training = {"train": ("launch: ", "prepare: ", "publish: "), "stage": ("launch: ",)}
     evaluating = {"evaluate": ("evaluate: ", "run_program: ", "publish: ")}
@@ -193,13 +286,12 @@ def spreadsheet_text(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def read_accuracy(folder: Path) -> str:
+def read_accuracy(folder: Path, run: Run, views: str) -> str:
     """A run's accuracy in one line, or the reason why it cannot be read."""
-    path = folder / "evaluation.json"
     try:
-        return accuracy_line(read_evaluation(path))
-    except FileNotFoundError:
-        return f"{path} is not there; run the same command again"
+        return accuracy_line(read_finished(folder, run, views).evaluation)
+    except FileNotFoundError as error:
+        return f"{error.filename} is not there; run the same command again"
     except Refusal as refusal:
         return str(refusal)
 

@@ -116,7 +116,8 @@ def sizes(experiment: Experiment, measured: Sequence[dict[str, Any]]) -> pd.Data
             reduced = sum(parts[part] for part in parts if part.endswith("all-reduce"))
             row["communication_share"] = reduced / seconds if parts else None
         rows += found
-    return pd.DataFrame(rows, columns=["run", *COLUMNS])
+    table = pd.DataFrame(rows, columns=["run", *COLUMNS])
+    return table.astype(dict.fromkeys(MAY_BE_EMPTY, float))
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,12 +1,10 @@
-"""Draw an experiment's tables: loss.svg, accuracy.svg, accuracy_by_axis.svg, confusion.svg,
-scaling.svg, report.html.
+"""The figures of a classifier's experiment: accuracy and loss by epoch, accuracy by setting, and
+the confusion matrix.
 
 Colour shows the axis with the most values; each combination of the others has a panel. Seeds are
 averaged, and a band (validation) or a bar (test) shows their range.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -23,13 +21,9 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from ddp.base import atomic
-from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import Experiment
-from ddp.reporting import page, scaling_figure
+from ddp.reporting import page
 from ddp.reporting.figures import PALETTE, STYLE, colour_of
 from ddp.reporting.results import VIEWS
-from ddp.reporting.tables import read_table
 
 # Style and legend of each column of curves.csv.
 SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,69 +42,6 @@ MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
 WIDE = (
     8  # ratio of an axis' largest value to its smallest from which on it is drawn logarithmically
 )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder with the tables that aggregate.py writes",
-    )
-    parser.add_argument(
-        "--config", required=True, help="the experiment's configuration as a JSON object"
-    )
-    parser.add_argument(
-        "--missing",
-        type=Path,
-        metavar="FILE",
-        help="table of runs that the tables lack, with reasons",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder for the figures and report.html",
-    )
-    args = parser.parse_args()
-    with told_in_one_line("plot"):
-        experiment = Experiment.from_json(args.config)
-        summary, curves, confused, incidents = (
-            read_table(args.tables / f"{name}.csv", name, experiment)
-            for name in ("summary", "curves", "confusion", "incidents")
-        )
-        missing = read_table(args.missing, "missing", experiment) if args.missing else None
-        settings = [axis for axis in experiment.axes if axis != "seed"]
-        title = experiment.name + (
-            f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
-        )
-        figures = {
-            metric: draw(curves, summary, settings, metric, title)
-            for metric in ("accuracy", "loss")
-        }
-        if experiment.numeric_axes:
-            figures["accuracy_by_axis"] = draw_axes(
-                summary, settings, experiment.numeric_axes, title
-            )
-        figures["confusion"] = draw_confusion(confused)
-        sizes = None
-        if experiment.varies_in_size:
-            sizes = read_table(args.tables / "scaling.csv", "scaling", experiment)
-            figures["scaling"] = scaling_figure.draw(experiment, sizes, title)
-        paths = {name: args.output / f"{name}.svg" for name in figures}
-        for name, figure in figures.items():
-            with atomic.replacing(paths[name]) as temporary, mpl.rc_context(STYLE):
-                figure.savefig(temporary, format="svg", metadata={"Date": None})
-        images = {name: path.read_bytes() for name, path in paths.items()}
-        atomic.write_text(
-            args.output / "report.html",
-            page.report(experiment, summary, settings, missing, images, incidents, sizes),
-        )
 
 
 def draw(
@@ -306,7 +237,3 @@ def draw_confusion(confused: pd.DataFrame) -> Figure:
 def spread_words(summary: pd.DataFrame, settings: list[str]) -> str:
     seeds = page.seeds(summary, settings)
     return f", mean and range over {seeds} seeds" if seeds > 1 else " (a single seed)"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
-"""A patch of Snakemake 9's handler of SIGTERM, applied from outside."""
+"""Patches of Snakemake 9's scheduler, applied from outside."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from snakemake.scheduling.job_scheduler import JobScheduler
@@ -19,3 +20,17 @@ def end_in_a_thread() -> None:
         threading.Thread(target=handle, args=(scheduler, *signal)).start()
 
     JobScheduler.exit_gracefully = exit_gracefully
+
+
+def call_when_planned(check: Callable[[], None]) -> None:
+    """Call a function when Snakemake knows which jobs it will run.
+
+    It calls no handler of a workflow's if there are none, or in a dry run.
+    """
+    make = JobScheduler.__init__
+
+    def init(scheduler: JobScheduler, *arguments: Any) -> None:
+        check()
+        make(scheduler, *arguments)
+
+    JobScheduler.__init__ = init

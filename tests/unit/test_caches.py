@@ -1,0 +1,48 @@
+"""Caches of compiled code are where nobody else can write."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp.base.caches import CACHES, private_caches
+from programs import program
+
+SAY = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
+
+
+def test_torch_keeps_its_compiled_code_in_the_user_s_own_folder(tmp_path: Path) -> None:
+    """Not in a folder of a predictable name that somebody else may have made."""
+    script = tmp_path / "program.py"
+    script.write_text(SAY)
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in CACHES}
+    done = program("supervise", script, env=environment | {"HOME": str(home)})
+    assert done.returncode == 0, done.stderr
+    folder = home / ".cache/manynodes"
+    assert done.stdout.split() == [str(folder / "torchinductor")]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("spoil", ["writable", "link", "no home"])
+def test_a_home_that_others_can_change_is_not_used(tmp_path: Path, spoil: str) -> None:
+    home = tmp_path / "home"
+    (home / ".cache").mkdir(parents=True)
+    if spoil == "writable":
+        (home / ".cache").chmod(0o777)
+    if spoil == "link":
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs").chmod(0o777)
+        (home / ".cache/manynodes").symlink_to(tmp_path / "theirs")
+    with private_caches({} if spoil == "no home" else {"HOME": str(home)}) as found:
+        folders = {Path(value).parent for value in found.values()}
+        (folder,) = folders
+        assert not folder.is_relative_to(tmp_path)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+def test_what_the_user_has_chosen_stays() -> None:
+    with private_caches(os.environ | {"TORCHINDUCTOR_CACHE_DIR": "/own"}) as found:
+        assert "TORCHINDUCTOR_CACHE_DIR" not in found

@@ -1,0 +1,84 @@
+"""Results that another training is to replace are never lost, whenever it is ended."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddp.checkpointing import replaced
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("model.safetensors", "run.json", "history.csv", "checkpoints/epoch=001"):
+        (tmp_path / name).write_text(f"old {name}")
+    return tmp_path
+
+
+def remove_as_snakemake_does(run: Path) -> None:
+    for name in ("model.safetensors", "run.json", "history.csv", "checkpoints/epoch=001"):
+        (run / name).unlink()
+    (run / "checkpoints").rmdir()
+
+
+def entries(run: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(run)): path.read_text() for path in run.rglob("*") if path.is_file()
+    }
+
+
+def test_results_are_put_back_if_nothing_replaces_them(run: Path) -> None:
+    before = entries(run)
+    replaced.set_aside(run)
+    remove_as_snakemake_does(run)
+    (run / "history.csv").write_text("new")
+    assert replaced.put_back(run)
+    assert entries(run) == before
+    assert not replaced.put_back(run)
+
+
+def test_they_are_gone_when_the_other_training_has_finished(run: Path) -> None:
+    replaced.set_aside(run)
+    remove_as_snakemake_does(run)
+    (run / "run.json").write_text("new")
+    # As if it had been ended before `forget`.
+    assert not replaced.put_back(run)
+    assert entries(run) == {"run.json": "new"}
+
+
+@pytest.mark.parametrize("calls", range(8))
+def test_wherever_putting_back_is_ended_it_can_be_done_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    before = entries(run)
+    replaced.set_aside(run)
+    remove_as_snakemake_does(run)
+    left = calls
+
+    def limited(real):
+        def move(*arguments):
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            return real(*arguments)
+
+        return move
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "replace"):
+            patch.setattr(os, name, limited(getattr(os, name)))
+        with suppress(KeyboardInterrupt):
+            replaced.put_back(run)
+    replaced.put_back(run)
+    assert entries(run) == before
+
+
+def test_a_folder_that_was_not_completely_set_aside_does_not_count(run: Path) -> None:
+    before = entries(run)
+    (run / "replaced.new").mkdir()
+    (run / "replaced.new/run.json").write_text("half")
+    replaced.set_aside(run)
+    assert entries(run / replaced.FOLDER) == before

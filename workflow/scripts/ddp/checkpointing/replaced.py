@@ -1,0 +1,78 @@
+"""The results of a finished training while another training is to replace them.
+
+Snakemake removes the outputs of a job before it begins. These are set aside as hard links, and put
+back if the other training does not finish.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+FOLDER = "replaced"
+# In the folder of the states, with the SHA-256 of run.json: they are of the training that wrote it.
+FINISHED = "finished"
+# Whatever there is of them; run.json is written last and read first.
+FILES = (
+    *("model.safetensors", "history.csv", "metrics.csv", "result.json", "evaluation.json"),
+    *("evaluated.json", "run.json"),
+)
+FOLDERS = ("checkpoints", "network", "outputs")
+
+
+def set_aside(run: Path) -> None:
+    """Keep the results of a finished run, until `forget` or `put_back`.
+
+    Raises:
+        OSError: they cannot be linked or copied; they are where they were.
+    """
+    kept = run / FOLDER
+    if not (run / "run.json").exists() or kept.exists():
+        return
+    making = run / f"{FOLDER}.new"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir()
+    for name in FILES:
+        if (run / name).exists():
+            link_or_copy(run / name, making / name)
+    for name in FOLDERS:
+        if (run / name).is_dir():
+            shutil.copytree(run / name, making / name, copy_function=link_or_copy)
+    making.rename(kept)
+
+
+def put_back(run: Path) -> bool:
+    """Put the results back, if the training that was to replace them has not finished.
+
+    Returns:
+        Whether there were any.
+    """
+    kept = run / FOLDER
+    if not (kept / "run.json").exists():
+        return False
+    if (run / "run.json").exists():
+        # The other training has finished, and was ended before `forget`.
+        forget(run)
+        return False
+    # Each is moved once: this may be interrupted, and done again.
+    for name in FOLDERS:
+        if (kept / name).is_dir():
+            shutil.rmtree(run / name, ignore_errors=True)
+            (kept / name).rename(run / name)
+    for name in FILES:
+        if (kept / name).exists():
+            (kept / name).replace(run / name)
+    forget(run)
+    return True
+
+
+def forget(run: Path) -> None:
+    """The training that replaces them has finished."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A hard link; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
