@@ -12,6 +12,8 @@ PYTHON ?= python3
 # a module's on PYTHONPATH.
 OUTSIDE := ^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==
 SNAKEMAKE := snakemake --profile profiles/local $(if $(CONFIG),--configfile "$(CONFIG)")
+# pip would install elsewhere, or not at all.
+unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PYTHONSAFEPATH
 # Found by the commands below and by whatever they start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
@@ -163,4 +165,6 @@ endif
 	@# Snakemake finds the executor for PBS on Python's path; relative to the folder of this file.
 	@.venv/bin/python -c 'import sysconfig, pathlib; \
 	  pathlib.Path(sysconfig.get_path("purelib"), "executors.pth").write_text("../../../../workflow/executors\n")'
+	@.venv/bin/python -c 'import snakemake, torch, yaml' || \
+	  { echo "make: pip has not installed into .venv; does its configuration (pip config list) say another place?" >&2; exit 1; }
 	@touch $(STAMP)

@@ -59,10 +59,28 @@ class Experiment(Checkout):
         assert [rank.returncode for rank in ranks] == processes * [0], ranks
 
 
+# What another launcher or a site's module may have set, see also test_environment.py.
+FOREIGN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "MASTER_ADDR": "192.0.2.1",
+    "MASTER_PORT": "1",
+    "PET_STANDALONE": "1",
+    "PET_NNODES": "2",
+    "PYTHONSAFEPATH": "1",
+}
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Finished, in an environment of another launcher, beside a file with our package's name."""
     experiment = Experiment(tmp_path_factory.mktemp("digits"))
-    experiment.run()
+    (experiment.path / "ddp.py").write_text("raise SystemExit('the file of the user was run')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FOREIGN.items():
+            patch.setenv(name, value)
+        experiment.run()
     return experiment
 
 

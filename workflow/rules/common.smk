@@ -9,11 +9,13 @@ from pathlib import Path
 # Relative to the working directory: moving the checkout changes no rule's parameters and reruns
 # nothing.
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
-sys.path += [
+# First: a file ddp.py of the user's beside the Snakefile must not be taken for ours.
+sys.path[:0] = [
     os.path.abspath(SCRIPTS),
     str(Path(workflow.basedir) / "workflow" / "rules"),
 ]
 
+from ddp.base.environment import forget_others
 from ddp.base.errors import Refusal, error_line
 from ddp.base.provenance import code_sha256
 from ddp.experiment import job_size
@@ -27,6 +29,7 @@ from session import Session
 from patches import call_when_planned, end_in_a_thread
 
 end_in_a_thread()
+forget_others(os.environ)
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still
 # comes first.
 os.environ.update(

@@ -22,7 +22,7 @@ from threading import Thread
 from typing import NoReturn
 
 from ddp.base import atomic, signing
-from ddp.base.environment import Environment
+from ddp.base.environment import Environment, forget_others
 from ddp.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
@@ -98,6 +98,7 @@ def main() -> None:
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
+    forget_others(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
     with told_in_one_line("launch"), logged(args.log, args.rank_logs):

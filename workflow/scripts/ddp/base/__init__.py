@@ -2,3 +2,18 @@
 
 In: nothing of this library. Out: one-line refusals, atomic and strict files, code hashes.
 """
+
+import locale
+import sys
+from contextlib import suppress
+
+# All text files are UTF-8, whatever the user's locale is: the default encoding of `open` follows
+# this. Messages that the terminal cannot show are escaped.
+if locale.getpreferredencoding(False).lower().replace("-", "") != "utf8":
+    for name in ("C.UTF-8", "C.utf8", "en_US.UTF-8"):
+        with suppress(locale.Error):
+            locale.setlocale(locale.LC_CTYPE, name)
+            break
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -7,7 +7,8 @@ none of them, and each has a meaning when it is missing.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +17,16 @@ from typing import Any
 from ddp.base.errors import Refusal
 
 PREFIX = "LAUNCH_"
+# What other launchers tell the processes that they start: torchrun (PET_ are its options),
+# Kubeflow, MPI and PMI. An interactive allocation or a pod has them, and a program that is started
+# there would take itself for a rank of another job.
+OTHER_LAUNCHERS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_|NODE_|CROSS_)?(RANK|WORLD_SIZE|SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|TF_CONFIG|(PET|TORCHELASTIC|TORCHRUN|OMPI_COMM_WORLD|PMI|PMIX|MV2_COMM_WORLD)_\w+"
+    r"|OMPI_UNIVERSE_SIZE|MPI_LOCALRANKID|MPI_LOCALNRANKS"
+)
+# How Python finds what it imports, and what it does besides: our programs would not be found.
+OF_PYTHON = ("PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 # Seconds that ranks wait for each other without LAUNCH_TIMEOUT. Enough for the first step on a busy
 # GPU; the preflight has checked before that all ranks are there.
 TIMEOUT = 600
@@ -98,6 +109,14 @@ class Environment:
                 except ValueError:
                     raise Refusal(f"{variable(field.name)}: {text} is not a number") from None
         return Environment(**found)
+
+
+def forget_others(environment: MutableMapping[str, str]) -> None:
+    """Remove what other launchers have left in an environment, and let Python use UTF-8."""
+    for name in [*environment]:
+        if OTHER_LAUNCHERS.fullmatch(name) or name in OF_PYTHON:
+            del environment[name]
+    environment["PYTHONUTF8"] = "1"
 
 
 @contextmanager

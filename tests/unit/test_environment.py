@@ -1,0 +1,50 @@
+"""What other launchers and the user's locale have set changes nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp.base.environment import forget_others
+from programs import SCRIPTS
+
+OTHERS = {
+    "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
+    "ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+    "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE "
+    "PET_STANDALONE PET_NNODES",
+    "Kubeflow": "PET_NPROC_PER_NODE PET_RDZV_ENDPOINT PET_MASTER_ADDR TF_CONFIG",
+    "Open MPI": "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK PMIX_RANK "
+    "OMPI_UNIVERSE_SIZE",
+    "MPICH": "PMI_RANK PMI_SIZE PMI_FD MPI_LOCALRANKID MPI_LOCALNRANKS",
+    "MVAPICH": "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_LOCAL_RANK",
+}
+# Of the user, the site and the scheduler.
+KEPT = (
+    "PATH HOME SLURM_JOB_ID SLURM_PROCID SLURM_NTASKS PBS_JOBID PBS_NODEFILE LAUNCH_NODE_RANK "
+    "OMPI_MCA_btl MPI_HOME HYDRA_FULL_ERROR TORCH_HOME OMP_NUM_THREADS NCCL_DEBUG RANKING"
+)
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_another_launcher_is_forgotten(launcher: str) -> None:
+    kept = dict.fromkeys(KEPT.split(), "1")
+    environment = kept | dict.fromkeys(OTHERS[launcher].split(), "1")
+    forget_others(environment)
+    assert environment == kept | {"PYTHONUTF8": "1"}
+
+
+def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:
+    config = tmp_path / "ä.yaml"
+    config.write_text("experiment: größe\n", encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "check.py", config], capture_output=True,
+        env=os.environ | locale, check=False,
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).decode()
+    assert "Traceback" not in said
+    assert done.returncode == 1
+    assert "experiment: " in said
