@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,30 @@ def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict, line: str) -> 
     np.savez(tmp_path / "x.npz", **good_arrays() | change)
     wanted = own(tmp_path / "x.npz", "arrays", test_fraction=0.5)
     assert line in refused(wanted, tmp_path / "data")
+
+
+def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    header = b"(" * 3000
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "images.npy").write_bytes(content)
+    (tmp_path / "labels.npy").write_bytes(content)
+    wanted = own(tmp_path, "arrays", test_fraction=0.5)
+    assert "images.npy is not an array" in refused(wanted, tmp_path / "data")
+
+
+def test_which_arrays_are_meant_is_asked(tmp_path: Path) -> None:
+    arrays = good_arrays()
+    splits = {f"{split}_{name}": arrays[name] for split in ("train", "test") for name in arrays}
+    np.savez(tmp_path / "x.npz", **arrays, **splits)
+    line = "has train_images and images; keep those that are meant"
+    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    with (
+        zipfile.ZipFile(tmp_path / "x.npz", "a") as archive,
+        pytest.warns(UserWarning, match="Duplicate"),
+    ):
+        archive.writestr("images.npy", b"other")
+    line = "has images.npy twice; keep one"
+    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
 
 
 def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:

@@ -380,6 +380,9 @@ def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(
     hostile = Training(tmp_path / "hostile", shapes, **run)
     assert hostile.end() == 1
     assert "net.pt is not a weights file" in hostile.said
+    torch.save({1: torch.zeros(1)}, tmp_path / "net.pt")
+    with pytest.raises(Refusal, match="net.pt is not a weights file: it holds other things"):
+        weights.read_tensors(tmp_path / "net.pt")
 
 
 def test_predictions_as_a_table(trained: Path, tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ def main() -> None:
     with told_in_one_line("check"):
         folders = [path.parent]
         config = with_paths(with_types(read_config(path)), folders)
-        print(read_experiment(with_table(config, folders)).summary)
+        experiment = read_experiment(with_table(config, folders))
+        if experiment.own:
+            experiment.own.refuse_missing()
+        print(experiment.summary)
 
 
 if __name__ == "__main__":

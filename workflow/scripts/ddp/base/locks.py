@@ -35,9 +35,10 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
         LockHeld: another process held it all that time.
         OSError: the file cannot be made.
     """
-    # Not through a symbolic link, whose target would be overwritten.
+    # Not through a symbolic link, whose target would be overwritten. For this user alone: whoever
+    # can open it can hold it.
     descriptor = os.open(
-        path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
     )
     try:
         acquire(descriptor, path, tell, GIVE_UP if give_up is None else give_up)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -78,7 +79,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
         folder = os.path.expandvars(os.path.expanduser(entry))  # noqa: PTH111
         if "$" in folder or not Path(folder).is_absolute():
             continue  # the variable is not set on this node, or empty
-        own = job_scratch is not None and entry.startswith(f"${job_scratch}")
+        name = re.match(r"\$\{?(\w+)", entry)
+        own = name is not None and name[1] == job_scratch
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{source.dataset}-{source.sha256[:12]}"

@@ -28,6 +28,20 @@ LONGEST_TEXT = 4096
 MOST_BITS = 1000
 MOST_BYTES = 1_000_000
 # A YAML merge key, which can multiply keys exponentially.
+# The names that others give to our keys.
+USUAL = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "batch_size": "global_batch_size",
+    "batchsize": "global_batch_size",
+    "num_epochs": "epochs",
+    "gpus": "nproc_per_node",
+    "num_nodes": "nodes",
+    "amp": "precision",
+    "arch": "model",
+    "data": "dataset",
+}
+CLOSE = 0.7  # of difflib: class_weights is not initial_weights
 MERGE = "tag:yaml.org,2002:merge"
 # Text that stands for a value of another type.
 WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
@@ -221,7 +235,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "additionalProperties":
         known = list(schema["properties"])
         unknown = next(str(name) for name in value if name not in known)
-        near = difflib.get_close_matches(unknown, known, n=1)
+        usual = [key for key in (USUAL.get(unknown),) if key in known]
+        near = usual or difflib.get_close_matches(unknown, known, n=1, cutoff=CLOSE)
         path = f"{key}.{unknown}" if key else unknown
         hint = f"did you mean {near[0]}?" if near else "the keys are in config/README.md"
         return f"config: {path}: unknown key; {hint}"
@@ -422,6 +437,25 @@ def json_object(text: str, path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def refuse_surprise(node: yaml.ScalarNode, where: str) -> None:
+    """Refuse a value that YAML 1.1 reads as something else than it looks like.
+
+    Raises:
+        Refusal: it is a date, an octal number or a number to the base of 60.
+    """
+    kind = node.tag.rpartition(":")[2]
+    if kind == "timestamp":
+        raise Refusal(f"{where}: {node.value} is a date; put it in quotes")
+    number = node.value.lstrip("+-").replace("_", "")
+    octal = kind == "int" and re.fullmatch("0[0-7]+", number)
+    if octal or (kind in ("int", "float") and ":" in number):
+        means = yaml.SafeLoader("").construct_object(node)
+        raise Refusal(
+            f"{where}: {node.value} means {means} in YAML; write {means}, or put it in quotes if "
+            "it is a text"
+        )
+
+
 def check_node(path: Path, root: yaml.Node | None) -> None:
     done: set[int] = set()  # what an alias repeats is the same node
 
@@ -436,6 +470,8 @@ def check_node(path: Path, root: yaml.Node | None) -> None:
                 f"config: {path}: line {node.start_mark.line + 1}: {node.tag} is not supported; "
                 "use plain values"
             )
+        if isinstance(node, yaml.ScalarNode):
+            refuse_surprise(node, f"config: {path}: line {node.start_mark.line + 1}")
         inside = (*above, id(node))
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:

@@ -162,7 +162,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 found = found[key]
         if not isinstance(found, dict) or not found:
             raise ValueError("it is not a state dict")
-        if not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        if not all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+        ):
             raise ValueError("it holds other things than tensors")
     except OSError as error:
         raise Refusal(f"initial_weights: {path}: {error.strerror}") from None

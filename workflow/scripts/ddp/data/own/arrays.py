@@ -1,6 +1,7 @@
 """Arrays in .npz and .npy files, read in pieces."""
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from ddp.data.own.writing import (
 
 # What reading a damaged file raises, besides ValueError.
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
+# What numpy raises besides, for a header that is no Python.
+UNREADABLE = (SyntaxError, RecursionError, tokenize.TokenError)
 # Bytes of a piece.
 CHUNK = 16_000_000
 # The names that the four arrays may have, and those of a single split.
@@ -51,7 +54,7 @@ class NpyRows:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }[version]
             self.shape, fortran, self.dtype = read(file)
-        except (ValueError, KeyError, *DAMAGED) as error:
+        except (ValueError, KeyError, *UNREADABLE, *DAMAGED) as error:
             raise Refusal(f"dataset.arrays: {name} is not an array: {error}") from None
         if not all(type(edge) is int and edge >= 0 for edge in self.shape):
             raise Refusal(f"dataset.arrays: {name} is not an array: its shape is {self.shape}")
@@ -164,10 +167,12 @@ def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
         except (ValueError, *DAMAGED) as error:
             raise Refusal(f"dataset.arrays: {path} is not an .npz file: {error}") from None
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        if twice := next((name for name in members if members.count(name) > 1), None):
+            raise Refusal(f"dataset.arrays: {path} has {twice} twice; keep one")
         found = {
             name.removesuffix(".npy"): partial(open_member, archive, name, stack)
-            for name in archive.namelist()
-            if name.endswith(".npy")
+            for name in members
         }
     elif path.suffix == ".npy":
         if own.labels is None:
@@ -180,6 +185,12 @@ def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]
         }
     else:
         raise Refusal(f"dataset.arrays: {path} is neither .npz nor .npy, nor a folder of .npy")
+    whole = [names for names in (*NAMES, *ONE_SPLIT) if set(names) <= set(found)]
+    if len(whole) > 1:
+        raise Refusal(
+            f"dataset.arrays: {path} has {' and '.join(names[0] for names in whole)}; keep those "
+            "that are meant"
+        )
     for names in NAMES:
         if set(names) <= set(found):
             if own.test_fraction is not None:
