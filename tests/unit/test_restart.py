@@ -54,6 +54,24 @@ def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -
 
 
 @pytest.mark.faults
+def test_a_training_that_gets_further_in_every_start_is_not_given_up(
+    tmp_path, digits, reference
+) -> None:
+    """However often it is killed, and however soon."""
+    training = Training(
+        tmp_path / "run", digits, processes=PROCESSES,
+        launch=["--resume", "--state", tmp_path / "run/state"],
+    )  # fmt: skip
+    for kills in range(1, 7):
+        training.reach(2 * kills)
+        os.kill(training.await_start("train.py")[-1], signal.SIGKILL)
+        until(lambda wanted=kills: training.said.count("starting again") == wanted)
+    assert training.end() == 0, training.said
+    assert result(training.output) == reference(PROCESSES)
+    assert len(attempts(training.output)) == 7
+
+
+@pytest.mark.faults
 def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> None:
     options = ["--resume", "--timeout", HUNG]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)

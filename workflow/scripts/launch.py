@@ -46,7 +46,7 @@ BEFORE_THE_END = 60
 # Seconds before that in which ranks are not started again: they would hardly do anything.
 START_UP = 60
 # Starts in a row that last less than so many seconds, after which a program that fails is given up,
-# whatever it has saved.
+# whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 5
 SHORT = 60
 # Seconds to wait before a requeue: a scheduler that is cancelling the job ends this process too.
@@ -168,11 +168,12 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     with log_of(args) as log, refusals_in(log):
         short = 0
         for starts in count(1):
-            began = time.monotonic()
+            began, before = time.monotonic(), furthest(args.state)
             failure = run(prepare, args, scheduler, job, log, restarted=starts > 1)
             if failure is None:
                 return
-            short = short + 1 if time.monotonic() - began < SHORT else 0
+            further = furthest(args.state) > before
+            short = short + 1 if time.monotonic() - began < SHORT and not further else 0
             if short == MOST_SHORT:
                 said = f"{failure.line}; the last {short} starts lasted less than {SHORT} s each"
                 failure = replace(failure, line=said, again=False, in_place=False)
@@ -181,6 +182,17 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # Processes that outlived their supervisor.
             end_descendants()
             tell_restart(failure, starts, args, log)
+
+
+def furthest(states: Path | None) -> str:
+    """The name of the state that is furthest, which has epoch and step; empty if there is none, as
+    for a program of the user's.
+    """
+    return (
+        max((path.name for path in states.glob("epoch=*.safetensors")), default="")
+        if states
+        else ""
+    )
 
 
 def time_for_a_start(job: Allocation) -> bool:
