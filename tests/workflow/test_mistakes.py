@@ -54,6 +54,48 @@ def test_refused_before_anything_starts(untouched, given, line) -> None:
     assert not (untouched.path / "results").exists()
 
 
+# An executor of Snakemake's that this workflow does not know, as cluster-generic is one.
+FOREIGN = """
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.settings import CommonSettings
+
+common_settings = CommonSettings(
+    non_local_exec=True, implies_no_shared_fs=False, job_deploy_sources=False,
+    pass_default_storage_provider_args=True, pass_default_resources_args=True,
+    pass_envvar_declarations_to_cmd=True, auto_deploy_default_storage_provider=False,
+    init_seconds_before_status_checks=1,
+)
+
+
+class Executor(RemoteExecutor):
+    def run_job(self, job):
+        raise SystemExit("a job was submitted")
+
+    async def check_active_jobs(self, active_jobs):
+        for job in active_jobs:
+            yield job
+
+    def cancel_jobs(self, active_jobs):
+        pass
+"""
+
+
+def test_an_executor_whose_nodes_are_unknown_is_refused(
+    untouched: Checkout, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "snakemake_executor_plugin_foreign/__init__.py"
+    plugin.parent.mkdir()
+    plugin.write_text(FOREIGN)
+    command = ["--executor", "foreign", "--jobs", "2", "--config", "nodes=2"]
+    done = subprocess.run(
+        [*untouched.command, *command], cwd=untouched.path, capture_output=True, text=True,
+        env=untouched.environment | {"PYTHONPATH": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("--executor foreign: the nodes of its jobs are not known here; use ")
+
+
 @pytest.mark.parametrize("wrong", ["results", "results/quickstart", "results/data"])
 def test_a_file_where_a_folder_belongs(untouched, wrong) -> None:
     path = untouched.path / wrong

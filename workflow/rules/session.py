@@ -40,6 +40,8 @@ from ddp.schedulers.base import Watch
 FIXED = {"nodes": "nodes", "tasks": "nodes"}
 # Processes per CPU of this machine. With more, each gets a few percent of a CPU.
 MOST_PER_CPU = 8
+# Executors that start no job.
+NO_JOBS = ("dryrun", "touch")
 # The rules that make the report.
 REPORTING = ("aggregate", "report")
 # Runs that are listed one by one at the end.
@@ -78,6 +80,7 @@ class Session:
         self.put_back()
         self.refuse_other_geometry()
         self.refuse_software_deployment()
+        self.refuse_storage()
         self.refuse_wrong_hosts()
         self.refuse_crowd()
         if self.experiment.own:
@@ -286,6 +289,26 @@ class Session:
                 "`make` is used"
             )
 
+    def refuse_storage(self) -> None:
+        """Refuse results elsewhere than in files: runs resume from what lies beside them."""
+        if provider := self.workflow.storage_settings.default_storage_provider:
+            raise Refusal(
+                f"--default-storage-provider {provider}: runs resume from files beside their "
+                "results; leave the option out, and copy the results when they are finished"
+            )
+
+    def refuse_unknown_executor(self, executor: str) -> None:
+        """Refuse an executor whose jobs have nodes that `launch` cannot reach: all of them would
+        be started on one machine.
+        """
+        several = any(run.nodes > 1 for run in self.experiment.runs.values())
+        known = registry.of_executor(executor) or executor in NO_JOBS or self.experiment.hosts
+        if several and not known:
+            raise Refusal(
+                f"--executor {executor}: the nodes of its jobs are not known here; use "
+                "profiles/slurm or profiles/pbs, or in a job profiles/ssh with a host file (hosts)"
+            )
+
     def refuse_crowd(self) -> None:
         """Refuse more processes than this machine can run; a cluster's scheduler knows its own
         nodes.
@@ -428,6 +451,7 @@ class Session:
         if not self.workflow.touch:
             self.keep_finished(planned)
         executor = self.workflow.executor_plugin.name
+        self.refuse_unknown_executor(executor)
         hosts = self.experiment.hosts
         if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
             for every in registry.SCHEDULERS.values():
