@@ -521,6 +521,16 @@ def test_every_launcher_comes_to_the_same_weights(digits, tmp_path) -> None:
     assert len(set(found.values())) == 1, found
 
 
+def test_a_binding_to_the_same_cpus_is_not_passed_on(tmp_path) -> None:
+    script = tmp_path / "say.py"
+    script.write_text("import os; print('bound:', os.environ.get('OMP_PROC_BIND'))")
+    done = program("launch", "--launcher", "none", "--", script,
+                   env=os.environ | {"OMP_PROC_BIND": "true"})  # fmt: skip
+    assert "bound: None" in done.stdout
+    line = "launch: OMP_PROC_BIND not passed on: every rank would use the same CPUs"
+    assert line in done.stderr.splitlines()
+
+
 def test_a_dry_run_starts_nothing(tmp_path) -> None:
     path = script(tmp_path, f"open('{tmp_path}/started', 'w')")
     done = program(
