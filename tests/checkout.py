@@ -113,6 +113,12 @@ class SlurmCheckout(Checkout):
         ]
         self.command += [*often, "--latency-wait", "10"]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        # Of a user who looks at other jobs.
+        return super().environment | {"SQUEUE_PARTITION": "none", "SQUEUE_USERS": "nobody",
+                                      "SACCT_FORMAT": "Account"}  # fmt: skip
+
     def on_the_login_node(self, *arguments: str) -> None:
         """Run the same checkout with the profile for one machine."""
         command = [
