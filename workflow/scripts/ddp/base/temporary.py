@@ -11,13 +11,17 @@ from pathlib import Path
 
 # Seconds in which a new folder gets its lock.
 YOUNG = 1
-# In memory: this works with a full /tmp.
+# In memory: this works with a full /tmp. A container's may be small, or full.
 MEMORY = Path("/dev/shm")
+ENOUGH = 16_000_000  # bytes
 
 
 def parent_folder() -> Path:
-    """Where temporary folders are made: in memory if possible, otherwise in TMPDIR."""
-    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    """Where temporary folders are made: in memory if there is room, otherwise in TMPDIR."""
+    with suppress(OSError):
+        if os.access(MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+            return MEMORY
+    return Path(tempfile.gettempdir())
 
 
 @contextmanager

@@ -1,0 +1,22 @@
+"""Temporary folders where there is room for them."""
+
+import subprocess
+import sys
+import tempfile
+
+from programs import SCRIPTS
+
+ASK = "from ddp.base.temporary import parent_folder; print(parent_folder())"
+
+
+def test_a_full_memory_file_system_is_not_used() -> None:
+    """On a real one of 1 MB, in a mount namespace of its own."""
+    inside = (
+        "mount -t tmpfs -o size=1m tmpfs /dev/shm && dd if=/dev/zero of=/dev/shm/full bs=4k "
+        f"2>/dev/null; cd {SCRIPTS} && {sys.executable} -c '{ASK}'"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == [tempfile.gettempdir()], done.stderr
