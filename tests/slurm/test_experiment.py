@@ -193,6 +193,7 @@ MISTAKES = {
     "slurm_tmp=50G": "slurm: slurm_tmp: 51200 MB a node are asked for, the largest TmpDisk of main "
     "is 50000; ",
     "slurm_tmp=plenty": 'slurm: slurm_tmp: "plenty"; give a size such as 20G, or auto',
+    "slurm_extra=--signal=B:USR1@120": "slurm: slurm_extra: --signal=B: warns the batch script ",
     "slurm_extra=--time=5": (
         "slurm: The --runtime/time-limit option is not allowed in the 'slurm_extra' parameter. "
     ),

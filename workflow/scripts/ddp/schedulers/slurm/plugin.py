@@ -301,7 +301,7 @@ def submission(executor: Any, job: Any) -> tuple[str, ...]:
     """The sbatch options with which the executor will submit a job, without those for its files.
 
     Raises:
-        Refusal: the plugin itself refuses the job's resources.
+        Refusal: the plugin itself refuses the job's resources, or a signal would not arrive.
     """
     plugin = sys.modules[type(executor).__module__]
     try:
@@ -317,4 +317,10 @@ def submission(executor: Any, job: Any) -> tuple[str, ...]:
     except WorkflowError as error:
         raise Refusal(" ".join(str(error).split())) from None
     # --parsable, --job-name, --output, --export and --comment come first.
-    return tuple(shlex.split(call)[9:])
+    options = tuple(shlex.split(call)[9:])
+    if re.search(r"--signal[= ][BR]*B", " ".join(options)):
+        raise Refusal(
+            "slurm_extra: --signal=B: warns the batch script alone, and the job would end without "
+            "having saved; write it without B:, such as --signal=USR1@120"
+        )
+    return options
