@@ -222,6 +222,20 @@ def test_what_slurm_would_never_take_is_said_before_anything_starts(
     assert not (checkout.path / "results/mistaken").exists()
 
 
+def test_what_a_site_tells_with_every_job_is_no_refusal(
+    checkout: SlurmCheckout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        "#!/bin/sh\necho 'sbatch: Our policy: invalid requests are not permitted' >&2\n"
+        f'exec {shutil.which("sbatch")} "$@"\n'
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = checkout.run(*TINY, "nodes=1", "epochs=1", "experiment=polite", "--until", "train")
+    assert len(submitted(said)) == 1
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_the_plugin_is_checked_too(checkout: SlurmCheckout, option: str) -> None:
     done = checkout.snakemake(option, *TINY, "experiment=mistaken")

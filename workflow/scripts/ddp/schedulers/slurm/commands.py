@@ -84,8 +84,13 @@ def field(line: str, name: str) -> str:
 
 def output(*command: str) -> tuple[str, str]:
     """What a command of Slurm's writes to stdout and stderr; nothing if it fails to answer."""
+    return answer(*command)[1:]
+
+
+def answer(*command: str) -> tuple[int, str, str]:
+    """The same with its exit status, 0 if it fails to answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
-        return "", ""
-    return done.stdout, done.stderr
+        return 0, "", ""
+    return done.returncode, done.stdout, done.stderr

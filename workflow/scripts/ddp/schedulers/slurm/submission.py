@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.schedulers.base import TellState, Watch
-from ddp.schedulers.slurm.commands import output, scontrol
+from ddp.schedulers.slurm.commands import answer, output, scontrol
 from ddp.schedulers.slurm.plugin import (
     Follower,
     ask_for_local_disk,
@@ -241,17 +241,16 @@ def try_submission(options: Sequence[str]) -> str | None:
     Raises:
         Refusal: the job would never be accepted.
     """
-    _, error = output("sbatch", "--test-only", *options, "--wrap=true")
+    status, _, error = answer("sbatch", "--test-only", *options, "--wrap=true")
+    # What a site tells its users with every job is no objection.
+    if status == 0 or " to start at " in error:
+        return None
     reason = " ".join(
         error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()
     ).removeprefix("allocation failure: ")
     if NEVER_ACCEPTED.search(reason):
         raise Refusal(f"sbatch would refuse a job with {' '.join(options)}: {reason}")
-    return (
-        None
-        if " to start at " in reason or not reason
-        else f"sbatch says of a job with {' '.join(options)}: {reason}"
-    )
+    return f"sbatch says of a job with {' '.join(options)}: {reason}" if reason else None
 
 
 @cache
