@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,18 @@ def test_what_a_site_tells_with_every_job_is_no_refusal(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     said = checkout.run(*TINY, "nodes=1", "epochs=1", "experiment=polite", "--until", "train")
     assert len(submitted(said)) == 1
+
+
+def test_an_environment_whose_path_a_job_cannot_start_is_refused(
+    checkout: SlurmCheckout, cluster: Cluster
+) -> None:
+    environment = checkout.path.parent / "my environment"
+    environment.symlink_to(sys.prefix)
+    command = [f"{environment}/bin/python", "-m", "snakemake", "--profile", "profiles/slurm"]
+    done = cluster.run(*command, *TINY, "experiment=blank", cwd=checkout.path)
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert "my environment/bin/python: Snakemake's jobs cannot start a Python in a path" in last
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -6,6 +6,7 @@ The adapter between Snakemake and the library, with common.smk.
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -452,6 +453,8 @@ class Session:
             self.keep_finished(planned)
         executor = self.workflow.executor_plugin.name
         self.refuse_unknown_executor(executor)
+        if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
+            refuse_unquoted(sys.executable)
         hosts = self.experiment.hosts
         if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
             for every in registry.SCHEDULERS.values():
@@ -610,6 +613,15 @@ class Session:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def refuse_unquoted(interpreter: str) -> None:
+    """Refuse a Python that a job's shell would not find: Snakemake writes its path unquoted."""
+    if not re.fullmatch(r"[\w@+=:,./~-]+", interpreter):
+        raise Refusal(
+            f"{interpreter}: Snakemake's jobs cannot start a Python in a path with blanks, quotes "
+            "or %; make the environment in a folder without them"
+        )
 
 
 def is_whole(folder: Path) -> bool:
