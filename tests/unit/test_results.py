@@ -189,8 +189,10 @@ def test_a_spreadsheet_computes_no_cell(tmp_path: Path, text: str) -> None:
 
 
 def test_names_of_columns_are_safe_too(tmp_path: Path) -> None:
-    write_table(pd.DataFrame({"=cmd|x": [1], "\x1b[31m\u202e": [2]}), tmp_path / "summary.csv")
-    assert (tmp_path / "summary.csv").read_text() == "'=cmd|x,\\x1b[31m\\u202e\n1,2\n"
+    table = pd.DataFrame({"=cmd|x": [1], "\x1b[31m\u202e": ["a\x1b]0;x\x07"]})
+    write_table(table, tmp_path / "summary.csv")
+    said = (tmp_path / "summary.csv").read_text()
+    assert said == "'=cmd|x,\\x1b[31m\\u202e\n1,a\\x1b]0;x\\x07\n"
 
 
 def test_a_column_of_a_program_never_replaces_another() -> None:

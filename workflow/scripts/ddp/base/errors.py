@@ -28,15 +28,19 @@ def one_line(text: str, most: int = LONGEST) -> str:
     If it is too long, the longest words are shortened first, because they are paths, and then the
     middle of the line: its beginning names the problem, its end the remedy.
     """
-    line = PASSWORD.sub(r"\1…@", " ".join(text.split()))
-    # Control characters, which change the terminal; surrogates, which cannot be written; marks that
-    # change the direction of text.
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    line = printable(PASSWORD.sub(r"\1…@", " ".join(text.split())))
     for word in sorted(line.split(), key=len, reverse=True):
         if len(line) <= most or len(word) <= SHORTENED:
             break
         line = line.replace(word, shortened(word, max(SHORTENED, len(word) - len(line) + most)))
     return line if len(line) <= most else shortened(line, most)
+
+
+def printable(text: str) -> str:
+    """The text with escapes for control characters, which change the terminal, for surrogates,
+    which cannot be written, and for marks that change the direction of text.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shortened(text: str, most: int) -> str:

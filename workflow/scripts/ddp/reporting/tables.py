@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal, one_line
+from ddp.base.errors import Refusal, one_line, printable
 from ddp.checkpointing.incidents import LONGEST
 from ddp.reporting.results import spreadsheet_text
 
@@ -49,11 +49,12 @@ def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV, with no text that a spreadsheet would compute."""
-    safe = table.rename(columns=lambda name: spreadsheet_text(one_line(name, LONGEST)))
+    """Write a table as CSV, with no text that a spreadsheet would compute or a terminal obey."""
+    safe = table.rename(columns=lambda name: spreadsheet_text(printable(name)))
     for column in safe.select_dtypes(include=["object", "string"]):
         safe[column] = [
-            spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in safe[column]
+            spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell
+            for cell in safe[column]
         ]
     with atomic.replacing(path) as temporary:
         safe.to_csv(temporary, index=False)
