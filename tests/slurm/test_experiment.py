@@ -103,7 +103,8 @@ def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weig
     sizes += ["train:slurm_tmp=auto", "stage:slurm_tmp=auto"]
     three_nodes = [*TINY, "experiment=first", "nodes=3"]
     assert "Nothing to be done" in checkout.run(*three_nodes, *sizes)
-    again = [*three_nodes, "replace=true", *sizes, "--forcerun", "stage", "train"]
+    (results / "staging.json").unlink()
+    again = [*three_nodes, "replace=true", *sizes, "--forcerun", "train"]
     said = checkout.run(*again, "--until", "train")
     (job,) = submitted(said)
     # The time of both rules, 10 and 7 minutes; 4,500 MB on each of three nodes.
