@@ -234,7 +234,10 @@ def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
     one came up.
     """
     assert cluster.nodes
-    return os.environ | {"CLUSTER_FOLDER": str(tmp_path), "TEST_PREFIX": "other"}
+    environment = os.environ | {"CLUSTER_FOLDER": str(tmp_path), "TEST_PREFIX": "other"}
+    # Its folder's name has no worker in it.
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return environment
 
 
 def program(verb: str, environment: dict[str, str], *arguments: str) -> None:
