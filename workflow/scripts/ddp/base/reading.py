@@ -66,9 +66,9 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         raise OSError(errno.ENOMEM, "does not fit into memory", str(path)) from None
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, most: int | None = None) -> str:
     """The SHA-256 of a regular file; raises as `open_file`."""
-    with open_file(path) as file:
+    with open_file(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -165,7 +165,7 @@ def read_measured(folder: Path, run: ProgramRun, evaluated: bool) -> Measured:
     """
     about = read_own_about(folder, run)
     names = ["run.json", *["evaluation.json"] * evaluated]
-    sums, by = of_files(folder, names), ""
+    sums, by = of_files(folder, names, MOST), ""
     refuse_changed(folder, about["files"], ["metrics.csv", "result.json"])
     if evaluated:
         record = read_json(folder / EVALUATED, "evaluated", "delete evaluation.json")

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, reason
-from ddp.base.reading import read_json
+from ddp.base.reading import MOST, read_json
 from ddp.checkpointing.incidents import RESTART
 from ddp.experiment.config import Run
 from ddp.experiment.programs import ProgramRun
@@ -157,7 +157,7 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
             )
     refuse_changed(folder, about["files"], ["history.csv"])
     history = read_history(folder / "history.csv", run.epochs)
-    sums = of_files(folder, ["run.json", "evaluation.json"])
+    sums = of_files(folder, ["run.json", "evaluation.json"], MOST)
     return Finished(about, evaluation, history, sums)
 
 
