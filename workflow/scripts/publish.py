@@ -44,7 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     folders = Folders(args.output)
     with told_in_one_line("publish"):
-        if args.evaluation:
+        if args.evaluation is not None:
             result = read_result(folders.evaluation / "result.json")
             write_result(folders.run / "evaluation.json", result)
             evaluated = {
