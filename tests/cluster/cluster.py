@@ -87,7 +87,9 @@ def up(nodes: int, end_with_parent: bool) -> None:
             if line.strip() == machine.READY:
                 return
             if line.startswith("cluster: "):
-                raise Failure(line.removeprefix("cluster: ").strip())
+                # The output of a failed command follows its first line.
+                rest = process.stdout.read()
+                raise Failure(f"{line.removeprefix('cluster: ')}{rest}".strip())
             print(line, end="", flush=True)
         raise Failure("it did not come up, for the reason above")
     except BaseException:

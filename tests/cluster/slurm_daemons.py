@@ -71,7 +71,14 @@ def accounting(boot: Boot) -> None:
         *keys,
         ready=Path("/run/munge/munge.socket.2").exists,
     )
-    data = ["--no-defaults", f"--datadir={STATE}/mariadb", "--user=root"]
+    data = [
+        "--no-defaults",
+        f"--datadir={STATE}/mariadb",
+        "--user=root",
+        # The kernel's queues for it are shared by all databases of the machine.
+        "--innodb-use-native-aio=0",
+        "--innodb-log-file-size=8M",
+    ]
     sh(
         "mariadb-install-db",
         *data,

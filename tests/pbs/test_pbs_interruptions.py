@@ -124,7 +124,7 @@ def test_a_training_longer_than_its_walltime_continues_in_another_job(
     """Two minutes, of which the last is kept for the end. PBS gives no warning before the end, and
     a user cannot requeue.
     """
-    training = submitted("chained", "--set-resources", "stage:runtime=1", "train:runtime=1")
+    training = submitted("walltime", "--set-resources", "stage:runtime=1", "train:runtime=1")
     until(lambda: ": runs on " in training.text, training.process)
     start = time.monotonic()
     training.go_on(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp.base.environment import forget_others
+from ddp.schedulers import registry
 from programs import SCRIPTS
 
 OTHERS = {
@@ -19,8 +20,6 @@ OTHERS = {
     "Open MPI": "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK PMIX_RANK "
     "OMPI_UNIVERSE_SIZE",
     "MPICH": "PMI_RANK PMI_SIZE PMI_FD MPI_LOCALRANKID MPI_LOCALNRANKS",
-    "queries of Slurm": "SQUEUE_PARTITION SQUEUE_USERS SQUEUE_FORMAT SACCT_FORMAT "
-    "SLURM_TIME_FORMAT",
     "MVAPICH": "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_LOCAL_RANK",
 }
 # Of the user, the site and the scheduler.
@@ -37,6 +36,14 @@ def test_another_launcher_is_forgotten(launcher: str) -> None:
     environment = kept | dict.fromkeys(OTHERS[launcher].split(), "1")
     forget_others(environment)
     assert environment == kept | {"PYTHONUTF8": "1"}
+
+
+def test_settings_of_queries_are_forgotten() -> None:
+    kept = dict.fromkeys(KEPT.split(), "1")
+    settings = "SQUEUE_PARTITION SQUEUE_USERS SQUEUE_FORMAT SACCT_FORMAT SLURM_TIME_FORMAT"
+    environment = kept | dict.fromkeys(settings.split(), "1")
+    registry.forget_query_settings(environment)
+    assert environment == kept
 
 
 def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:

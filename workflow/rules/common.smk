@@ -30,6 +30,7 @@ from patches import call_when_planned, end_in_a_thread
 
 end_in_a_thread()
 forget_others(os.environ)
+registry.forget_query_settings(os.environ)
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still
 # comes first.
 os.environ.update(

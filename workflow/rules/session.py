@@ -305,9 +305,10 @@ class Session:
         several = any(run.nodes > 1 for run in self.experiment.runs.values())
         known = registry.of_executor(executor) or executor in NO_JOBS or self.experiment.hosts
         if several and not known:
+            executors = {s.executor for s in registry.SCHEDULERS.values() if not s.takes_hosts}
             raise Refusal(
-                f"--executor {executor}: the nodes of its jobs are not known here; use "
-                "profiles/slurm or profiles/pbs, or in a job profiles/ssh with a host file (hosts)"
+                f"--executor {executor}: the nodes of its jobs are not known here; use one of "
+                f"{', '.join(sorted(executors))}, or in a job profiles/ssh with a host file (hosts)"
             )
 
     def refuse_crowd(self) -> None:

@@ -102,6 +102,7 @@ def main() -> None:
     add("program", nargs="+", help="Python program and its arguments")
     args = parser.parse_args()
     forget_others(os.environ)
+    registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
     with told_in_one_line("launch"), logged(args.log, args.rank_logs):

@@ -25,8 +25,6 @@ OTHER_LAUNCHERS = re.compile(
     r"|TF_CONFIG|(PET|TORCHELASTIC|TORCHRUN|OMPI_COMM_WORLD|PMI|PMIX|MV2_COMM_WORLD)_\w+"
     r"|OMPI_UNIVERSE_SIZE|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
-# A user's own settings of what Slurm's queries show: they hide our jobs, or their columns.
-OF_QUERIES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL)_\w+|SLURM_TIME_FORMAT")
 # How Python finds what it imports, and what it does besides: our programs would not be found.
 OF_PYTHON = ("PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 # Seconds that ranks wait for each other without LAUNCH_TIMEOUT. Enough for the first step on a busy
@@ -116,7 +114,7 @@ class Environment:
 def forget_others(environment: MutableMapping[str, str]) -> None:
     """Remove what other launchers have left in an environment, and let Python use UTF-8."""
     for name in [*environment]:
-        if OTHER_LAUNCHERS.fullmatch(name) or OF_QUERIES.fullmatch(name) or name in OF_PYTHON:
+        if OTHER_LAUNCHERS.fullmatch(name) or name in OF_PYTHON:
             del environment[name]
     environment["PYTHONUTF8"] = "1"
 

@@ -185,6 +185,8 @@ class Scheduler(ABC):
         shared_cpus: whether the nodes of an allocation share the CPUs of one machine.
         takes_hosts: whether the user names its hosts, see `on`.
         ends_requeued: whether it ends a job itself that it has been asked to requeue.
+        query_settings: regular expression of the variables by which a user sets what its commands
+            show; they would hide our jobs, or their columns.
     """
 
     transport: str
@@ -196,6 +198,7 @@ class Scheduler(ABC):
     shared_cpus: bool = False
     takes_hosts: bool = False
     ends_requeued: bool = True
+    query_settings: str = ""
 
     @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:

@@ -2,7 +2,8 @@
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from ddp import schedulers
 from ddp.schedulers.base import Scheduler, Size
@@ -40,6 +41,13 @@ def of_executor(executor: str) -> Scheduler | None:
 def on_hosts(hosts: Sequence[str]) -> Scheduler:
     """The scheduler for hosts that the user names."""
     return next(s for s in SCHEDULERS.values() if s.takes_hosts).on(hosts)
+
+
+def forget_query_settings(environment: MutableMapping[str, str]) -> None:
+    """Remove what the user has set of what the schedulers' commands show."""
+    for name in [*environment]:
+        if any(re.fullmatch(s.query_settings, name) for s in SCHEDULERS.values()):
+            del environment[name]
 
 
 def resources(size: Size) -> dict[str, int | str]:

@@ -48,6 +48,7 @@ class Slurm(Scheduler):
     executor = "slurm"
     task_launcher = "srun"
     job_scratch = "SLURM_TMPDIR"
+    query_settings = r"(SQUEUE|SACCT|SINFO|SCONTROL)_\w+|SLURM_TIME_FORMAT"
     task_variables: Mapping[str, str] = {
         "RANK": "$SLURM_PROCID",
         "LOCAL_RANK": "$SLURM_LOCALID",
