@@ -39,6 +39,7 @@ BENCHMARKS = (
     "dry_run",
     "tables",
     "saving",
+    "goodput",
     "images",
     "growth",
 )

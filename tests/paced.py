@@ -5,8 +5,8 @@ continued.
 
 from checkout import Checkout
 
-PAUSE = 2.0  # seconds
-EPOCHS = 50
+PAUSE = 3.5  # seconds
+EPOCHS = 30
 PROGRAM = f"""
 import runpy
 import time

@@ -47,12 +47,11 @@ def test_one_machine_and_ssh_come_to_the_same_weights(
     ):
         done = cluster.run(
             sys.executable, "-m", "snakemake", "--profile", profile, "--cores", "3", *TINY,
-            *GEOMETRIES, *hosts, f"experiment={name}", cwd=checkout.path, node="n1",
+            "nodes=3", *hosts, f"experiment={name}", cwd=checkout.path, node="n1",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    found = [weights(checkout, name) for name in ("pbs", "one", "ssh")]
-    assert len(found[0]) == 3
-    assert found[0] == found[1] == found[2]
+    through_pbs, one, ssh = (weights(checkout, name) for name in ("pbs", "one", "ssh"))
+    assert one["run"] == ssh["run"] == through_pbs["nodes~3"]
 
 
 def refusal(checkout: PbsCheckout, *options: str) -> str:

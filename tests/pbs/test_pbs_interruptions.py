@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from checkout import PbsCheckout
@@ -196,6 +197,24 @@ def test_a_restarted_server_loses_no_job(
     cluster.start_daemon("/opt/pbs/sbin/pbs_server")
     assert training.end() == 0, training.text
     assert "job states again" in training.text
+    assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
+
+
+def test_a_suspended_job_stops_on_all_nodes_and_continues(
+    cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path
+) -> None:
+    """PBS stops the sessions that it has started; torchrun's ranks have sessions of their own."""
+    training = submitted("suspended")
+    training.go_on()
+    ranks = [psutil.Process(pid) for pid in ranks_of(cluster, "results/suspended/")]
+    assert len(ranks) == 2
+    assert cluster.run("qsig", "-s", "suspend", training.job, as_root=True).returncode == 0
+    until(lambda: {rank.status() for rank in ranks} == {psutil.STATUS_STOPPED}, training.process)
+    done = training.epochs
+    until(lambda: "is suspended" in training.text, training.process)
+    assert training.epochs == done
+    assert cluster.run("qsig", "-s", "resume", training.job, as_root=True).returncode == 0
+    assert training.end() == 0, training.text
     assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
 
 

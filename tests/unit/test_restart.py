@@ -62,13 +62,13 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
         tmp_path / "run", digits, processes=PROCESSES,
         launch=["--resume", "--state", tmp_path / "run/state"],
     )  # fmt: skip
-    for kills in range(1, 7):
+    for kills in range(1, 5):
         training.reach(2 * kills)
         os.kill(training.await_start("train.py")[-1], signal.SIGKILL)
         until(lambda wanted=kills: training.said.count("starting again") == wanted)
     assert training.end() == 0, training.said
     assert result(training.output) == reference(PROCESSES)
-    assert len(attempts(training.output)) == 7
+    assert len(attempts(training.output)) == 5
 
 
 @pytest.mark.faults
@@ -154,9 +154,9 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
         SCRIPTS / "run_program.py", "--run", run, "--output", output,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.count("starting again from what was saved") == 4
+    assert done.stderr.count("starting again from what was saved") == 2
     assert re.search(
-        r"ValueError: never; its own log is \S+; the last 5 starts lasted less than 60 s each",
+        r"ValueError: never; its own log is \S+; the last 3 starts lasted less than 60 s each",
         done.stderr,
     )
 

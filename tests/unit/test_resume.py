@@ -66,7 +66,8 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
     rng = random.Random(f"{SEED} {processes}")
     output = tmp_path / "out"
     # Many more epochs than pass between the faults.
-    longer = {"epochs": 60, "checkpoint_every": 20}
+    epochs = 60
+    longer = {"epochs": epochs, "checkpoint_every": 20}
     told, saved = [f"seed {SEED}, {processes} processes"], {}
     faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
     # One fault comes during the start; an orderly stop needs a running training.
@@ -105,7 +106,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
         if fault in STOPPED_IN_ORDER:
             said = re.search(
                 (
-                    rf"^launch: train was preempted: .* after (.*), of 60 epochs; saved in "
+                    rf"^launch: train was preempted: .* after (.*), of {epochs} epochs; saved in "
                     rf"{output}/state; run the same command"
                 ),
                 training.said,
@@ -119,7 +120,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
     saved[f"process {last.process.pid}"] = after
     complete_on_ranks(tmp_path / "alone", digits, processes, **longer)
     assert result(output) == result(tmp_path / "alone"), problem
-    assert [int(row["epoch"]) for row in history(output)] == list(range(1, 101))
+    assert [int(row["epoch"]) for row in history(output)] == list(range(1, epochs + 1))
     # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
         attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"])

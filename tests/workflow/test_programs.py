@@ -25,7 +25,6 @@ LONG = [
     f"parameters={{lr: 0.1, epochs: {EPOCHS}}}",
     "evaluate=null",
     "nodes=2",
-    "preflight=true",
 ]
 
 

@@ -47,7 +47,7 @@ BEFORE_THE_END = 60
 START_UP = 60
 # Starts in a row that last less than so many seconds, after which a program that fails is given up,
 # whatever it has saved; a training whose states get further is not.
-MOST_SHORT = 5
+MOST_SHORT = 3
 SHORT = 60
 # A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
 # ranks were 41 % slower).

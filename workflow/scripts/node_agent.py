@@ -10,6 +10,7 @@ import codecs
 import json
 import os
 import platform
+import select
 import signal
 import socket
 import stat
@@ -33,6 +34,8 @@ GRACE = 32
 GRACE_WHEN_ALONE = 10
 # Seconds to wait for the file of the step: a network file system may show it late.
 FILE_SEEN = 60
+# Seconds between two looks whether the job is suspended.
+LOOK = 1
 # Variables that differ between nodes: here the node's own value is the right one.
 OWN = (
     "TMPDIR", "HOSTNAME", "XDG_RUNTIME_DIR",
@@ -110,12 +113,14 @@ def leave_a_guard(marks: Mapping[str, str]) -> None:
 
     If this agent and the supervisors of the ranks are killed at once, as PBS does when `launch` is
     killed, nobody else finds a daemon in a session of its own. It still has the marks in its
-    environment.
+    environment. Nor does a scheduler that suspends a job stop them: this process does, as long as
+    the agent or one of its ancestors is stopped.
 
     Args:
         marks: variables that together only this agent's processes have.
     """
     alive, here = os.pipe()
+    agent = os.getpid()
     if os.fork():
         # The pipe is closed when this process ends.
         os.close(alive)
@@ -130,9 +135,37 @@ def leave_a_guard(marks: Mapping[str, str]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    os.read(alive, 1)
+    end = select.poll()
+    end.register(alive)
+    suspended = False
+    while not end.poll(1000 * LOOK):
+        if is_suspended(agent) != suspended:
+            suspended = not suspended
+            send_all(marks, signal.SIGSTOP if suspended else signal.SIGCONT)
     end_all(partial(started_with, marks))
     os._exit(0)
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether a process or one of its ancestors is stopped."""
+    # A process may end while we look.
+    with suppress(OSError):
+        while pid > 1:
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]
+            if state == "T":
+                return True
+            pid = int(parent)
+    return False
+
+
+def send_all(marks: Mapping[str, str], number: signal.Signals) -> None:
+    """Send a signal to all that has the marks, and to what it has started in the meantime."""
+    told: set[int] = set()
+    while new := set(started_with(marks)) - told:
+        for pid in new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        told |= new
 
 
 def started_with(variables: Mapping[str, str]) -> list[int]:
