@@ -57,8 +57,7 @@ PYTEST = python -m pytest -rs $(PYTEST_OPTIONS) $(if $(REPORTS),--junitxml=$(REP
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Long chains of faults are marked `faults`.
 MARK := not faults
-# Slurm's long chains mostly wait: two clusters side by side. Not two of OpenPBS, whose qsub passes
-# jobs from one to the other.
+# The clusters' long chains mostly wait: two of each kind side by side.
 CHAINS = $(if $(findstring not,$(MARK)),,-n 2 --dist loadfile --no-loadscope-reorder)
 # Each lane prints its time.
 SINCE := $(shell date +%s)
@@ -97,7 +96,7 @@ test-slurm: .venv/test.done
 	$(TIME)
 
 test-pbs: .venv/test.done
-	$(PYTEST) tests/gridengine tests/pbs
+	$(PYTEST) $(CHAINS) tests/pbs/test_pbs_interruptions.py tests/gridengine tests/pbs
 	$(TIME)
 
 fuzz: .venv/test.done

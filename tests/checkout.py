@@ -146,16 +146,15 @@ class PbsCheckout(Checkout):
 
     def __init__(self, cluster: PbsCluster, profile: str = "profiles/pbs", name: str = "") -> None:
         folder = cluster.shared / (name or "workflow")
+        self.cluster = cluster
         super().__init__(folder, profile, cluster.inside())
         cluster.give(folder)
-        self.cluster = cluster
         often = ["--seconds-between-status-checks", "2", "--latency-wait", "10"]
         self.command += often if profile == "profiles/pbs" else []
 
     @property
     def environment(self) -> dict[str, str]:
-        # Jobs and ssh sessions have neither TMPDIR nor variables of ours.
-        return super().environment | {"CLUSTER_KIND": "pbs", "TMPDIR": "/tmp"}
+        return self.cluster.environment()
 
     def program(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run one of its programs on the login node."""

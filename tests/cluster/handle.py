@@ -45,8 +45,11 @@ class Cluster:
 
     @classmethod
     def environment(cls) -> dict[str, str]:
-        """For cluster.py, and for what runs inside: other users and nodes cannot see our TMPDIR."""
-        return os.environ | {"CLUSTER_KIND": cls.kind, "TMPDIR": "/tmp"}
+        """For cluster.py, and for what runs inside. Other users and nodes cannot see our TMPDIR.
+        With any other, two clusters would meet there: qsub has its socket in it.
+        """
+        ours = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+        return ours | {"CLUSTER_KIND": cls.kind}
 
     def inside(self, node: str | None = None, *, as_root: bool = False) -> list[str]:
         """The command that runs a command on a node, or on the login node."""

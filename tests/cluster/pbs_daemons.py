@@ -111,8 +111,8 @@ def pbs_conf(server: int, mom: int) -> str:
         "PBS_EXEC": TREE, "PBS_HOME": HOME, "PBS_SERVER": LOGIN, "PBS_LEAF_ROUTERS": LOGIN,
         "PBS_START_SERVER": server, "PBS_START_SCHED": server, "PBS_START_COMM": server,
         "PBS_START_MOM": mom, "PBS_SCP": "/usr/bin/scp", "PBS_DATA_SERVICE_USER": "postgres",
-        # Of the socket by which a qsub passes jobs to the process of an earlier one. In /var/tmp,
-        # which two clusters share, jobs went to the wrong cluster.
+        # Of the socket by which a qsub passes jobs to the process of an earlier one, unless TMPDIR
+        # is set. In /var/tmp, which two clusters share, jobs went to the wrong cluster.
         "PBS_TMPDIR": STATE / "shared",
     }  # fmt: skip
     return "".join(f"{name}={value}\n" for name, value in settings.items())
