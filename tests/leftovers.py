@@ -7,6 +7,7 @@ with another parent, or on a node of a test cluster, whose processes the host se
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,8 +25,8 @@ from ddp.base import temporary
 MARK = "MANYNODES_TEST"
 # Of the folders of one run of the tests, in the system's temporary folder.
 FOLDERS = "manynodes-tests-"
-# OpenPBS's qsub leaves a process for the next submission, which ends by itself after a while.
-STAYS = b"/opt/pbs/bin/qsub\0"
+# OpenPBS's qsub leaves a process for the next submission, which ends by itself after a minute.
+STAYS = re.compile(rb"(/opt/pbs/bin/)?qsub\0")
 # Where tests make control groups, which are named like their folders.
 CONTROL_GROUPS = next(
     path for path in map(Path, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/")) if path.is_dir()
@@ -73,7 +74,7 @@ def living(marks: Collection[str]) -> dict[int, str]:
         if mark in marks and pid != os.getpid():
             with suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if not command.startswith(STAYS):
+                if not STAYS.match(command):
                     found[pid] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
     return found
 
