@@ -2,10 +2,14 @@
 
 import json
 import os
+import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
+import unicodedata
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from ddp.base.errors import Refusal
 from ddp.data.folder import DataFolder
 from ddp.data.own.declaration import Own
 from ddp.data.own.importing import import_own
-from ddp.data.own.pictures import Unreadable, read_image
+from ddp.data.own.pictures import Unreadable, read_header, read_image
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
@@ -173,6 +177,173 @@ def test_equal_images_in_train_and_test_are_counted(shapes: Path, tmp_path: Path
     done = fetch(own(copy), tmp_path / "data")
     assert done.returncode == 0
     assert "fetch: warning: 2 of the 14 test images are in the train split too" in done.stderr
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Two classes of ten images of train and four of test, all different."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 4)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "photographs" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                blurred = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+                blurred.resize((160, 120), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    return tmp_path / "photographs"
+
+
+def test_the_same_photographs_in_another_size_or_quality_are_counted(
+    photographs: Path, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        with Image.open(photographs / f"train/cat/{number}.png") as image:
+            image.resize((80, 60)).save(photographs / f"test/cat/small{number}.png")
+            image.save(photographs / f"test/cat/rough{number}.jpg", quality=40)
+    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    line = (
+        r"fetch: warning: 4 of the 12 test images are almost the same as one of train, such as "
+        r"test/cat/(small|rough)(\d)\.\w+ and train/cat/\2\.png; "
+    )
+    assert re.search(line, done.stderr), done.stderr
+
+
+def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: Path) -> None:
+    before = imported(own(photographs, image_size=(96, 96)), tmp_path / "before")
+    image = photographs / "train/cat/0.png"
+    for folder in (
+        "train/cat/@eaDir", "train/dog/@eaDir/deep", "test/cat/Thumbs", "train/#recycle",
+        "test/@Recycle", "$RECYCLE.BIN", "__MACOSX", "lost+found", "train/cat/.thumbnails",
+    ):  # fmt: skip
+        (photographs / folder).mkdir(parents=True)
+        shutil.copy(image, photographs / folder)
+    shutil.copy(image, photographs / "train/dog/._0.png")
+    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    after = DataFolder.read(tmp_path / "data")
+    assert after.sha256 == before.sha256
+    assert after.manifest["class_names"] == ["cat", "dog"]
+    assert "fetch: 8 folders of previews or deleted files were left out: " in done.stderr
+
+
+def test_links_lead_to_images_but_not_up(photographs: Path, tmp_path: Path) -> None:
+    before = imported(own(photographs, image_size=(96, 96)), tmp_path / "before")
+    (photographs / "train/cat/root").symlink_to(photographs)
+    (photographs / "train/cat/above").symlink_to(tmp_path)
+    (photographs / "train/dog/all").symlink_to("..")
+    (photographs / "test/dog/copies").symlink_to("../../train/dog")
+    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
+    assert "were left out: train/cat/above, train/cat/root, train/dog/all, …" in done.stderr
+
+
+def test_images_that_are_in_no_class_are_told(photographs: Path, tmp_path: Path) -> None:
+    (photographs / "test").rename(photographs / "val")
+    subprocess.run(["cp", "-r", photographs / "val", photographs / "test"], check=True)
+    shutil.copy(photographs / "train/cat/0.png", photographs / "train/beside.png")
+    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    assert f"warning: 1 images in {photographs}/train itself are in no class" in done.stderr
+    assert f"warning: not used: val in {photographs}; " in done.stderr
+
+
+def test_a_class_is_one_in_either_form_of_unicode(photographs: Path, tmp_path: Path) -> None:
+    for form, split in (("NFC", "train"), ("NFD", "test")):
+        (photographs / split / "cat").rename(
+            photographs / split / unicodedata.normalize(form, "größe")
+        )
+    folder = imported(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    assert folder.manifest["class_names"] == ["dog", "größe"]
+    (photographs / "train" / unicodedata.normalize("NFD", "größe")).mkdir()
+    line = refused(own(photographs, image_size=(96, 96)), tmp_path / "other")
+    assert re.search('has two folders "gr.*e", in different forms of Unicode; merge them', line)
+
+
+def test_metadata_turn_an_image_wherever_they_are(photographs: Path, tmp_path: Path) -> None:
+    """In EXIF, in XMP, in ImageMagick's profile, and behind the pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    hexadecimal = exif.tobytes().hex()
+    profile = f"\nexif\n{len(hexadecimal) // 2:8}\n{hexadecimal}\n"
+    xmp = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><r tiff:Orientation="6"/></x:xmpmeta>'
+    texts = {"raw.png": ("Raw profile type exif", profile), "xmp.png": ("XML:com.adobe.xmp", xmp)}
+    with Image.open(photographs / "train/cat/0.png") as image:
+        for name, (key, text) in texts.items():
+            about = PngImagePlugin.PngInfo()
+            (about.add_itxt if key.startswith("XML") else about.add_text)(key, text)
+            image.save(tmp_path / name, pnginfo=about)
+        image.save(tmp_path / "xmp.jpg", xmp=xmp.encode())
+        image.save(tmp_path / "exif.png", exif=exif)
+    content = (tmp_path / "exif.png").read_bytes()
+    start = content.index(b"eXIf") - 4
+    chunk = content[start : start + 12 + struct.unpack(">I", content[start : start + 4])[0]]
+    end = content.index(b"IEND") - 4
+    late = content[:start] + content[start + len(chunk) : end] + chunk + content[end:]
+    (tmp_path / "late.png").write_bytes(late)
+    for name in ("exif.png", "raw.png", "xmp.png", "xmp.jpg", "late.png"):
+        assert read_header(tmp_path / name)[0] == (160, 120), name
+        assert read_image(tmp_path / name, None, 3).shape == (160, 120, 3), name
+
+
+def test_what_a_decoder_warns_of_names_the_files(photographs: Path, tmp_path: Path) -> None:
+    """Damaged EXIF data make no image unreadable."""
+    cut = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0"
+    for number, exif in enumerate((cut, cut, b"Exif\0\0damaged, and long")):
+        with Image.open(photographs / f"train/cat/{number}.png") as image:
+            image.save(photographs / f"train/cat/x{number}.jpg", exif=exif)
+    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    line = r"fetch: warning: 2 images: Corrupt EXIF data.*: train/cat/x[01]\.jpg, train/cat/x[01]"
+    assert re.search(line, done.stderr), done.stderr
+    assert "UserWarning" not in done.stderr
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from PIL import Image, PngImagePlugin
+from ddp.data.own.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+Image.init()
+path = Path(sys.argv[1])
+with Image.open(path) as image:
+    pixels = image.width * image.height
+before = peak()
+read_image(path, None, 3)
+most = WEBP_PIXEL_BYTES if path.suffix == ".webp" else PIXEL_BYTES
+print((peak() - before) / pixels / most)
+"""
+
+
+@pytest.mark.parametrize("name", ["turned.jpg", "scans.jpg", "clear.png", "clear.webp", "a.tif"])
+def test_an_image_needs_no_more_memory_than_its_limit_allows(tmp_path: Path, name: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)
+    image = Image.fromarray(noise).resize((2000, 2000))
+    if name.startswith("clear"):
+        image.putalpha(100)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options: dict = {"progressive": True} if name == "scans.jpg" else {}
+    image.save(tmp_path / name, exif=exif, **options)
+    script = [sys.executable, "-c", MEASURED, tmp_path / name]
+    done = subprocess.run(
+        script, env=os.environ | {"PYTHONPATH": SCRIPTS}, capture_output=True, text=True, check=True
+    )
+    assert 0.3 < float(done.stdout) <= 1.05, done.stdout
+
+
+def test_a_long_side_and_many_scans_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.png"
+    Image.new("1", (1, 100_000)).save(path)
+    with pytest.raises(Unreadable, match="1 x 100000 pixels are too many"):
+        read_image(path, (8, 8), 3)
+    path = tmp_path / "scans.jpg"
+    Image.new("RGB", (64, 64)).save(path, progressive=True)
+    content = path.read_bytes()
+    last = content.rindex(b"\xff\xda")
+    path.write_bytes(content[:last] + content[last:-2] * 200 + content[-2:])
+    with pytest.raises(Unreadable, match="it has more than 100 scans"):
+        read_image(path, (8, 8), 3)
 
 
 def broken(root: Path, *change: str) -> Path:

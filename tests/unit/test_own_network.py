@@ -278,7 +278,7 @@ def test_names_and_arguments_are_checked_before_the_images_are_known(files: Path
 
 @pytest.mark.parametrize(("model", "form", "line"), [
     ("vit_b_16", Form(48, 64, 3, 3), "does not take 48x64x3 images: Wrong image height"),
-    ("squeezenet1_0", Form(64, 64, 1, 3), "does not take 64x64x1 images"),
+    ("squeezenet1_0", Form(64, 64, 2, 3), "takes grey or RGB images, these have 2 channels; give"),
     ("airbench", Form(4, 4, 3, 3), "airbench does not take 4x4x3 images"),
 ])  # fmt: skip
 def test_a_network_that_does_not_take_the_size(model: str, form: Form, line: str) -> None:
@@ -293,6 +293,15 @@ def test_a_network_that_does_not_take_the_size(model: str, form: Form, line: str
 @pytest.mark.parametrize("form", [Form(48, 64, 1, 3), Form(100, 70, 5, 11), Form(32, 32, 3, 10)])
 def test_built_in_networks_take_other_sizes(model: str, form: Form) -> None:
     refuse_unfit_model(model, (8, 8, 8), {}, form)
+
+
+def test_a_network_of_torchvision_takes_grey_images() -> None:
+    refuse_unfit_model("squeezenet1_0", (), {}, Form(64, 64, 1, 3))
+    grey = build("squeezenet1_0", (), 3, image_shape=(64, 64, 1)).eval()
+    colour = build("squeezenet1_0", (), 3, image_shape=(64, 64, 3)).eval()
+    colour.network.load_state_dict(grey.network.state_dict())
+    images = torch.rand(2, 64, 64, 1)
+    torch.testing.assert_close(grey(images), colour(images.repeat(1, 1, 1, 3)))
 
 
 def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

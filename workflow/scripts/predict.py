@@ -16,9 +16,9 @@ import torch
 from ddp.base.errors import Refusal, error_line, one_line, told_in_one_line
 from ddp.data.batches import centred
 from ddp.data.datasets import DATASETS
-from ddp.data.own.declaration import SUFFIXES
-from ddp.data.own.folder_of_images import images_below
+from ddp.data.own.declaration import SUFFIXES, is_image, is_wanted
 from ddp.data.own.pictures import Unreadable, read_image
+from ddp.data.walk import walk
 from ddp.evaluation.views import predict_with_views
 from ddp.models import weights
 from ddp.models.classifier import USUAL, Classifier
@@ -81,7 +81,8 @@ def files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = images_below(path, [])
+    walked = walk(path, is_wanted, [])
+    found = [folder / name for folder, names in walked for name in names if is_image(name)]
     if not found:
         raise Refusal(f"{path} has no images; their names end with {', '.join(SUFFIXES)}")
     return found
@@ -95,7 +96,10 @@ def pixels(classifier: Classifier, path: Path) -> np.ndarray:
         raise Refusal("the network was trained on floating-point arrays, not on image files")
     if channels not in (1, 3):
         raise Refusal(f"the network takes {channels} channels, an image file has 1 or 3")
-    return read_image(path, (size[0], size[1]), channels)
+    return read_image(
+        path, (size[0], size[1]), channels,
+        lambda text: print(f"predict: warning: {path}: {text}", file=sys.stderr),
+    )  # fmt: skip
 
 
 def rows(

@@ -10,7 +10,7 @@ from ddp.base import atomic
 from ddp.base.errors import Refusal
 from ddp.base.reading import file_sha256, read_json
 from ddp.data.folder import MANIFEST, DataFolder
-from ddp.data.own.declaration import walk
+from ddp.data.walk import walk
 
 
 def read_files(path: Path) -> DataFolder:
@@ -86,7 +86,8 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
     if not path.is_dir():
         wanted = "neither a file nor a folder" if path.exists() else "not there"
         raise Refusal(f"config: files: {path} is {wanted}; give the path of a file or folder")
-    for folder, names in walk(path, hidden=True):
+    up: list[Path] = []
+    for folder, names in walk(path, bool, up):
         for name in names:
             file = folder / name
             if not file.is_file():
@@ -94,3 +95,5 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
                     f"config: files: {file} is not a file; remove it, or name the files one by one"
                 )
             yield str(file.relative_to(path)), file
+    if up:
+        raise Refusal(f"config: files: {up[0]} leads to a folder above it; remove the link")

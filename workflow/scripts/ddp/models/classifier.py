@@ -185,6 +185,14 @@ def build(
         )
     else:
         network = torchvision().models.get_model(model, weights=None, num_classes=classes)
+        if channels == 1:
+            # They take RGB only. A hook, so that the weights keep their names.
+            network.register_forward_pre_hook(lambda _, given: (given[0].expand(-1, 3, -1, -1),))
+        elif channels != 3:
+            raise Refusal(
+                f"model: {model} takes grey or RGB images, these have {channels} channels; give "
+                f"timm/{model} or a network of your own"
+            )
     return Classifier(network, description, channels)
 
 

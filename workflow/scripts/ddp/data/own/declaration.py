@@ -13,6 +13,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal, shown
 from ddp.base.sources import local_sources, sources_sha256
+from ddp.data.walk import walk
 
 KINDS = ("folder", "arrays", "python")
 # Keys of `dataset` that only own data have.
@@ -26,6 +27,26 @@ SUFFIXES = (
 )
 # The names that a folder of test images may have, in the order in which they are looked for.
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+
+
+# What network storage and systems put among images: previews, deleted files, copies.
+JUNK = {
+    *("@eadir", "#recycle", "@recycle", "$recycle.bin", "#snapshot", "@recently-snapshot"),
+    *("@__thumb", "__macosx", "lost+found", "thumbs", "thumbnails"),
+}
+
+
+def is_junk(name: str) -> bool:
+    return name.lower() in JUNK
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a file or folder of this name is a part of the data set."""
+    return name[0] != "." and not is_junk(name)
+
+
+def is_image(name: str) -> bool:
+    return is_wanted(name) and name.lower().endswith(SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -146,7 +167,7 @@ class Own:
             return None
         train = Path(self.path, "train")
         root = train if train.is_dir() else Path(self.path)
-        return sum(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(root))
+        return sum(entry.is_dir() and is_wanted(entry.name) for entry in os.scandir(root))
 
     def refuse_missing(self) -> None:
         """Refuse a path that is not there.
@@ -173,42 +194,12 @@ class Own:
         return found.hexdigest()
 
 
-def walk(path: Path, hidden: bool = False) -> Iterator[tuple[Path, list[str]]]:
-    """The folders below a path, with links, each with the names of its files; all sorted. A folder
-    that a link leads back to is visited once.
-
-    Args:
-        hidden: with hidden files and folders.
-
-    Raises:
-        Refusal: a folder cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        if isinstance(error, FileNotFoundError):
-            return
-        raise Refusal(f"{error.filename}: {error.strerror}; change its mode, or move it away")
-
-    def wanted(names: list[str]) -> list[str]:
-        return sorted(name for name in names if hidden or name[0] != ".")
-
-    visited = set()
-    for folder, folders, names in os.walk(path, onerror=refuse, followlinks=True):
-        status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in visited:
-            folders.clear()
-            continue
-        visited.add((status.st_dev, status.st_ino))
-        folders[:] = wanted(folders)
-        yield Path(folder), wanted(names)
-
-
 def files_below(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """The files in a folder, sorted, or the file itself; with relative names."""
     if not Path(path).is_dir():
         yield "", Path(path).stat()
         return
-    for folder, names in walk(Path(path)):
+    for folder, names in walk(Path(path), is_wanted, []):
         for name in names:
             inside = os.path.relpath(folder / name, path).encode(errors="replace").decode()
             # The import names a link to nothing.

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import unicodedata
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -10,14 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddp.base.errors import Refusal, shown
 from ddp.data.folder import label_type
-from ddp.data.own.declaration import SUFFIXES, TEST_FOLDERS, Own, walk
+from ddp.data.own.declaration import TEST_FOLDERS, Own, is_image, is_junk, is_wanted
 from ddp.data.own.pictures import Unreadable, read_header, read_image
+from ddp.data.own.similar import fingerprints, similar_images
 from ddp.data.own.writing import (
     MOST_CLASSES,
     SPLITS,
@@ -28,6 +30,7 @@ from ddp.data.own.writing import (
     refuse_empty_class,
     shared_images,
 )
+from ddp.data.walk import identity, walk
 
 # Images per task of a worker.
 TASK = 32
@@ -41,6 +44,20 @@ class Listing:
 
     paths: list[Path]
     labels: list[int]
+
+
+class Decoded(NamedTuple):
+    """What is known of an image whose pixels are written.
+
+    Attributes:
+        checksum: CRC-32 of the pixels.
+        fingerprints: see `similar`.
+        warnings: of its decoder.
+    """
+
+    checksum: int
+    fingerprints: tuple[bytes, bytes] | None
+    warnings: list[str]
 
 
 def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
@@ -75,6 +92,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
             refuse_unreadable(own, listings, bad)
             size, channels = common_shape(own, listings, headers)
             files = {}
+            warned: dict[str, list[Path]] = {}
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
@@ -92,8 +110,11 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                     for number, result in enumerate(results, start * TASK):
                         if isinstance(result, str):
                             bad[split][number] = result
-                            result = 0
-                        file.checksums.append(result)
+                            result = Decoded(0, None, [])
+                        for text in result.warnings:
+                            warned.setdefault(text, []).append(listing.paths[number])
+                        file.checksums.append(result.checksum)
+                        file.fingerprints.append(result.fingerprints)
                     bar.update(len(results))
                 bar.close()
                 files[split] = file
@@ -103,16 +124,28 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 "out of memory, or an image crashed it; run the same command again with more memory"
             ) from None
         refuse_unreadable(own, listings, bad)
-        images = {}
+        for text, paths in warned.items():
+            names = named([path.relative_to(own.path) for path in paths])
+            tell(f"warning: {len(paths):,} images: {text}: {names}")
+        images, kept_paths = {}, {}
         for split, file in files.items():
-            kept = np.setdiff1d(np.arange(len(file.checksums)), list(bad[split]))
+            paths, numbers = listings[split].paths, listings[split].labels
+            kept = np.setdiff1d(np.arange(len(paths)), list(bad[split]))
             file.keep(kept)
-            file.checksums = [file.checksums[row] for row in kept.tolist()]
-            labels = np.asarray(listings[split].labels, label_type(len(class_names)))[kept]
+            kept_paths[split] = [paths[row].relative_to(own.path) for row in kept.tolist()]
+            labels = np.asarray(numbers, label_type(len(class_names)))[kept]
             refuse_empty_class(labels, class_names, split, own)
             np.save(folder / f"{split}_labels.npy", labels)
             images[split] = len(kept)
         shared = shared_images(files["train"], files["test"])
+        similar = list(similar_images(files["train"], files["test"]))
+    if similar:
+        test_row, train_row = similar[0]
+        tell(
+            f"warning: {len(similar):,} of the {images['test']:,} test images are almost the same "
+            f"as one of train, such as {kept_paths['test'][test_row]} and "
+            f"{kept_paths['train'][train_row]}; accuracy on them says little about new images"
+        )
     return Imported(
         class_names,
         (*size, channels),
@@ -138,7 +171,7 @@ def list_images(
     root = Path(own.path)
     train = root / "train"
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
-    ignored: list[str] = []
+    search = Search(root, (train, test) if test else ())
     if train.is_dir() or test:
         if not test:
             raise Refusal(
@@ -151,17 +184,17 @@ def list_images(
             raise Refusal(
                 f"dataset.test_fraction: {root} has {test.name}/ already; leave test_fraction out"
             )
-        names = class_folders(train)
-        if unknown := sorted(set(class_folders(test)) - set(names)):
-            raise Refusal(
-                f"dataset.folder: {test}/{unknown[0]} is a class that {train} does not have"
-            )
+        classes, of_test = class_folders(train), class_folders(test)
+        names = list(classes)
+        if unknown := [folder for name, folder in of_test.items() if name not in classes]:
+            raise Refusal(f"dataset.folder: {unknown[0]} is a class that {train} does not have")
         found = {
-            split: [images_below(place / name, ignored) for name in names]
-            for split, place in (("train", train), ("test", test))
+            split: [search.images_below(folders.get(name)) for name in names]
+            for split, folders in (("train", classes), ("test", of_test))
         }
     else:
-        names = class_folders(root)
+        classes = class_folders(root)
+        names = list(classes)
         if own.test_fraction is None:
             raise Refusal(
                 f"dataset.folder: {root} has no train/ and test/; if its folders are classes, give "
@@ -169,7 +202,7 @@ def list_images(
             )
         found = {"train": [], "test": []}
         for number, name in enumerate(names):
-            everything = images_below(root / name, ignored)
+            everything = search.images_below(classes[name])
             if len(everything) < 2:
                 raise Refusal(
                     f"dataset.folder: {root / name} has {len(everything)} images; a class needs "
@@ -180,17 +213,15 @@ def list_images(
                 found[split].append(
                     [path for i, path in enumerate(everything) if (i in chosen) == wanted]
                 )
-    if ignored:
-        names_of = ", ".join(ignored[:MOST_NAMED]) + (", …" if len(ignored) > MOST_NAMED else "")
-        tell(f"{len(ignored):,} files are not named like images and were ignored: {names_of}")
-    for split, classes in found.items():
-        for name, paths in zip(names, classes, strict=True):
+    search.tell(tell)
+    for split, of_classes in found.items():
+        for name, paths in zip(names, of_classes, strict=True):
             if not paths:
                 raise Refusal(
                     f"dataset.folder: the class {shown(name)} has no {split} images in {root}; add "
                     "some, or remove the class"
                 )
-    return tuple(names), {split: mixed(classes) for split, classes in found.items()}
+    return tuple(names), {split: mixed(of_classes) for split, of_classes in found.items()}
 
 
 def mixed(classes: list[list[Path]]) -> Listing:
@@ -203,35 +234,110 @@ def mixed(classes: list[list[Path]]) -> Listing:
     return Listing([paths[number] for number in order], [labels[number] for number in order])
 
 
-def class_folders(folder: Path) -> list[str]:
-    """The names of the classes, sorted.
+def class_folders(folder: Path) -> dict[str, Path]:
+    """The folders of the classes by name, sorted. Names are in Unicode's composed form: Macs write
+    another one than most other systems.
 
     Raises:
-        Refusal: there is none, or a name cannot be shown.
+        Refusal: there is none, or a name cannot be shown, or is there twice.
     """
-    names = sorted(
-        entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
-    )
-    if not names:
+    places = folders_in(folder)
+    if not places:
         raise Refusal(f"dataset.folder: {folder} has no folders; each class needs one")
-    if len(names) > MOST_CLASSES:
-        raise Refusal(f"dataset.folder: {folder} has {len(names):,} folders; are they classes?")
-    for name in names:
+    if len(places) > MOST_CLASSES:
+        raise Refusal(f"dataset.folder: {folder} has {len(places):,} folders; are they classes?")
+    found: dict[str, Path] = {}
+    for place in places:
+        name = unicodedata.normalize("NFC", place.name)
         if not name.isprintable() or len(name) > 100:
             raise Refusal(f"dataset.folder: {shown(name)} is not a name for a class; rename it")
-    return names
+        if name in found:
+            raise Refusal(
+                f"dataset.folder: {folder} has two folders {shown(name)}, in different forms of "
+                "Unicode; merge them"
+            )
+        found[name] = place
+    return dict(sorted(found.items()))
 
 
-def images_below(folder: Path, ignored: list[str]) -> list[Path]:
-    """The images in a folder and below, sorted; other files' names go to `ignored`."""
-    found = []
-    for place, names in walk(folder):
-        for name in names:
-            if name.lower().endswith(SUFFIXES):
-                found.append(place / name)
-            else:
-                ignored.append(name)
-    return found
+class Search:
+    """The search for images in the folders of classes; keeps what it has left out.
+
+    Args:
+        root: of the data set.
+        used: its folders of splits; empty if its folders are classes.
+    """
+
+    def __init__(self, root: Path, used: Sequence[Path] = ()) -> None:
+        self.root, self.used = root, used
+        self.junk: list[str] = []
+        self.links: list[Path] = []
+        self.others: list[str] = []
+        self.visited: set[tuple[int, int]] = set()
+
+    def images_below(self, folder: Path | None) -> list[Path]:
+        """The images in a folder and below, sorted; none without a folder. A folder that another
+        class has visited counts there only.
+        """
+        found: list[Path] = []
+        if folder is None:
+            return found
+        mine = set()
+        for place, names in walk(folder, self.is_wanted, self.links, self.root):
+            here = identity(place)
+            if here in self.visited:
+                self.links.append(place)
+                continue
+            mine.add(here)
+            images = [name for name in names if is_image(name)]
+            found += [place / name for name in images]
+            self.others += sorted(set(names) - set(images))
+        self.visited |= mine
+        return found
+
+    def is_wanted(self, name: str) -> bool:
+        if is_junk(name):
+            self.junk.append(name)
+        return is_wanted(name)
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        """Tell what is not used."""
+        if self.others:
+            names = named(self.others)
+            tell(f"{len(self.others):,} files are not named like images and were ignored: {names}")
+        for place in {self.root, *self.used}:
+            self.junk += [path.name for path in place.iterdir() if is_junk(path.name)]
+        if self.junk:
+            tell(
+                f"{len(self.junk):,} folders of previews or deleted files were left out: "
+                f"{named(self.junk)}; rename one that is a class"
+            )
+        if self.links:
+            links = named([link.relative_to(self.root) for link in self.links])
+            tell(
+                f"warning: links to folders above them, or to those of another class, were left "
+                f"out: {links}"
+            )
+        for place in {self.root, *self.used}:
+            if count := sum(is_image(path.name) for path in place.iterdir()):
+                tell(f"warning: {count:,} images in {place} itself are in no class and not used")
+        if self.used and (unused := sorted({*folders_in(self.root)} - {*self.used})):
+            tell(
+                f"warning: not used: {named([place.name for place in unused])} in {self.root}; "
+                "images for validation are held out of train/, see validation_fraction"
+            )
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Those that can be of a data set."""
+    return [
+        Path(entry.path) for entry in os.scandir(folder) if is_wanted(entry.name) and entry.is_dir()
+    ]
+
+
+def named(names: Sequence[object]) -> str:
+    """The first names, for a line."""
+    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def header_of(path: Path) -> tuple[tuple[int, int], bool] | str:
@@ -243,26 +349,27 @@ def header_of(path: Path) -> tuple[tuple[int, int], bool] | str:
 
 def decode_into(
     size: tuple[int, int] | None, shape: tuple[int, ...], task: tuple[Path, int, list[Path]]
-) -> list[int | str]:
+) -> list[Decoded | str]:
     """Decode some images into their rows of a file.
 
     Args:
         shape: of a row.
 
     Returns:
-        Each one's CRC-32, or why it is unreadable.
+        For each one, or why it is unreadable.
     """
     path, offset, images = task
-    found: list[int | str] = []
+    found: list[Decoded | str] = []
     with path.open("rb+") as file:
         for image in images:
+            warnings: list[str] = []
             try:
-                pixels = read_image(image, size, shape[2])
+                pixels = read_image(image, size, shape[2], warnings.append)
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")
                 os.pwrite(file.fileno(), content, offset + len(found) * len(content))
-                found.append(zlib.crc32(content))
+                found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings))
             except Unreadable as error:
                 found.append(str(error))
     return found
@@ -283,11 +390,9 @@ def refuse_unreadable(
         for number, why in sorted(found.items())
     ]
     if names:
-        more = ", …" if len(names) > MOST_NAMED else ""
         count = f"{len(names):,} images are" if len(names) > 1 else "1 image is"
         raise Refusal(
-            f"{count} unreadable: {', '.join(names[:MOST_NAMED])}{more}; remove them, or set "
-            "dataset.skip_unreadable: true"
+            f"{count} unreadable: {named(names)}; remove them, or set dataset.skip_unreadable: true"
         )
 
 

@@ -1,6 +1,9 @@
 """One image file to pixels: decoded strictly, upright, and resized and cropped about its centre."""
 
+import os
+import struct
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,23 @@ from ddp.base.reading import open_file
 
 # Without those that start other programs, such as EPS.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-# More than any camera takes; decoded, this needs 600 MB.
-MOST_PIXELS = 150_000_000
+# Of memory for one image: 156 million pixels, or 104 million of a WebP, whose decoder keeps copies.
+MOST_BYTES = 2_500_000_000
+# That a pixel needs at most until the image has its size: with RGBA, or turned (measured).
+PIXEL_BYTES, WEBP_PIXEL_BYTES = 16, 24
+# Pixels of a side, as in a JPEG. To shrink a side needs memory by its length.
+MOST_SIDE = 65_535
+# Of a progressive JPEG, which decoding repeats. Encoders write about ten.
+MOST_SCANS = 100
 # Pillow only warns at its own limit.
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
+# By the tag of EXIF: what turns the image upright. 5 to 8: the camera was turned by a quarter.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N")
 
 
@@ -30,42 +45,73 @@ def read_header(path: Path) -> tuple[tuple[int, int], bool]:
     Raises:
         Unreadable: it has no valid header, or is too large.
     """
-    with opened(path) as image:
+    with warnings.catch_warnings(action="ignore"), opened(path) as image:
         width, height = image.size
-        try:
-            # 5 to 8: the camera was turned by a quarter.
-            if orientation(image) in (5, 6, 7, 8):
-                width, height = height, width
-        except Exception as error:
-            raise Unreadable(reason(error)) from None
+        if orientation(image) >= 5:
+            width, height = height, width
         return (height, width), image.mode in GREY
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF tag of an image of which only the header is read."""
-    if image.format == "TIFF":
-        return int(image.getexif().get(ORIENTATION, 1))
-    # Not getexif, which decodes the whole of a PNG.
-    exif = Image.Exif()
-    exif.load(image.info.get("exif", b""))
-    return int(exif.get(ORIENTATION, 1))
+    """How it is to be turned, see TURNS; 1: not at all. Damaged metadata turn nothing."""
+    try:
+        if image.format == "PNG" and metadata_follow(image):
+            image.load()
+        # Of the base class: a PNG's own decodes the whole image.
+        found = Image.Image.getexif(image).get(ORIENTATION, 1)
+    except Exception as error:
+        # Raised is anything from SyntaxError to struct.error.
+        warnings.warn(f"its metadata are damaged: {reason(error)}", stacklevel=2)
+        return 1
+    return found if found in TURNS else 1
 
 
-def read_image(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+def metadata_follow(image: Image.Image) -> bool:
+    """Whether a PNG has metadata behind its pixels, where reading the header does not come."""
+    file, pixels = image.fp, False  # type: ignore[attr-defined]
+    before = file.tell()
+    file.seek(8)
+    try:
+        while len(head := file.read(8)) == 8:
+            size, kind = struct.unpack(">I4s", head)
+            if pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            pixels = pixels or kind == b"IDAT"
+            file.seek(size + 4, os.SEEK_CUR)
+    finally:
+        file.seek(before)
+    return False
+
+
+def read_image(
+    path: Path,
+    size: tuple[int, int] | None,
+    channels: int,
+    tell: Callable[[str], None] | None = None,
+) -> np.ndarray:
     """The pixels of an image file, see `prepared`.
+
+    Args:
+        tell: gets what the decoder warns of; without it, this warns, and names the file.
 
     Raises:
         Unreadable: it is damaged, too large, or no image.
     """
-    with opened(path) as image:
-        return prepared(image, size, channels)
+    with warnings.catch_warnings(action="always", record=True) as caught, opened(path) as image:
+        found = prepared(image, size, channels)
+    texts = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
+    for text in dict.fromkeys(texts):
+        line = one_line(text, 80)
+        tell(line) if tell else warnings.warn(f"{path}: {line}", stacklevel=2)
+    return found
 
 
 def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """The first picture of an image as pixels.
 
-    It is turned upright as its EXIF data say; what is transparent becomes white; 16 bits become 8;
-    the shorter side is resized (bilinear, antialiased) and the longer one cropped about its centre.
+    It is turned upright as its metadata (EXIF, XMP) say; what is transparent becomes white; 16 bits
+    become 8; the shorter side is resized (bilinear, antialiased) and the longer one cropped about
+    its centre.
 
     Args:
         size: height and width; None: as it is.
@@ -80,7 +126,8 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
     # Pillow opens PGM files of 16 bits as such of 32.
     deep = image.mode != "I" or image.format == "PPM"
     try:
-        image = ImageOps.exif_transpose(image)
+        if (turn := orientation(image)) in TURNS:
+            image = image.transpose(TURNS[turn])
         if image.mode == "F":
             raise Unreadable("its pixels are floating-point numbers")
         if image.mode.startswith("I"):
@@ -94,7 +141,9 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = image.convert("L" if channels == 1 else "RGB")
+        mode = "L" if channels == 1 else "RGB"
+        # Even to its own mode, converting copies.
+        image = image if image.mode == mode else image.convert(mode)
         if size and image.size != (size[1], size[0]):
             image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
         return np.asarray(image).reshape(image.height, image.width, channels)
@@ -111,13 +160,16 @@ def opened(path: Path) -> Image.Image:
     Raises:
         Unreadable: it has no valid header, or is too large.
     """
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            image = Image.open(open_file(path), formats=FORMATS)
-        except Exception as error:
-            raise Unreadable(reason(error)) from None
-    if image.width * image.height > MOST_PIXELS:
+    try:
+        image = Image.open(open_file(path), formats=FORMATS)
+    except Exception as error:
+        raise Unreadable(reason(error)) from None
+    pixel = WEBP_PIXEL_BYTES if image.format == "WEBP" else PIXEL_BYTES
+    if image.width * image.height * pixel > MOST_BYTES or max(image.size) > MOST_SIDE:
         raise Unreadable(f"{image.width} x {image.height} pixels are too many")
+    # In the pixels' code, this marker does not occur.
+    if "progressive" in image.info and path.read_bytes().count(b"\xff\xda") > MOST_SCANS:
+        raise Unreadable(f"it has more than {MOST_SCANS} scans")
     return image
 
 

@@ -46,6 +46,7 @@ class ArrayFile:
 
     Attributes:
         checksums: CRC-32 of each row's bytes.
+        fingerprints: of photographs, see `similar`.
     """
 
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int]) -> None:
@@ -55,6 +56,7 @@ class ArrayFile:
         self.file: BinaryIO = path.open("wb+")
         self.file.write(self.header(0))
         self.checksums: list[int] = []
+        self.fingerprints: list[tuple[bytes, bytes] | None] = []
 
     def header(self, rows: int) -> bytes:
         """numpy leaves room for any number of rows, so its length is always the same."""
@@ -79,12 +81,18 @@ class ArrayFile:
         if self.shape:
             self.checksums.append(zlib.crc32(content))
 
+    def read(self, row: int) -> np.ndarray:
+        content = os.pread(self.file.fileno(), self.row_bytes, self.offset(row))
+        return np.frombuffer(content, self.dtype).reshape(self.shape)
+
     def keep(self, rows: np.ndarray) -> None:
         """Keep only these rows, in ascending order."""
         for new, old in enumerate(rows.tolist()):
             if new != old:
                 content = os.pread(self.file.fileno(), self.row_bytes, self.offset(old))
                 os.pwrite(self.file.fileno(), content, self.offset(new))
+        for values in (self.checksums, self.fingerprints):
+            values[:] = [values[row] for row in rows.tolist()]
         self.rows = len(rows)
         self.file.truncate(self.offset(self.rows))
 
