@@ -1,6 +1,8 @@
 """A user's mistakes, through Snakemake: one line, a status that is not 0, and no traceback."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +54,22 @@ def test_refused_before_anything_starts(untouched, given, line) -> None:
     assert done.stdout.splitlines()[-1].startswith(line)
     assert "Traceback" not in done.stdout
     assert not (untouched.path / "results").exists()
+
+
+def test_the_cause_of_a_failed_import_is_that_of_its_runs(untouched, tmp_path) -> None:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "x.png").write_text("not an image")
+    done = untouched.snakemake("--config", f"dataset={{name: mine, folder: {tmp_path}}}")
+    shutil.rmtree(untouched.path / "results")
+    assert done.returncode == 1
+    assert re.search(
+        r"^quickstart/nodes~1: not finished: fetch: 4 images are unreadable: train/\S+ \(not an "
+        r"image\), .*; log: results/data/mine/fetch.log$",
+        done.stdout,
+        re.MULTILINE,
+    ), done.stdout
 
 
 # An executor of Snakemake's that this workflow does not know, as cluster-generic is one.

@@ -563,6 +563,11 @@ class Session:
         for job, reason in self.watch.failures.items():
             if any(part.wildcards.get("run") == name for part in parts(job)):
                 return results.Missing(name, reason, self.watch.logs.get(job, ""))
+        for job in (*self.jobs("fetch"), *self.jobs("collect")):
+            programs = ("fetch: ", "collect: ")
+            reason = results.last_reason(Path(job.log[0]), programs)
+            if reason and not Path(job.output[0]).exists():
+                return results.Missing(name, f"{job.rule.name}: {reason}", job.log[0])
         return found
 
     def draw_partial(self, missing: list[results.Missing], folder: Path) -> None:
