@@ -230,12 +230,47 @@ def test_what_a_site_tells_with_every_job_is_no_refusal(
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(
         "#!/bin/sh\necho 'sbatch: Our policy: invalid requests are not permitted' >&2\n"
+        "echo 'No submission failed in the last 12 hours' >&2\necho 300 of 500 hours are left\n"
         f'exec {shutil.which("sbatch")} "$@"\n'
     )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    said = checkout.run(*TINY, "nodes=1", "epochs=1", "experiment=polite", "--until", "train")
-    assert len(submitted(said)) == 1
+    said = checkout.run(*TINY, "nodes=1", "epochs=1", "experiment=polite")
+    assert len(submitted(said)) == 2
+    told = (
+        "slurm: sbatch says: sbatch: Our policy: invalid requests are not permitted No submission"
+    )
+    assert said.count(told) == 1
+
+
+def test_jobs_beyond_a_limit_are_submitted_when_others_have_ended(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    def limit(jobs: int) -> None:
+        change = ["sacctmgr", "--immediate", "modify", "user", "root", "set", f"maxsubmit={jobs}"]
+        assert cluster.run(*change, as_root=True).returncode == 0
+
+    limit(1)
+    try:
+        said = checkout.run(*TINY, "nodes=1", "epochs=1", "seed=[0, 1]", "experiment=limited")
+    finally:
+        limit(-1)
+    told = "slurm: sbatch: AssocMaxSubmitJobLimit; jobs are submitted when others have ended"
+    assert said.count(told) == 1
+    assert (checkout.path / "results/limited/report.html").exists()
+
+
+def test_a_submission_that_the_plugin_cannot_follow_ends_the_command(
+    checkout: SlurmCheckout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own handler of errors fails, in a thread, for the group of stage and train."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho welcome\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = checkout.snakemake(*TINY, "nodes=1", "experiment=lost")
+    assert done.returncode == 1
+    assert "lost/run: not finished: the submission failed: " in done.stdout
 
 
 def test_an_environment_whose_path_a_job_cannot_start_is_refused(

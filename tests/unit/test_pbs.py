@@ -149,8 +149,8 @@ def test_qstat_s_answer_for_several_jobs() -> None:
 def test_the_end_of_a_job() -> None:
     # date --utc --date='2026-11-22 13:52:51' +%s: 1795355571
     shown = {"stime": "Sun Nov 22 13:52:51 2026", "Resource_List.walltime": "01:02:03"}
-    assert end_of(shown) == 1795355571 + 3723
-    assert end_of({"stime": shown["stime"]}) is None
+    assert end_of(shown, 0) == 1795355571 + 3723
+    assert end_of({"stime": shown["stime"]}, 0) is None
 
 
 def test_the_nodes_of_a_job(tmp_path: Path) -> None:

@@ -1,13 +1,23 @@
 """The seam: the checks of every scheduler, and the local one completely."""
 
 import ast
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Size
+from ddp.schedulers.base import Allocation, Size, end_here
+from ddp.schedulers.slurm.scheduler import end_of
 from ddp.schedulers.ssh import Ssh
 from programs import SCRIPTS
 from schedulers import check_everywhere, check_in_a_job, check_that_it_ends
@@ -57,6 +67,57 @@ def test_resources_are_in_the_words_of_every_scheduler() -> None:
         scheduler.resources(size).items() <= found.items()
         for scheduler in registry.SCHEDULERS.values()
     )
+
+
+def test_the_end_of_a_job_does_not_depend_on_this_machine_s_clock() -> None:
+    """Here it is three minutes earlier than where the scheduler is."""
+    limit, running, behind = 600, 100, 180
+    start = time.time() + behind - running
+    assert abs(end_here(start, start + limit, running) - (time.time() + limit - running)) < 60
+    began = datetime.fromtimestamp(start).isoformat(timespec="seconds")
+    ends = datetime.fromtimestamp(start + limit).isoformat(timespec="seconds")
+    shown = (
+        f"   RunTime=00:01:40 TimeLimit=00:10:00\n   StartTime={began} EndTime={ends} Deadline=N/A"
+    )
+    end = end_of(shown, running)
+    assert end is not None
+    assert abs(end - (time.time() + limit - running)) < 60
+    assert end_of("StartTime=Unknown EndTime=Unknown", 0) is None
+
+
+def test_a_job_s_own_duration() -> None:
+    script = "from ddp.base.processes import job_seconds; "
+    script += "print(job_seconds('PBS_JOBID=7'), job_seconds('PBS_JOBID=8'))"
+    command = f"sleep 2; env PBS_JOBID=7 {sys.executable} -c {shlex.quote(script)}; true"
+    environment = os.environ | {"PBS_JOBID": "7", "PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, check=True
+    )
+    seconds, other = map(float, done.stdout.split())
+    assert seconds > 1.9
+    assert other == 0
+
+
+def test_a_node_stops_by_the_clock_of_rank_0_s_node() -> None:
+    """Its own is three minutes behind."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def tell() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(f"{time.time() + 180}\n".encode())
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        said = "import os; print(os.environ['LAUNCH_STOP_AT'])"
+        stop_at = {"LAUNCH_STOP_AT": str(time.time() + 780)}
+        plan = {"0": {"environment": stop_at, "command": [sys.executable, "-c", said]}}
+        reach = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / "dispatch.py", "--node", "0", "--reach", reach],
+            input=json.dumps(plan), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        thread.join()
+    assert abs(float(done.stdout) - (time.time() + 600)) < 60
 
 
 def test_only_its_folder_knows_slurm() -> None:

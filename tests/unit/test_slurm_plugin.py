@@ -24,6 +24,9 @@ class Executor:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
 
+    def run_job(self, job) -> None:
+        pass
+
     def report_job_submission(self, info) -> None:
         pass
 

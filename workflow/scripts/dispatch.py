@@ -14,10 +14,13 @@ import socket
 import sys
 import time
 
+from ddp.base.environment import variable
 from ddp.launching.endings import Ending, send
 
 # Seconds to wait for an answer of rank 0's node.
 REACH = 30
+# Characters of its answer, the time there.
+MOST_TOLD = 40
 
 
 def main() -> None:
@@ -29,10 +32,11 @@ def main() -> None:
     args = parser.parse_args()
     plan = json.load(sys.stdin)
     node = int(value_here(args.node))
-    if args.reach:
-        end_if_unreachable(args.reach, node)
+    ahead = seconds_ahead(args.reach, node) if args.reach else 0.0
     own = plan[str(node)]
     os.environ.update({name: value_here(value) for name, value in own["environment"].items()})
+    if stop_at := os.environ.get(variable("stop_at")):
+        os.environ[variable("stop_at")] = str(float(stop_at) + ahead)
     # These signals are for the ranks, which listen to them. They reach every process of the job
     # (sbatch --signal) and would end a launcher. Ignored here, they stay ignored in the command.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -47,10 +51,12 @@ def value_here(value: str) -> str:
     return os.environ[value[1:]] if value.startswith("$") else value
 
 
-def end_if_unreachable(reach: str, node: int) -> None:
+def seconds_ahead(reach: str, node: int) -> float:
+    """How far this node's clock is ahead of that of rank 0's node; ends if it cannot be reached."""
     address, _, port = reach.rpartition(":")
     try:
-        socket.create_connection((address, int(port)), timeout=REACH).close()
+        with socket.create_connection((address, int(port)), timeout=REACH) as connection:
+            told = connection.makefile().readline(MOST_TOLD)
     except OSError as error:
         reason = (
             f"cannot reach rank 0's node at {reach}: {error.strerror or error}; "
@@ -59,6 +65,10 @@ def end_if_unreachable(reach: str, node: int) -> None:
         who = f"node {node} on {socket.gethostname()}"
         send(Ending(who, "ended with status 1", time.time(), (reason,)).record())
         sys.exit(1)
+    try:
+        return time.time() - float(told)
+    except ValueError:  # launch has just ended
+        return 0.0
 
 
 if __name__ == "__main__":

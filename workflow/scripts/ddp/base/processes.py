@@ -57,6 +57,21 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def job_seconds(entry: str) -> float:
+    """For how long the topmost process above this one has run that was started with an entry, such
+    as `PBS_JOBID=7`, in its environment: a job, by this machine's own clock. 0 if there is none.
+    """
+    pid, ticks = os.getpid(), None
+    # A process of another user hides its environment.
+    with suppress(OSError, IndexError):
+        while entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid, ticks = int(fields[1]), int(fields[19])
+    if ticks is None:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def end_descendants() -> None:
     """Kill every process below this one, with those that `adopt_orphans` has brought here."""
     end_all(lambda: descendants(os.getpid()))

@@ -1,6 +1,7 @@
 """Ports for the rendezvous of the ranks, and for testing the network before it."""
 
 import socket
+import time
 from contextlib import suppress
 
 from ddp.base.errors import Refusal
@@ -32,9 +33,10 @@ def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]
 
 
 def accept_connections(listener: socket.socket) -> None:
-    """Accept every connection; the kernel refuses connections if the queue is full, with 128 on
-    some systems.
+    """Accept every connection, and tell it the time here; the kernel refuses connections if the
+    queue is full, with 128 on some systems.
     """
     with suppress(OSError):  # closed at the end
         while True:
-            listener.accept()[0].close()
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.sendall(f"{time.time()}\n".encode())

@@ -7,6 +7,7 @@ tests/schedulers.py the checks that every scheduler must pass.
 
 import shlex
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,6 +287,19 @@ class Scheduler(ABC):
             tell: prints one line.
         """
         return Watch()
+
+
+def end_here(start: float, end: float, running: float) -> float:
+    """When a job ends, by this machine's clock, which may not be the scheduler's.
+
+    Of what the scheduler says and what the job's own duration says, the earlier: the latter
+    does not know what came before the job's first process.
+
+    Args:
+        start, end: of the job, in seconds since the epoch by the scheduler's clock.
+        running: seconds since the start of the job's first process.
+    """
+    return min(end, time.time() + (end - start) - running)
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

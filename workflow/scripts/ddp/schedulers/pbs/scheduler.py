@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import Allocation, Size, TellState, Watch
+from ddp.base.processes import job_seconds
+from ddp.schedulers.base import Allocation, Size, TellState, Watch, end_here
 from ddp.schedulers.pbs.commands import path_of, shown_job
 from ddp.schedulers.remote.scheduler import AgentScheduler
 
@@ -58,7 +59,7 @@ class Pbs(AgentScheduler):
             hosts=hosts,
             addresses=("127.0.0.1",) if len(hosts) == 1 else hosts,
             number=int(re.sub(r"\D.*", "", job) or 0),
-            end=end_of(shown),
+            end=end_of(shown, job_seconds(f"PBS_JOBID={job}")),
             job=job,
             inspect=f"qstat -x -f {job}",
         )
@@ -127,8 +128,8 @@ def short(host: str) -> str:
     return host.partition(".")[0]
 
 
-def end_of(shown: Mapping[str, str]) -> float | None:
-    """When the job's walltime is over, in seconds since the epoch; None if it has no limit.
+def end_of(shown: Mapping[str, str], running: float) -> float | None:
+    """When the job's walltime is over, see `end_here`; None if it has no limit.
 
     Args:
         shown: attributes from a qstat that shows times in UTC.
@@ -139,4 +140,5 @@ def end_of(shown: Mapping[str, str]) -> float | None:
     seconds = 0
     for part in walltime.split(":"):
         seconds = 60 * seconds + int(part)
-    return calendar.timegm(time.strptime(start)) + seconds
+    began = calendar.timegm(time.strptime(start))
+    return end_here(began, began + seconds, running)

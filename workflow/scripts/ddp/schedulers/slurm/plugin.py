@@ -10,14 +10,20 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import (  # type: ignore[import-untyped]
+    SubmittedJobInfo,
+)
 
-from ddp.base.errors import Refusal, shown
+from ddp.base.errors import Refusal, one_line, shown
 from ddp.schedulers.base import SPARE_MB, TellState
 
 TESTED = "2.8.0"
@@ -30,6 +36,13 @@ LASTING = 60
 
 TMP = re.compile(r"([1-9][0-9]{0,8})([MGT]?)")
 UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
+
+# What sbatch says when a limit on submitted jobs is reached, of an association or of a QOS.
+FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*|job submit limit", re.IGNORECASE)
+# Seconds between two tries to submit a job beyond a limit.
+FULL_WAIT = 30
+# What --parsable prints; a site's wrapper may print more.
+JOB_ID = re.compile(r"\d+(;\S+)?")
 
 Status = tuple[dict[str, str], float]
 
@@ -76,7 +89,22 @@ class Follower:
             executor.report_job_success,
             executor.report_job_error,
         )
-        cancel = executor.cancel_jobs
+        cancel, run_job = executor.cancel_jobs, executor.run_job
+        over = threading.Event()
+        # The module's only use of it is sbatch, and with it the plugin keeps its own subprocess.
+        plugin.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+            **vars(subprocess) | {"Popen": partial(Sbatch, self.tell, over)}
+        )
+
+        def on_run(job: Any) -> None:
+            # Its own handler fails for a group of jobs, in a thread whose errors nobody sees, and
+            # Snakemake would wait for ever (measured).
+            try:
+                run_job(job)
+            except Exception as error:
+                cause = error.__context__ or error
+                line = f"the submission failed: {one_line(str(cause))}; is it in squeue? "
+                executor._report_job_error_threadsafe(SubmittedJobInfo(job), line)
 
         def on_submission(info: Any, *arguments: Any, **options: Any) -> None:
             self.jobs[info.external_jobid] = info
@@ -95,6 +123,7 @@ class Follower:
         def on_cancel(_known: list[Any]) -> None:
             # While the executor's base class asks for states, its list of active jobs is empty:
             # Ctrl-C at that moment cancelled nothing (measured).
+            over.set()
             cancel(list(self.jobs.values()))
 
         # The plugin lets its intervals grow by 10 s up to 180 s, whatever
@@ -106,6 +135,7 @@ class Follower:
 
         executor.report_job_submission, executor.report_job_success = on_submission, on_success
         executor.report_job_error, executor.cancel_jobs = on_error, on_cancel
+        executor.run_job = on_run
         executor.sleep = sleep
 
     async def query(self, command: str, _logger: Any) -> Status:
@@ -203,6 +233,51 @@ class Follower:
             if self.shown.get(number) != line:
                 self.shown[number] = line
                 self.tell_state(info.job, number, line)
+
+
+class Sbatch:
+    """sbatch as the plugin starts it, with the answers that it can read.
+
+    The plugin takes a site's message for a failure if it contains certain words, and then neither
+    follows the job nor ends (measured). It gets the job's id alone; the message is told, once.
+
+    Args:
+        tell: prints one line.
+        over: set when no more jobs are to be submitted.
+        call, options: of Popen.
+    """
+
+    told: ClassVar[set[str]] = set()
+
+    def __init__(
+        self, tell: Callable[[str], None], over: threading.Event, call: str, **options: Any
+    ) -> None:
+        self.tell, self.over, self.call, self.options = tell, over, call, options
+        self.returncode = 0
+
+    def communicate(self, input: str | None = None) -> tuple[str, str]:  # noqa: A002
+        """Submit; while a limit on submitted jobs is reached, again and again."""
+        while True:
+            process = subprocess.Popen(self.call, **self.options)
+            out, said = process.communicate(input)
+            self.returncode = process.returncode
+            full = FULL.search(said) if self.returncode else None
+            if not full:
+                break
+            self.tell_once(f"sbatch: {full[0]}; jobs are submitted when others have ended")
+            if self.over.wait(FULL_WAIT):
+                break
+        if self.returncode:
+            return out, said
+        if said.strip():
+            self.tell_once(f"sbatch says: {' '.join(said.split())}")
+        ids = [line for line in out.splitlines() if JOB_ID.fullmatch(line.strip())]
+        return (ids or [out])[-1], ""
+
+    def tell_once(self, line: str) -> None:
+        if line not in self.told:
+            self.told.add(line)
+            self.tell(line)
 
 
 def lasts(since: dict[str, float], job: str, holds: bool) -> bool:

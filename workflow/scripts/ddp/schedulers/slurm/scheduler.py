@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 
 from ddp.base.errors import Refusal
-from ddp.base.processes import last_words
+from ddp.base.processes import job_seconds, last_words
 from ddp.schedulers.base import (
     Allocation,
     Command,
@@ -21,6 +21,7 @@ from ddp.schedulers.base import (
     Step,
     TellState,
     Watch,
+    end_here,
     labelled,
 )
 from ddp.schedulers.slurm.commands import field, scontrol, shown_job
@@ -81,13 +82,12 @@ class Slurm(Scheduler):
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
         forget_step_options()
-        end = re.search(r" EndTime=(\d\S+)", shown)
         return SlurmJob(
             owner=f"Slurm job {job}",
             hosts=hosts,
             addresses=("127.0.0.1",) if len(hosts) == 1 else addresses_of(listed, hosts),
             number=int(job),
-            end=datetime.fromisoformat(end[1]).timestamp() if end else None,
+            end=end_of(shown, job_seconds(f"SLURM_JOB_ID={job}")),
             job=job,
             inspect=f"sacct -X -j {job}",
             restarts=int(field(shown, "Restarts")),
@@ -184,6 +184,19 @@ class Slurm(Scheduler):
         from ddp.schedulers.slurm.submission import SlurmWatch
 
         return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
+
+
+def end_of(shown: str, running: float) -> float | None:
+    """When the job's time is up, see `end_here`; None if it has no limit.
+
+    Args:
+        shown: by scontrol.
+    """
+    found = re.search(r"\bStartTime=(\d\S+) EndTime=(\d\S+)", shown)
+    if not found:
+        return None
+    start, end = (datetime.fromisoformat(each).timestamp() for each in found.groups())
+    return end_here(start, end, running)
 
 
 def addresses_of(listed: str, hosts: Sequence[str]) -> tuple[str, ...]:

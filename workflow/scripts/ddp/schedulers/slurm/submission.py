@@ -13,6 +13,7 @@ from ddp.base.errors import Refusal
 from ddp.schedulers.base import TellState, Watch
 from ddp.schedulers.slurm.commands import answer, output, scontrol
 from ddp.schedulers.slurm.plugin import (
+    FULL,
     Follower,
     ask_for_local_disk,
     submission,
@@ -248,6 +249,9 @@ def try_submission(options: Sequence[str]) -> str | None:
     reason = " ".join(
         error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()
     ).removeprefix("allocation failure: ")
+    if FULL.search(reason):
+        # It is submitted when there is room.
+        return None
     if NEVER_ACCEPTED.search(reason):
         raise Refusal(f"sbatch would refuse a job with {' '.join(options)}: {reason}")
     return f"sbatch says of a job with {' '.join(options)}: {reason}" if reason else None
