@@ -64,6 +64,19 @@ def test_an_owner_that_ended_without_a_word_is_noted_once(tmp_path) -> None:
     assert len(incidents.read(tmp_path)) == 1
 
 
+def test_an_owner_whose_launch_was_killed_is_noted(tmp_path) -> None:
+    """Its ranks have saved and released the run."""
+    lost = time.time_ns() - 60 * 10**9
+    (tmp_path / "epoch=0003_step=000000.safetensors").touch()
+    incidents.note_lost(tmp_path, replace(OWNER, released=True), lost)
+    (found,) = incidents.read(tmp_path)
+    assert found.text.startswith("Slurm job 7 on n1 ended in order at 20")
+    incidents.forget(tmp_path)
+    (tmp_path / "finished").touch()
+    incidents.note_lost(tmp_path, replace(OWNER, released=True), lost)
+    assert incidents.read(tmp_path) == []
+
+
 def test_a_requeued_job_notes_that_its_first_attempt_was_lost(tmp_path) -> None:
     (tmp_path / "owner.json").write_text(text(OWNER))
     os.utime(tmp_path / "owner.json", (1, 1))

@@ -15,6 +15,7 @@ from ddp.base.errors import one_line
 from ddp.base.provenance import in_utc, now
 from ddp.base.reading import MOST, parse_form, read_bytes
 from ddp.checkpointing.owner import Record, look, refuse_owned
+from ddp.checkpointing.replaced import FINISHED
 
 FILE = "incidents.jsonl"
 INTERRUPTION, SLOW, CHECKOUT = "interruption", "slow", "checkout"
@@ -89,14 +90,17 @@ def begin(folder: Path, name: str, tell: Callable[[str], None]) -> None:
 
 
 def note_lost(folder: Path, owner: Record, touched: int) -> None:
-    """Add an owner that ended without a word: its node was lost, or all of its processes killed.
+    """Add an owner of whose end nobody has told: its node was lost, or all of its processes killed;
+    or only `launch` was, and the ranks have saved and ended in order.
 
     Args:
         owner: of the run, before this attempt.
         touched: when it was last alive, in ns since the epoch.
     """
-    if owner.released:
+    began = any(folder.glob("epoch=*.safetensors")) and not (folder / FINISHED).exists()
+    if owner.released and not began:
         return
     seen = in_utc(touched // 10**9)
+    what = f"ended in order at {seen}" if owner.released else f"was not heard of after {seen}"
     if not any(each.kind == INTERRUPTION and each.time >= seen for each in read(folder)):
-        add(folder, INTERRUPTION, f"{owner.who} was not heard of after {seen}")
+        add(folder, INTERRUPTION, f"{owner.who} {what}")
