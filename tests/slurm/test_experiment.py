@@ -224,6 +224,17 @@ def test_what_slurm_would_never_take_is_said_before_anything_starts(
     assert not (checkout.path / "results/mistaken").exists()
 
 
+def test_stage_and_train_are_one_job_in_one_partition(checkout: SlurmCheckout) -> None:
+    given = ["stage:slurm_partition=main", "train:slurm_partition=other"]
+    done = checkout.snakemake("--set-resources", *given, *TINY, "experiment=mistaken")
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert re.match(
+        r"slurm: slurm_partition: \w+ asks for \w+, \w+ for \w+, and they are one job; ", last
+    ), last
+    assert "invalid option" not in done.stdout
+
+
 def test_what_a_site_tells_with_every_job_is_no_refusal(
     checkout: SlurmCheckout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

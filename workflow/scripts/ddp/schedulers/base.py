@@ -9,7 +9,7 @@ import shlex
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -300,6 +300,26 @@ def end_here(start: float, end: float, running: float) -> float:
         running: seconds since the start of the job's first process.
     """
     return min(end, time.time() + (end - start) - running)
+
+
+def refuse_different(jobs: Iterable[Any], names: Iterable[str]) -> None:
+    """Refuse Snakemake jobs that are one job of the scheduler and ask for different places.
+
+    Args:
+        names: of resources whose values cannot be added.
+
+    Raises:
+        Refusal: naming the resource and two of its values.
+    """
+    parts = list(jobs)
+    for name in names:
+        values = {str(value): job.rule.name for job in parts if (value := job.resources.get(name))}
+        if len(values) > 1:
+            one, other = list(values.items())[:2]
+            raise Refusal(
+                f"{name}: {one[1]} asks for {one[0]}, {other[1]} for {other[0]}, and they are one "
+                "job; give both the same"
+            )
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

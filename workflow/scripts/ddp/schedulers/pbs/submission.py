@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import TellState, Watch
+from ddp.schedulers.base import TellState, Watch, refuse_different
 from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs
 from ddp.schedulers.pbs.requests import options
 
@@ -31,6 +31,7 @@ class PbsWatch(Watch):
             if job.is_local:
                 continue
             if job.is_group():
+                refuse_different(job, ("pbs_queue", "pbs_project"))
                 job.finalize()
             wanted = tuple(options(job.resources, jobs.request))
             if wanted not in tried:

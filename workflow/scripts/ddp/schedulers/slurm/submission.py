@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ddp.base.errors import Refusal
-from ddp.schedulers.base import TellState, Watch
+from ddp.schedulers.base import TellState, Watch, refuse_different
 from ddp.schedulers.slurm.commands import answer, output, scontrol
 from ddp.schedulers.slurm.plugin import (
     FULL,
@@ -25,6 +25,10 @@ from ddp.schedulers.slurm.plugin import (
 NEVER_ACCEPTED = re.compile(
     r"nvalid|unrecognized|not permitted|ermission denied|policy|More processors requested"
 )
+
+
+# Resources that say where a job runs.
+OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
 
 
 class SlurmWatch(Watch):
@@ -51,6 +55,8 @@ class SlurmWatch(Watch):
             self.tell(warning)
         settings.status_command, why = status_command(settings.status_command)
         self.tell(why)
+        # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
+        executor._fallback_account_arg = ""
         ask_for_local_disk(executor)
         self.check_submissions(workflow.dag, executor)
         # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
@@ -65,6 +71,7 @@ class SlurmWatch(Watch):
             if job.is_local:
                 continue
             if job.is_group():
+                refuse_different(job, OF_THE_PLACE)
                 job.finalize()
             refuse_foreign_account(str(job.resources.get("slurm_account") or ""))
             options = submission(executor, job)
