@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from ddp.base.signing import new_secret
 from ddp.schedulers import registry
 from ddp.schedulers.base import Allocation, Size, end_here
 from ddp.schedulers.slurm.scheduler import end_of
 from ddp.schedulers.ssh import Ssh
 from programs import SCRIPTS
-from schedulers import check_everywhere, check_in_a_job, check_that_it_ends
+from schedulers import check_everywhere, check_in_a_job, check_that_it_ends, step_of
 
 
 @pytest.mark.parametrize("transport", registry.SCHEDULERS)
@@ -46,6 +47,33 @@ class Agents(Ssh):
 def test_agents_on_one_machine_leave_each_other_alone(tmp_path) -> None:
     check_in_a_job(Agents(), 2, tmp_path)
     check_that_it_ends(Agents(), 2, tmp_path)
+
+
+@pytest.mark.parametrize(("said", "lost"), [
+    ("This account may run no commands", False),
+    ("ssh: connect to host here port 22: Connection refused", True),
+])  # fmt: skip
+def test_a_node_that_starts_no_agent_is_lost_only_if_that_may_pass(
+    tmp_path: Path, said: str, lost: bool
+) -> None:
+    class Refused(Agents):
+        def reach(self, _host: str, _command: Sequence[str]) -> tuple[str, ...]:
+            return "sh", "-c", f"echo '{said}' >&2; exit 1"
+
+    program = tmp_path / "never.py"
+    program.write_text("import time; time.sleep(3600)\n")
+    step = step_of(Refused(), 2, program, LAUNCH_SECRET=new_secret())
+    (command,) = Refused().commands(step)
+    done = subprocess.run(
+        command.arguments, input=command.stdin, capture_output=True, text=True, check=False,
+        env=os.environ | dict(command.environment),
+    )  # fmt: skip
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    what = "is lost" if lost else "starts no agent"
+    line = f"here {what}: sh ended with status 1: {said}"
+    assert Refused().explain(lines) == line
+    assert Refused().lost(lines) == (line if lost else None)
 
 
 def test_names_are_unique() -> None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -31,6 +32,11 @@ STRANGERS = 100
 CONNECTED = 120
 # Seconds from SIGTERM to the loss of an agent that reports no end. Its own grace is shorter.
 GRACE = 34
+# Of what a command says that cannot start an agent: the node or the network may be back later. Any
+# other reason would come again.
+PASSES = re.compile(
+    r"refused|timed out|unreachable|no route|reset|closed by|broken pipe|\btm_|system error", re.I
+)
 LINES = 20  # of what a starting command said
 WHOLE_LINE = 2**16  # bytes; a longer line is passed on in pieces
 
@@ -144,8 +150,11 @@ class RemoteStep:
             done, _ = await asyncio.wait([waiting], timeout=0.2)
             if done and node.channel is None:
                 await asyncio.wait([reading], timeout=2)
-                last = f": {node.said[-1]}" if node.said else ""
-                self.lose(node, f"{Path(node.start[0]).name} {how(starter.returncode or 0)}{last}")
+                said, status = "\n".join(node.said), starter.returncode or 0
+                why = f"{Path(node.start[0]).name} {how(status)}"
+                lost = status < 0 or bool(PASSES.search(said))
+                why += f": {node.said[-1]}" if node.said else ""
+                self.lose(node, why, "is lost" if lost else "starts no agent")
                 return
             if asyncio.get_running_loop().time() > deadline:
                 self.lose(node, f"its agent has not connected within {CONNECTED} s; "
@@ -224,12 +233,12 @@ class RemoteStep:
         if all(node.ended.is_set() for node in self.nodes):
             self.over.set()
 
-    def lose(self, node: Node, why: str) -> None:
+    def lose(self, node: Node, why: str, what: str = "is lost") -> None:
         if node.ended.is_set():
             return
         node.ended.set()
         if not self.problem:
-            self.problem = f"{node.host} is lost: {why}"
+            self.problem = f"{node.host} {what}: {why}"
         if self.failed is None:
             self.failed = node
         self.over.set()
