@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp.base.errors import Refusal
 from ddp.base.temporary import parent_folder
+from ddp.launching.ports import refuse_ipv6_only
 from programs import SCRIPTS, program, train_command
 from trainings import RUN
 from waiting import until
@@ -529,6 +531,12 @@ def test_a_binding_to_the_same_cpus_is_not_passed_on(tmp_path) -> None:
     assert "bound: None" in done.stdout
     line = "launch: OMP_PROC_BIND not passed on: every rank would use the same CPUs"
     assert line in done.stderr.splitlines()
+
+
+def test_a_node_with_ipv6_alone_is_refused() -> None:
+    refuse_ipv6_only(["127.0.0.1"])
+    with pytest.raises(Refusal, match="2001:db8::1 has IPv6 addresses only, and the ranks meet"):
+        refuse_ipv6_only(["127.0.0.1", "2001:db8::1"])
 
 
 def test_a_dry_run_starts_nothing(tmp_path) -> None:

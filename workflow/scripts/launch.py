@@ -34,7 +34,7 @@ from ddp.launching.failure import Failure, Source, first_failure
 from ddp.launching.gpus import usable_gpus
 from ddp.launching.launchers import Geometry, Launcher
 from ddp.launching.plan import find_launcher, launcher_names, make_plan
-from ddp.launching.ports import accept_connections, bound_pair
+from ddp.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from ddp.launching.whereabouts import whereabouts
 from ddp.schedulers import registry
 from ddp.schedulers.base import Allocation, Scheduler, Step
@@ -158,6 +158,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             f"transport {scheduler.transport} needs --rank-logs, a folder that every node sees, "
             "for the launchers' files"
         )
+    if not (job.one_machine or example):
+        refuse_ipv6_only(job.addresses)
     prepare = partial(step_of, args, launcher, geometry, gpus, scheduler, job)
     if args.dry_run:
         with prepare() as step:

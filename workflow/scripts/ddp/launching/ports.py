@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from ddp.base.errors import Refusal
@@ -30,6 +31,23 @@ def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]
     raise Refusal(
         f"no two ports from 20000 to 29999 are free on {socket.gethostname()}; end what holds them"
     )
+
+
+def refuse_ipv6_only(addresses: Iterable[str]) -> None:
+    """Refuse nodes without an IPv4 address, on which the sockets above and gloo's are.
+
+    Raises:
+        Refusal: naming the node. A name that nobody knows is left to whoever connects to it.
+    """
+    for address in addresses:
+        families = set()
+        with suppress(socket.gaierror):
+            families = {family for family, *_ in socket.getaddrinfo(address, None)}
+        if families == {socket.AF_INET6}:
+            raise Refusal(
+                f"{address} has IPv6 addresses only, and the ranks meet on IPv4; give it an IPv4 "
+                "address too"
+            )
 
 
 def accept_connections(listener: socket.socket) -> None:
