@@ -2,7 +2,7 @@
 
 from snakemake.utils import min_version
 
-min_version("9.0")
+min_version("9.10")
 
 
 # One file is one experiment: --configfile replaces the quickstart.

@@ -37,6 +37,8 @@ from namespaces import (
 PACKAGES = {
     "ip": "iproute2",
     "mount": "mount",
+    # In util-linux itself before Debian 13.
+    "pivot_root": "util-linux-extra",
     "tc": "iproute2",
     "ping": "iputils-ping",
     "tini": "tini",
