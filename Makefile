@@ -124,7 +124,8 @@ figures: .venv/run.done docs
 
 lock: .venv/test.done
 	for name in requirements requirements-dev; do \
-	  uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate $$name.in -o $$name.txt; \
+	  uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
+	    --generate-hashes $$name.in -o $$name.txt; \
 	done
 
 # The tests on Slurm use it if it is up, and leave it up: python tests/cluster/cluster.py run sinfo
@@ -155,12 +156,14 @@ pbs-down:
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "Installing $(LOCKS) into .venv (a few minutes the first time)"
 ifeq ($(TORCH),site)
-	@cat $(LOCKS) | grep --invert-match --extended-regexp '$(OUTSIDE)' > .venv/requirements.txt
+	@# A site's own wheels have other hashes.
+	@sed --expression '/^ *--hash=/d' --expression 's/ \\$$//' $(LOCKS) | \
+	  grep --invert-match --extended-regexp '$(OUTSIDE)' > .venv/requirements.txt
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .venv/requirements.txt
 	@.venv/bin/python -c 'import torch' || \
 	  { echo "make: TORCH=site: this Python finds no torch; load your site's module or set PYTHONPATH (docs/environments.md)" >&2; exit 1; }
 else
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check $(foreach lock,$(LOCKS),-r $(lock))
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock))
 endif
 	@# Snakemake finds the executor for PBS on Python's path; relative to the folder of this file.
 	@.venv/bin/python -c 'import sysconfig, pathlib; \
