@@ -279,6 +279,22 @@ def test_a_state_that_cannot_be_used_is_named_and_skipped(digits, reference, lef
     assert not (left / "code-was-run").exists()
 
 
+def test_images_that_change_meanwhile_fail_the_training(digits, tmp_path) -> None:
+    data = Path(shutil.copytree(digits, tmp_path / "data"))
+    training = Training(tmp_path / "out", data)
+    training.reach(1)
+    with (data / "train_images.npy").open("r+b") as file:
+        file.seek(5000)
+        content = file.read(10_000)
+        file.seek(5000)
+        file.write(bytes(255 - byte for byte in content))
+    assert training.end() == 1
+    line = r"^train: \S+/train_images.npy on \S+ changed while it was read; the states are removed"
+    assert re.search(line, training.said, re.MULTILINE), training.said
+    assert list(states(tmp_path / "out")) == []
+    assert not (tmp_path / "out/run.json").exists()
+
+
 def other_code(folder: Path) -> Path:
     """The programs with a change in one computation."""
     shutil.copytree(

@@ -44,7 +44,15 @@ from ddp.base.tree import decode, encode
 from ddp.checkpointing import incidents, replaced
 from ddp.checkpointing.owner import acquire
 from ddp.checkpointing.saver import Saver
-from ddp.checkpointing.state import Request, State, checkpoint, newest, progress
+from ddp.checkpointing.state import (
+    Request,
+    State,
+    checkpoint,
+    newest,
+    progress,
+    remove,
+    states,
+)
 from ddp.data.folder import DataFolder
 from ddp.data.staging import Staged, stage
 from ddp.experiment.config import Run
@@ -64,6 +72,9 @@ gc.enable()
 
 # Bytes per second at which the data are read at least, twice over.
 SLOW = 50_000_000
+# Bytes of data that are checked again before the last state is saved: ten seconds of the minute
+# that a job has left when it is asked to stop.
+CHECKED_WHEN_STOPPED = 10_000_000_000
 MAKE = "snakemake --profile profiles/local --force"
 
 
@@ -149,6 +160,8 @@ def train(
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
             if reason := training.train_epoch(stop, saver, bar):
+                if data.bytes <= CHECKED_WHEN_STOPPED:
+                    refuse_changed_images(training, folder)
                 saver.save(training.rank_state(), training.state, wait=True)
                 add_to_report(stopped=stop.reason or "another rank was asked to")
                 where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
@@ -168,9 +181,26 @@ def train(
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
+        refuse_changed_images(training, folder)
         if owner:
             owner.check()
             publish(training, folder, args.output, ranks, saver, probed)
+
+
+def refuse_changed_images(training: Training, folder: Path) -> None:
+    """Check that the images were the same until now; others may write to the disk of a node.
+
+    Raises:
+        Refusal: on rank 0, after removing the states, which come from unknown images.
+    """
+    found = [line for line in gather(training.images_changed(), training.process) if line]
+    if found:
+        for path, _ in states(folder):
+            remove(path)
+        raise Refusal(
+            f"{found[0]} changed while it was read; the states are removed: run the same command "
+            "again, on a disk that nobody else writes to"
+        )
 
 
 def staged_here(
@@ -323,6 +353,8 @@ def publish(
         "parameters": sum(each.numel() for each in training.classifier.parameters()),
         "data_sha256": training.data.sha256,
         "data_source": training.data.manifest["source"],
+        # In memory they cannot change.
+        "data_checked": None if training.shares.mapped is None else now(),
         "versions": versions(),
         "ranks": [
             # Nothing is known if this attempt had only to write the results.

@@ -2,6 +2,7 @@
 
 import math
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ddp.base.errors import Refusal
 from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import START_OVER, State, progress
 from ddp.data import batches
-from ddp.data.folder import DataFolder
+from ddp.data.folder import DataFolder, content_sha256
 from ddp.data.shares import Shares, fits
 from ddp.data.staging import Staged, discard
 from ddp.experiment.config import Run, edges
@@ -62,6 +63,7 @@ class Training:
     ) -> None:
         self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
         refuse_unfit_data(run, data)
+        self.copy = staged.path
         here = data.at(Path(staged.path))
         # The other ranks of the node wait for the first one, and read what it has checked.
         if process.local_rank == 0:
@@ -211,6 +213,17 @@ class Training:
                 buffer.copy_(own["buffers"][buffer_name])
             self.totals.copy_(own["totals"])
             set_random_state(own["rng"], self.process.device)
+
+    def images_changed(self) -> str:
+        """Whether this node's copy of the training images has changed since it was checked: then a
+        line that says so. In memory they cannot, and one process of a node checks for all.
+        """
+        mapped = self.shares.mapped
+        if mapped is None or self.process.local_rank:
+            return ""
+        if content_sha256(mapped) == self.data.manifest["content_sha256"]["train_images"]:
+            return ""
+        return f"{self.copy}/train_images.npy on {socket.gethostname()}"
 
     def rank_state(self) -> dict[str, Any]:
         """This rank's part of a state, see `State.ranks`, on the CPU."""
