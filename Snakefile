@@ -4,6 +4,13 @@ from snakemake.utils import min_version
 
 min_version("9.10")
 
+# As a module or an include, it would have another workflow's folder, configuration and hooks.
+if str(workflow.current_basedir) != str(workflow.basedir):
+    raise SystemExit(
+        "this workflow is no module of another one; run it by itself: snakemake --snakefile "
+        f"{workflow.current_basedir}/Snakefile --directory FOLDER --configfile FILE"
+    )
+
 
 # One file is one experiment: --configfile replaces the quickstart.
 if not workflow.overwrite_configfiles:

@@ -72,6 +72,19 @@ def test_the_cause_of_a_failed_import_is_that_of_its_runs(untouched, tmp_path) -
     ), done.stdout
 
 
+@pytest.mark.parametrize("how", [
+    'module ddp:\n    snakefile: "{path}"\n\nuse rule * from ddp as ddp_*\n', 'include: "{path}"\n',
+])  # fmt: skip
+def test_as_a_part_of_another_workflow_it_says_how_to_run_it(untouched, tmp_path, how) -> None:
+    (tmp_path / "Snakefile").write_text(how.format(path=untouched.path / "Snakefile"))
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--cores", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("this workflow is no module of another one; run it by itself: snakemake")
+    assert "Traceback" not in done.stderr
+
+
 # An executor of Snakemake's that this workflow does not know, as cluster-generic is one.
 FOREIGN = """
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
