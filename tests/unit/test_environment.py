@@ -46,6 +46,19 @@ def test_settings_of_queries_are_forgotten() -> None:
     assert environment == kept
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
+def test_a_user_without_a_name_gets_one() -> None:
+    # What is imported later may lie where this user cannot read.
+    script = "import getpass, os, pwd; from ddp.base.environment import forget_others; "
+    script += "os.setuid(54321); forget_others(os.environ); print(getpass.getuser())"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "uid54321\n"
+
+
 def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:
     config = tmp_path / "ä.yaml"
     config.write_text("experiment: größe\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """The code hash ignores comments and notices every computation."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,25 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def test_the_commit_of_somebody_else_s_checkout_is_known(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        command = ["git", *who, "-C", str(scripts), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", "train.py")
+    git("commit", "--quiet", "--message", "x")
+    commit = git("rev-parse", "HEAD")
+    if os.geteuid() == 0:
+        # Otherwise git itself has no objection.
+        subprocess.run(["chown", "--recursive", "2000", scripts], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    assert provenance.git_state() == {"commit": commit, "dirty": True}
 
 
 def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:

@@ -382,3 +382,13 @@ def test_two_fetches_at_once_end_well(tmp_path) -> None:
         0,
     ]
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]) == 4
+
+
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+    environment = os.environ | {"http_proxy": "http://me:secret@127.0.0.1:1", "no_proxy": ""}
+    url = ["--source", "url", "--url", "http://example.org/x"]
+    done = program("fetch", "--dataset", "cifar10", *url, "--output", tmp_path, env=environment)
+    assert done.returncode == 1
+    line = "http://example.org/x through http_proxy 127.0.0.1:1: [Errno 111] Connection refused"
+    assert line in done.stderr
+    assert "secret" not in done.stderr

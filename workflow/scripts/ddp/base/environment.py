@@ -7,6 +7,7 @@ none of them, and each has a meaning when it is missing.
 
 import json
 import os
+import pwd
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -112,11 +113,17 @@ class Environment:
 
 
 def forget_others(environment: MutableMapping[str, str]) -> None:
-    """Remove what other launchers have left in an environment, and let Python use UTF-8."""
+    """Remove what other launchers have left in an environment, and let Python use UTF-8. A user
+    without a name, as in a container, gets one: Snakemake and torch ask for it.
+    """
     for name in [*environment]:
         if OTHER_LAUNCHERS.fullmatch(name) or name in OF_PYTHON:
             del environment[name]
     environment["PYTHONUTF8"] = "1"
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        environment.setdefault("USER", f"uid{os.getuid()}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 import platform
 import subprocess
 import time
@@ -21,6 +22,7 @@ NO_RESULT = (
     "ddp.data.addresses",
     "ddp.data.own",
     "ddp.data.staging",
+    "ddp.data.walk",
     "ddp.experiment",
     "ddp.models.fitting",
     "ddp.models.names",
@@ -105,9 +107,14 @@ def git_state() -> dict[str, Any]:
     where there is no checkout.
     """
 
+    # Somebody else's checkout too: its programs run anyway, and git would trust no more than them.
+    command = ["git", "-c", "safe.directory=*", "-C", str(SCRIPTS)]
+    # A hook of another repository sets GIT_DIR.
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(SCRIPTS), *arguments], capture_output=True, text=True, check=True
+            [*command, *arguments], env=environment, capture_output=True, text=True, check=True
         ).stdout.strip()
 
     try:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tarfile
 import urllib.error
+import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -147,7 +148,8 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
         TimeoutError,
         ConnectionError,
     ) as error:
-        raise Refusal(f"{shown}: {getattr(error, 'reason', None) or error}") from None
+        reason = getattr(error, "reason", None) or error
+        raise Refusal(f"{shown}{by_proxy(address)}: {reason}") from None
     try:
         return from_archive(official, archive, work)
     except Refusal as refusal:
@@ -157,6 +159,15 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
             f"{shown}: sent {size} that are not the official {official.filename} of "
             f"{official.size:,}"
         ) from refusal
+
+
+def by_proxy(address: str) -> str:
+    """Which proxy of the environment stands between here and an address, without its password."""
+    parts = urllib.parse.urlsplit(address)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+        return ""
+    return f" through {parts.scheme}_proxy {proxy.rpartition('@')[2].rpartition('//')[2]}"
 
 
 def read_official(official: Any, archive: Path, work: Path) -> Arrays:
