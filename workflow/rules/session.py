@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp.base import atomic
+from ddp.base.cpus import usable_cpus
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
 from ddp.base.provenance import code_sha256
 from ddp.base.reading import MOST, file_sha256, is_file, read_bytes
@@ -318,7 +319,7 @@ class Session:
         # Before the first job, and in a dry run, only this distinguishes the profiles.
         if self.workflow.resource_settings.nodes:
             return
-        cpus = os.cpu_count() or 1
+        cpus = usable_cpus()
         for run in self.experiment.runs.values():
             if run.world_size > MOST_PER_CPU * cpus and not self.experiment.hosts:
                 raise Refusal(
@@ -461,6 +462,12 @@ class Session:
             for every in registry.SCHEDULERS.values():
                 if warning := every.idle_nodes(os.environ):
                     tell(f"warning: {warning}")
+            cores, usable = self.workflow.resource_settings.cores, usable_cpus()
+            if cores > usable:
+                tell(
+                    f"warning: --cores {cores}, but this process may use {usable} CPUs (affinity, "
+                    f"or the quota of its container); give --cores {usable}"
+                )
         scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
         if scheduler:
             self.watch = scheduler.watch(partial(self.tell_state, executor), tell)

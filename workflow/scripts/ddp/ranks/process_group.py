@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
+from ddp.base.cpus import usable_cpus
 from ddp.base.environment import TIMEOUT, Environment
 from ddp.base.errors import Refusal, one_line
 from ddp.base.signing import key, signed, verified
@@ -156,7 +157,7 @@ def describe(process: Process) -> RankReport:
         device_name=properties.name if properties else "",
         device_id=str(properties.uuid) if properties else "",
         threads=torch.get_num_threads(),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_cpus(),
         cpu_ids=ranges(os.sched_getaffinity(0)),
         **processor(),
     )

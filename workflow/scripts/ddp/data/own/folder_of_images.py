@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp.base.cpus import usable_cpus
 from ddp.base.errors import Refusal, shown
 from ddp.data.folder import label_type
 from ddp.data.own.declaration import TEST_FOLDERS, Own, is_image, is_junk, is_wanted
@@ -70,9 +71,8 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
         Refusal: the images cannot be used.
     """
     class_names, listings = list_images(own, tell)
-    cpus = len(os.sched_getaffinity(0))
     with (
-        ProcessPoolExecutor(cpus, multiprocessing.get_context("fork")) as pool,
+        ProcessPoolExecutor(usable_cpus(), multiprocessing.get_context("fork")) as pool,
         ExitStack() as stack,
     ):
         try:

@@ -1,0 +1,52 @@
+"""CPUs by affinity and by the quota of control groups."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp.base.cpus import quotas, usable_cpus
+from leftovers import FOLDERS
+from programs import SCRIPTS
+
+CPU = Path("/sys/fs/cgroup/cpu")
+
+
+def test_quotas_of_both_versions_and_of_the_groups_above(tmp_path: Path) -> None:
+    second, first = tmp_path / "2/jobs/mine", tmp_path / "1/cpu,cpuacct/jobs"
+    second.mkdir(parents=True)
+    first.mkdir(parents=True)
+    (second / "cpu.max").write_text("max 100000\n")
+    (second.parent / "cpu.max").write_text("250000 100000\n")
+    (first / "cpu.cfs_quota_us").write_text("150000\n")
+    (first / "cpu.cfs_period_us").write_text("100000\n")
+    assert set(quotas("0::/jobs/mine\n", tmp_path / "2")) == {2.5}
+    assert set(quotas("4:memory:/jobs\n3:cpu,cpuacct:/jobs/deep\n", tmp_path / "1")) == {1.5}
+    assert list(quotas("", tmp_path)) == []
+
+
+def test_without_a_quota_the_affinity_counts() -> None:
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not (CPU / "cpu.cfs_quota_us").parent.is_dir(),
+    reason="needs root and control groups of version 1",
+)
+def test_a_real_quota_is_seen() -> None:
+    group = CPU / f"{FOLDERS}{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_quota_us").write_text("100000")
+        script = "import sys; from pathlib import Path; "
+        script += f"Path({str(group / 'cgroup.procs')!r}).write_text('0'); "
+        script += "from ddp.base.cpus import usable_cpus; print(usable_cpus())"
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    finally:
+        group.rmdir()
+    assert done.stdout == "1\n"
