@@ -72,6 +72,23 @@ def test_the_cause_of_a_failed_import_is_that_of_its_runs(untouched, tmp_path) -
     ), done.stdout
 
 
+def test_snakemake_says_that_it_waits_after_sigterm(untouched, tmp_path) -> None:
+    (tmp_path / "waits.yaml").write_text("experiment: waits\ncommand: [sleep, '3600']\n"
+                                         "preflight: false\n")  # fmt: skip
+    said = tmp_path / "said"
+    with said.open("w") as out:
+        process = untouched.start("--configfile", str(tmp_path / "waits.yaml"), stdout=out,
+                                  stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    until(lambda: (untouched.path / "results/waits/run/work").is_dir(), process)
+    process.terminate()
+    until(lambda: "SIGTERM: Snakemake starts no more jobs and waits for" in said.read_text())
+    assert process.poll() is None
+    # As a terminal does at Ctrl-C.
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() != 0
+    shutil.rmtree(untouched.path / "results")
+
+
 @pytest.mark.parametrize("how", [
     'module ddp:\n    snakefile: "{path}"\n\nuse rule * from ddp as ddp_*\n', 'include: "{path}"\n',
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """Patches of Snakemake 9's scheduler, applied from outside."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 
 
 def end_in_a_thread() -> None:
-    """Let Snakemake handle SIGTERM in a thread of its own.
+    """Let Snakemake handle SIGTERM in a thread of its own, and say what it does.
 
     Its handler takes a lock. If the main thread held that lock when the signal came, the handler
     waited for the frame below it, and the Snakemake of a cancelled job stayed for ever (measured: 4
@@ -17,7 +18,16 @@ def end_in_a_thread() -> None:
     handle = JobScheduler.exit_gracefully
 
     def exit_gracefully(scheduler: JobScheduler, *signal: Any) -> None:
-        threading.Thread(target=handle, args=(scheduler, *signal)).start()
+        threading.Thread(target=tell_and_wait, args=(scheduler, *signal)).start()
+
+    def tell_and_wait(scheduler: JobScheduler, *signal: Any) -> None:
+        print(
+            "SIGTERM: Snakemake starts no more jobs and waits for those that run; SIGINT (Ctrl-C) "
+            "ends them, and the same command resumes",
+            file=sys.stderr,
+            flush=True,
+        )
+        handle(scheduler, *signal)
 
     JobScheduler.exit_gracefully = exit_gracefully
 
