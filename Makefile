@@ -163,7 +163,8 @@ ifeq ($(TORCH),site)
 	@.venv/bin/python -c 'import torch' || \
 	  { echo "make: TORCH=site: this Python finds no torch; load your site's module or set PYTHONPATH (docs/environments.md)" >&2; exit 1; }
 else
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock))
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock)) || \
+	  { echo "make: pip has not installed the locked packages into $$(.venv/bin/python --version); one without a wheel for it (immutables for 3.14) needs a compiler and Python.h (Debian: apt-get install gcc python3-dev), or set PYTHON=python3.13 and remove .venv" >&2; exit 1; }
 endif
 	@# Snakemake finds the executor for PBS on Python's path; relative to the folder of this file.
 	@.venv/bin/python -c 'import sysconfig, pathlib; \
