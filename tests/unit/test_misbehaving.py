@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ddp.launching import agents
-from programs import SCRIPTS
+from programs import SCRIPTS, program
 from waiting import until, until_none
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
@@ -281,3 +281,17 @@ def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     assert program.end() == 1
     assert "no-such-solver: No such file or directory; check program, command" in program.text
     assert "Traceback" not in program.text
+
+
+def test_inputs_that_change_meanwhile_fail_it(digits: Path, tmp_path: Path) -> None:
+    script = tmp_path / "writes.py"
+    script.write_text(
+        "import os, pathlib; path = pathlib.Path(os.environ['LAUNCH_DATA'], 'test_images.npy'); "
+        "path.chmod(0o644); content = path.read_bytes(); path.write_bytes(content[:-1] + b'x')"
+    )
+    run = json.dumps({"command": ["python", str(script)], "nodes": 1, "nproc_per_node": 1})
+    where = ["--data", digits, "--scratch", tmp_path, "--output", tmp_path / "run"]
+    done = program("run_program", "--run", run, *where)
+    assert done.returncode == 1
+    line = r"run_program: \S+/test_images.npy on \S+ changed while the program ran; start over"
+    assert re.search(line, done.stderr), done.stderr

@@ -146,7 +146,31 @@ def run(
         saved = trace(folders.saved) != before
         if saved and first:
             add_to_report(saved=str(folders.saved))
+        if ended.status == 0 and local_rank == 0 and not args.evaluation:
+            refuse_changed_inputs(args, staged)
         return judged(ended, stop, saved, folders)
+
+
+def sources_of(args: argparse.Namespace) -> dict[str, DataFolder]:
+    """The shared data and files that are given, by the names of their variables."""
+    read = {"data": (args.data, DataFolder.read), "files": (args.files, read_files)}
+    return {name: reader(path) for name, (path, reader) in read.items() if path}
+
+
+def refuse_changed_inputs(args: argparse.Namespace, staged: dict[str, Path]) -> None:
+    """Check the node's copies again; others may write to its disk, and the program itself.
+
+    Raises:
+        Refusal: a file has changed. One that is gone has been read before.
+    """
+    for name, source in sources_of(args).items():
+        copy = source.at(staged[name])
+        changed = [file for file in copy.damaged_files() if (copy.path / file).is_file()]
+        if changed:
+            raise Refusal(
+                f"{copy.path / changed[0]} on {socket.gethostname()} changed while the program "
+                "ran; start over (resume=fresh), on a disk that nobody else writes to"
+            )
 
 
 def refuse_other_outputs(folders: Folders) -> None:
@@ -219,15 +243,12 @@ def ready_here(
     message = folders.started / f"{contract.node_rank or 0}-{start}.json"
     parameters = message.with_suffix(".parameters.json")
     if local_rank == 0 or "LOCAL_RANK" not in os.environ:
-        sources = {"data": args.data and DataFolder.read(args.data),
-                   "files": args.files and read_files(args.files)}  # fmt: skip
         found = {}
-        for name, source in sources.items():
-            if source:
-                staged = stage(source, args.scratch, contract.job_scratch)
-                if staged.status == "fallback":
-                    print(staged, flush=True)
-                found[name] = staged.path
+        for name, source in sources_of(args).items():
+            staged = stage(source, args.scratch, contract.job_scratch)
+            if staged.status == "fallback":
+                print(staged, flush=True)
+            found[name] = staged.path
         message.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(parameters, json.dumps(values, indent=2) + "\n")
         atomic.write_text(message, json.dumps(found))
