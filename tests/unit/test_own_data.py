@@ -11,6 +11,7 @@ import sys
 import time
 import unicodedata
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ddp.base.errors import Refusal
 from ddp.data.folder import DataFolder
 from ddp.data.own.declaration import Own
 from ddp.data.own.importing import import_own
-from ddp.data.own.pictures import Unreadable, read_header, read_image
+from ddp.data.own.pictures import Unreadable, read_header, read_image, scans
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
@@ -208,12 +209,28 @@ def test_the_same_photographs_in_another_size_or_quality_are_counted(
     assert re.search(line, done.stderr), done.stderr
 
 
+def test_gradients_and_small_pictures_are_not_taken_for_copies(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    ramp = np.linspace(0, 255, 96)
+    for split in ("train", "test"):
+        for name, ground in (("across", ramp[None]), ("down", ramp[:, None])):
+            (tmp_path / "ramps" / split / name).mkdir(parents=True)
+            for number in range(4):
+                image = np.clip(ground + rng.normal(0, 3, (96, 96)), 0, 255).astype(np.uint8)
+                Image.fromarray(image).save(tmp_path / "ramps" / split / name / f"{number}.png")
+    for images in (tmp_path / "ramps", write_folder(tmp_path / "shapes", 12, 4, (96, 96))):
+        done = fetch(own(images), tmp_path / "data")
+        assert done.returncode == 0, done.stderr
+        assert "almost the same" not in done.stderr
+
+
 def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: Path) -> None:
     before = imported(own(photographs, image_size=(96, 96)), tmp_path / "before")
     image = photographs / "train/cat/0.png"
     for folder in (
         "train/cat/@eaDir", "train/dog/@eaDir/deep", "test/cat/Thumbs", "train/#recycle",
         "test/@Recycle", "$RECYCLE.BIN", "__MACOSX", "lost+found", "train/cat/.thumbnails",
+        "train/@tmp", "System Volume Information",
     ):  # fmt: skip
         (photographs / folder).mkdir(parents=True)
         shutil.copy(image, photographs / folder)
@@ -222,7 +239,26 @@ def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: 
     after = DataFolder.read(tmp_path / "data")
     assert after.sha256 == before.sha256
     assert after.manifest["class_names"] == ["cat", "dog"]
-    assert "fetch: 8 folders of previews or deleted files were left out: " in done.stderr
+    line = (
+        "fetch: warning: 12 hidden names, and folders of previews or deleted files, were left out: "
+    )
+    assert line in done.stderr
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ("mkdir train/Thumbs", "Thumbs may be a class or previews; rename it"),
+    ("mv train Train; mv test Test", "is no class; rename it to "),
+    ("ln -s gone train/bird", "/train/bird is a link to nothing; repair or remove it"),
+    ("ln -s itself train/itself", "/train/itself is a link to nothing; repair or remove it"),
+    ("ln -s gone train/cat/more", "/train/cat/more is a link to nothing; repair or remove it"),
+])  # fmt: skip
+def test_a_class_is_not_lost_or_made_by_its_name(
+    photographs: Path, tmp_path: Path, change: str, line: str
+) -> None:
+    root = broken(photographs, change)
+    fraction = None if (root / "train").is_dir() else 0.2
+    found = refused(own(root, image_size=(96, 96), test_fraction=fraction), tmp_path / "data")
+    assert line in found
 
 
 def test_links_lead_to_images_but_not_up(photographs: Path, tmp_path: Path) -> None:
@@ -233,7 +269,22 @@ def test_links_lead_to_images_but_not_up(photographs: Path, tmp_path: Path) -> N
     (photographs / "test/dog/copies").symlink_to("../../train/dog")
     done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
     assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
-    assert "were left out: train/cat/above, train/cat/root, train/dog/all, …" in done.stderr
+    assert "under another name: train/cat/above, train/cat/root, train/dog/all, …" in done.stderr
+
+
+def test_a_folder_with_two_names_counts_once(photographs: Path, tmp_path: Path) -> None:
+    images = own(photographs, image_size=(96, 96))
+    (tmp_path / "more").mkdir()
+    shutil.copy(photographs / "train/cat/0.png", tmp_path / "more")
+    (photographs / "train/cat/a").symlink_to(tmp_path / "more")
+    before = imported(images, tmp_path / "before")
+    (photographs / "train/cat/b").symlink_to(tmp_path / "more")
+    # Sorted before both: a class has its own folder, whatever leads there.
+    (photographs / "train/cat/all").symlink_to("../dog")
+    done = fetch(images, tmp_path / "data")
+    assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
+    assert before.manifest["images"] == {"train": 21, "test": 8}
+    assert "are there under another name: train/cat/all, train/cat/b" in done.stderr
 
 
 def test_images_that_are_in_no_class_are_told(photographs: Path, tmp_path: Path) -> None:
@@ -242,7 +293,7 @@ def test_images_that_are_in_no_class_are_told(photographs: Path, tmp_path: Path)
     shutil.copy(photographs / "train/cat/0.png", photographs / "train/beside.png")
     done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
     assert f"warning: 1 images in {photographs}/train itself are in no class" in done.stderr
-    assert f"warning: not used: val in {photographs}; " in done.stderr
+    assert "warning: not used: val/ (8 images) in " in done.stderr
 
 
 def test_a_class_is_one_in_either_form_of_unicode(photographs: Path, tmp_path: Path) -> None:
@@ -296,6 +347,33 @@ def test_what_a_decoder_warns_of_names_the_files(photographs: Path, tmp_path: Pa
     assert "UserWarning" not in done.stderr
 
 
+@pytest.mark.parametrize(("name", "options"), [
+    ("x.jpg", {"subsampling": 0}), ("x.png", {}), ("x.webp", {"lossless": True}), ("x.tif", {}),
+    ("x.tif", {"compression": "tiff_lzw"}),
+])  # fmt: skip
+def test_every_format_is_turned_once(tmp_path: Path, name: str, options: dict) -> None:
+    """Pillow turns a TIFF by itself."""
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:20, :40], pixels[:20, 40:], pixels[20:, :40] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    shown = {
+        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1],
+        5: pixels.swapaxes(0, 1), 6: np.rot90(pixels, -1),
+        7: pixels[::-1, ::-1].swapaxes(0, 1), 8: np.rot90(pixels),
+    }  # fmt: skip
+    for turn, wanted in shown.items():
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        Image.fromarray(pixels).save(tmp_path / name, exif=exif, **options)
+        assert read_header(tmp_path / name)[0] == wanted.shape[:2], turn
+        found = read_image(tmp_path / name, None, 3)
+        np.testing.assert_allclose(
+            found[5::10, 5::10], wanted[5::10, 5::10], atol=2, err_msg=str(turn)
+        )
+        small = read_image(tmp_path / name, (20, 20), 3)
+        corners = wanted[:: wanted.shape[0] - 1, :: wanted.shape[1] - 1]
+        np.testing.assert_allclose(small[::19, ::19], corners, atol=2, err_msg=str(turn))
+
+
 MEASURED = """
 import sys
 from pathlib import Path
@@ -315,12 +393,16 @@ print((peak() - before) / pixels / most)
 """
 
 
-@pytest.mark.parametrize("name", ["turned.jpg", "scans.jpg", "clear.png", "clear.webp", "a.tif"])
+@pytest.mark.parametrize("name", [
+    "turned.jpg", "scans.jpg", "clear.png", "clear.webp", "a.tif", "deep.pgm",
+])  # fmt: skip
 def test_an_image_needs_no_more_memory_than_its_limit_allows(tmp_path: Path, name: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)
     image = Image.fromarray(noise).resize((2000, 2000))
     if name.startswith("clear"):
         image.putalpha(100)
+    elif name.startswith("deep"):
+        image = Image.fromarray(np.asarray(image)[..., 0].astype(np.uint16) * 257)
     exif = Image.Exif()
     exif[0x0112] = 6
     options: dict = {"progressive": True} if name == "scans.jpg" else {}
@@ -344,6 +426,61 @@ def test_a_long_side_and_many_scans_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:last] + content[last:-2] * 200 + content[-2:])
     with pytest.raises(Unreadable, match="it has more than 100 scans"):
         read_image(path, (8, 8), 3)
+    # What stands behind an image, such as a film, or is embedded in it, is none of its scans.
+    path.write_bytes(content + b"\xff\xda" * 200)
+    assert read_image(path, (8, 8), 3).shape == (8, 8, 3)
+    embedded = b"\xff\xe3" + struct.pack(">H", 402) + b"\xff\xda" * 200
+    path.write_bytes(content[:2] + embedded + content[2:])
+    assert read_image(path, (8, 8), 3).shape == (8, 8, 3)
+
+
+def test_scans_that_are_not_progressive_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "scans.jpg"
+    Image.new("L", (64, 64)).save(path)
+    content = path.read_bytes()
+    last = content.rindex(b"\xff\xda")
+    path.write_bytes(content[:last] + content[last:-2] * 200 + content[-2:])
+    with pytest.raises(Unreadable, match="it has more than 100 scans"):
+        read_image(path, (8, 8), 3)
+
+
+def test_scans_are_counted_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "scans.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(path, progressive=True)
+    with path.open("rb") as file:
+        wanted = scans(file)
+        assert wanted == path.read_bytes().count(b"\xff\xda") > 5
+        for piece in range(4, 100):
+            monkeypatch.setattr("ddp.data.own.pictures.PIECE", piece)
+            assert scans(file) == wanted, piece
+
+
+def test_what_is_not_decoded_needs_no_memory(tmp_path: Path) -> None:
+    """A file of 2 GB around a small image, and a small image in a tile of a gigabyte."""
+    path = tmp_path / "long.jpg"
+    Image.new("RGB", (64, 64)).save(path, progressive=True)
+    os.truncate(path, 2_000_000_000)
+    script = (
+        "import resource, sys; from pathlib import Path; from ddp.data.own.pictures import *; "
+        "resource.setrlimit(resource.RLIMIT_AS, (1_000_000_000,) * 2); "
+        "print(read_image(Path(sys.argv[1]), None, 3).shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, path],
+        env=os.environ | {"PYTHONPATH": SCRIPTS, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "(64, 64, 3)\n", done.stderr
+    path = tmp_path / "tile.tif"
+    tags = {256: 100, 257: 100, 258: 8, 259: 8, 262: 1, 277: 1, 322: 32_768, 323: 32_768}
+    pixels = zlib.compress(bytes(100))
+    entries = [*tags.items(), (324, 8 + 2 + 12 * 10 + 4), (325, len(pixels))]
+    ifd = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    path.write_bytes(head + ifd + bytes(4) + pixels)
+    with pytest.raises(Unreadable, match="its tiles of 32768 x 32768 pixels are too large"):
+        read_image(path, None, 1)
 
 
 def broken(root: Path, *change: str) -> Path:

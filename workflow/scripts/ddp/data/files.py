@@ -86,8 +86,8 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
     if not path.is_dir():
         wanted = "neither a file nor a folder" if path.exists() else "not there"
         raise Refusal(f"config: files: {path} is {wanted}; give the path of a file or folder")
-    up: list[Path] = []
-    for folder, names in walk(path, bool, up):
+    left_out: list[Path] = []
+    for folder, names in walk(path, bool, left_out):
         for name in names:
             file = folder / name
             if not file.is_file():
@@ -95,5 +95,5 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
                     f"config: files: {file} is not a file; remove it, or name the files one by one"
                 )
             yield str(file.relative_to(path)), file
-    if up:
-        raise Refusal(f"config: files: {up[0]} leads to a folder above it; remove the link")
+    if left_out:
+        raise Refusal(f"config: files: {left_out[0]} leads to a folder above it; remove the link")

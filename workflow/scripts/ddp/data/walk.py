@@ -1,7 +1,7 @@
 """The files below a folder, through links, but not through those that lead up."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from ddp.base.errors import Refusal
@@ -11,23 +11,33 @@ Identity = tuple[int, int]
 
 
 def walk(
-    path: Path, wanted: Callable[[str], bool], up: list[Path], *above: Path
+    path: Path,
+    wanted: Callable[[str], bool],
+    left_out: list[Path],
+    closed: Collection[Path] = (),
+    visited: set[Identity] | None = None,
 ) -> Iterator[tuple[Path, list[str]]]:
     """The folders below a path, with links, each with the names of its files; all sorted.
 
     Args:
         wanted: whether a file or folder of this name counts.
-        up: gets the links that lead to a folder above them, which are not followed.
-        above: more folders to which no link may lead.
+        left_out: gets the links that lead to a folder above them, which are not followed.
+        closed: more folders to which no link may lead.
+        visited: gets every folder, and none of them counts again; None: each name of one counts.
 
     Raises:
         Refusal: a folder cannot be read.
     """
-    return below(path, wanted, up, ancestors(path) | {identity(other) for other in above})
+    above = ancestors(path) | {identity(other) for other in closed} - {identity(path)}
+    return below(path, wanted, left_out, above, visited)
 
 
 def below(
-    path: Path, wanted: Callable[[str], bool], up: list[Path], above: frozenset[Identity]
+    path: Path,
+    wanted: Callable[[str], bool],
+    left_out: list[Path],
+    above: frozenset[Identity],
+    visited: set[Identity] | None,
 ) -> Iterator[tuple[Path, list[str]]]:
     try:
         here, entries = identity(path), sorted(os.scandir(path), key=lambda entry: entry.name)
@@ -37,9 +47,11 @@ def below(
         raise Refusal(
             f"{error.filename}: {error.strerror}; change its mode, or move it away"
         ) from None
-    if here in above:
-        up.append(path)
+    if here in above or (visited is not None and here in visited):
+        left_out.append(path)
         return
+    if visited is not None:
+        visited.add(here)
     folders: list[Path] = []
     files: list[Path] = []
     for entry in entries:
@@ -48,7 +60,7 @@ def below(
     yield path, [file.name for file in files]
     for folder in folders:
         more = ancestors(folder) if folder.is_symlink() else frozenset()
-        yield from below(folder, wanted, up, above | {here} | more)
+        yield from below(folder, wanted, left_out, above | {here} | more, visited)
 
 
 def ancestors(path: Path) -> frozenset[Identity]:
@@ -61,6 +73,7 @@ def identity(path: Path) -> Identity:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal, shown
 from ddp.base.sources import local_sources, sources_sha256
-from ddp.data.walk import walk
+from ddp.data.walk import is_folder, walk
 
 KINDS = ("folder", "arrays", "python")
 # Keys of `dataset` that only own data have.
@@ -29,20 +29,19 @@ SUFFIXES = (
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
+# Folders of previews whose name a class may have too.
+PREVIEWS = ("thumbs", "thumbnails")
 # What network storage and systems put among images: previews, deleted files, copies.
 JUNK = {
-    *("@eadir", "#recycle", "@recycle", "$recycle.bin", "#snapshot", "@recently-snapshot"),
-    *("@__thumb", "__macosx", "lost+found", "thumbs", "thumbnails"),
+    *("@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "@__thumb", "@tmp"),
+    *("@sharebin", "~snapshot", "$recycle.bin", "recycler", "system volume information"),
+    *("__macosx", "network trash folder", "temporary items", "lost+found", *PREVIEWS),
 }
-
-
-def is_junk(name: str) -> bool:
-    return name.lower() in JUNK
 
 
 def is_wanted(name: str) -> bool:
     """Whether a file or folder of this name is a part of the data set."""
-    return name[0] != "." and not is_junk(name)
+    return name[0] != "." and name.lower() not in JUNK
 
 
 def is_image(name: str) -> bool:
@@ -167,7 +166,7 @@ class Own:
             return None
         train = Path(self.path, "train")
         root = train if train.is_dir() else Path(self.path)
-        return sum(entry.is_dir() and is_wanted(entry.name) for entry in os.scandir(root))
+        return sum(is_folder(entry) and is_wanted(entry.name) for entry in os.scandir(root))
 
     def refuse_missing(self) -> None:
         """Refuse a path that is not there.

@@ -18,7 +18,7 @@ import numpy as np
 from ddp.base.cpus import usable_cpus
 from ddp.base.errors import Refusal, shown
 from ddp.data.folder import label_type
-from ddp.data.own.declaration import TEST_FOLDERS, Own, is_image, is_junk, is_wanted
+from ddp.data.own.declaration import PREVIEWS, TEST_FOLDERS, Own, is_image, is_wanted
 from ddp.data.own.pictures import Unreadable, read_header, read_image
 from ddp.data.own.similar import fingerprints, similar_images
 from ddp.data.own.writing import (
@@ -31,7 +31,7 @@ from ddp.data.own.writing import (
     refuse_empty_class,
     shared_images,
 )
-from ddp.data.walk import identity, walk
+from ddp.data.walk import Identity, walk
 
 # Images per task of a worker.
 TASK = 32
@@ -57,7 +57,7 @@ class Decoded(NamedTuple):
     """
 
     checksum: int
-    fingerprints: tuple[bytes, bytes] | None
+    fingerprints: tuple[bytes, ...]
     warnings: list[str]
 
 
@@ -110,7 +110,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                     for number, result in enumerate(results, start * TASK):
                         if isinstance(result, str):
                             bad[split][number] = result
-                            result = Decoded(0, None, [])
+                            result = Decoded(0, (), [])
                         for text in result.warnings:
                             warned.setdefault(text, []).append(listing.paths[number])
                         file.checksums.append(result.checksum)
@@ -171,7 +171,6 @@ def list_images(
     root = Path(own.path)
     train = root / "train"
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
-    search = Search(root, (train, test) if test else ())
     if train.is_dir() or test:
         if not test:
             raise Refusal(
@@ -188,13 +187,20 @@ def list_images(
         names = list(classes)
         if unknown := [folder for name, folder in of_test.items() if name not in classes]:
             raise Refusal(f"dataset.folder: {unknown[0]} is a class that {train} does not have")
+        search = Search(root, (train, test), (*classes.values(), *of_test.values()))
         found = {
             split: [search.images_below(folders.get(name)) for name in names]
             for split, folders in (("train", classes), ("test", of_test))
         }
     else:
+        for place in folders_in(root):
+            if place.name.lower() in ("train", *TEST_FOLDERS):
+                raise Refusal(
+                    f"dataset.folder: {place} is no class; rename it to {place.name.lower()}"
+                )
         classes = class_folders(root)
         names = list(classes)
+        search = Search(root, (), list(classes.values()))
         if own.test_fraction is None:
             raise Refusal(
                 f"dataset.folder: {root} has no train/ and test/; if its folders are classes, give "
@@ -239,8 +245,14 @@ def class_folders(folder: Path) -> dict[str, Path]:
     another one than most other systems.
 
     Raises:
-        Refusal: there is none, or a name cannot be shown, or is there twice.
+        Refusal: there is none, or a name cannot be shown, is there twice, or may be no class's.
     """
+    for path in folder.iterdir():
+        if path.name.lower() in PREVIEWS and path.is_dir():
+            raise Refusal(
+                f"dataset.folder: {path} may be a class or previews; rename it; names with a dot "
+                "in front are left out"
+            )
     places = folders_in(folder)
     if not places:
         raise Refusal(f"dataset.folder: {folder} has no folders; each class needs one")
@@ -265,74 +277,100 @@ class Search:
 
     Args:
         root: of the data set.
-        used: its folders of splits; empty if its folders are classes.
+        splits: its folders of splits; empty if its folders are classes.
+        classes: the folders of all classes; no link leads from one to another.
     """
 
-    def __init__(self, root: Path, used: Sequence[Path] = ()) -> None:
-        self.root, self.used = root, used
-        self.junk: list[str] = []
+    def __init__(self, root: Path, splits: Sequence[Path], classes: Sequence[Path]) -> None:
+        self.root, self.splits, self.closed = root, splits, (root, *classes)
+        self.unwanted: list[str] = []
         self.links: list[Path] = []
         self.others: list[str] = []
-        self.visited: set[tuple[int, int]] = set()
+        self.visited: set[Identity] = set()
 
     def images_below(self, folder: Path | None) -> list[Path]:
-        """The images in a folder and below, sorted; none without a folder. A folder that another
-        class has visited counts there only.
+        """The images in a folder and below, sorted; none without a folder. Every folder counts
+        once.
+
+        Raises:
+            Refusal: a folder cannot be read, or a link leads to nothing.
         """
         found: list[Path] = []
         if folder is None:
             return found
-        mine = set()
-        for place, names in walk(folder, self.is_wanted, self.links, self.root):
-            here = identity(place)
-            if here in self.visited:
-                self.links.append(place)
-                continue
-            mine.add(here)
-            images = [name for name in names if is_image(name)]
-            found += [place / name for name in images]
-            self.others += sorted(set(names) - set(images))
-        self.visited |= mine
+        for place, names in walk(folder, self.is_wanted, self.links, self.closed, self.visited):
+            for name in names:
+                if is_image(name):
+                    found.append(place / name)
+                else:
+                    refuse_dangling(place / name)
+                    self.others.append(name)
         return found
 
     def is_wanted(self, name: str) -> bool:
-        if is_junk(name):
-            self.junk.append(name)
-        return is_wanted(name)
+        wanted = is_wanted(name)
+        if not wanted:
+            self.unwanted.append(name)
+        return wanted
 
     def tell(self, tell: Callable[[str], None]) -> None:
         """Tell what is not used."""
+        places = (self.root, *self.splits)
         if self.others:
             names = named(self.others)
-            tell(f"{len(self.others):,} files are not named like images and were ignored: {names}")
-        for place in {self.root, *self.used}:
-            self.junk += [path.name for path in place.iterdir() if is_junk(path.name)]
-        if self.junk:
             tell(
-                f"{len(self.junk):,} folders of previews or deleted files were left out: "
-                f"{named(self.junk)}; rename one that is a class"
+                f"warning: {len(self.others):,} files are not named like images and were ignored: "
+                f"{names}"
+            )
+        for place in places:
+            self.unwanted += [path.name for path in place.iterdir() if not is_wanted(path.name)]
+        if self.unwanted:
+            tell(
+                f"warning: {len(self.unwanted):,} hidden names, and folders of previews or deleted "
+                f"files, were left out: {named(self.unwanted)}"
             )
         if self.links:
             links = named([link.relative_to(self.root) for link in self.links])
             tell(
-                f"warning: links to folders above them, or to those of another class, were left "
-                f"out: {links}"
+                "warning: folders were left out that lead up, are of another class, or are there "
+                f"under another name: {links}"
             )
-        for place in {self.root, *self.used}:
+        for place in places:
             if count := sum(is_image(path.name) for path in place.iterdir()):
                 tell(f"warning: {count:,} images in {place} itself are in no class and not used")
-        if self.used and (unused := sorted({*folders_in(self.root)} - {*self.used})):
+        unused = sorted({*folders_in(self.root)} - {*self.splits}) if self.splits else []
+        counts = {place.name: self.count_below(place) for place in unused}
+        if told := [f"{name}/ ({count:,} images)" for name, count in counts.items() if count]:
             tell(
-                f"warning: not used: {named([place.name for place in unused])} in {self.root}; "
-                "images for validation are held out of train/, see validation_fraction"
+                f"warning: not used: {named(told)} in {self.root}; to train with them, move them "
+                "into train/, of which validation_fraction holds some out"
             )
+
+    def count_below(self, folder: Path) -> int:
+        """How many images are in a folder that is not used, and nowhere else."""
+        walked = walk(folder, is_wanted, [], visited=self.visited)
+        return sum(is_image(name) for _, names in walked for name in names)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Those that can be of a data set."""
-    return [
-        Path(entry.path) for entry in os.scandir(folder) if is_wanted(entry.name) and entry.is_dir()
-    ]
+    """Those that can be of a data set.
+
+    Raises:
+        Refusal: a link leads to nothing.
+    """
+    found = []
+    for entry in os.scandir(folder):
+        if is_wanted(entry.name):
+            refuse_dangling(Path(entry.path))
+            if entry.is_dir():
+                found.append(Path(entry.path))
+    return found
+
+
+def refuse_dangling(path: Path) -> None:
+    """Refuse a link to nothing: a whole folder could be missing."""
+    if path.is_symlink() and not path.exists():
+        raise Refusal(f"dataset.folder: {path} is a link to nothing; repair or remove it")
 
 
 def named(names: Sequence[object]) -> str:

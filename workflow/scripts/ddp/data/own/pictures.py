@@ -1,11 +1,12 @@
 """One image file to pixels: decoded strictly, upright, and resized and cropped about its centre."""
 
 import os
+import re
 import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -21,8 +22,14 @@ MOST_BYTES = 2_500_000_000
 PIXEL_BYTES, WEBP_PIXEL_BYTES = 16, 24
 # Pixels of a side, as in a JPEG. To shrink a side needs memory by its length.
 MOST_SIDE = 65_535
-# Of a progressive JPEG, which decoding repeats. Encoders write about ten.
+# Of a JPEG. Each costs the time of an image, also if it is empty; encoders write about ten.
 MOST_SCANS = 100
+# Of a JPEG, without those that stand among the pixels.
+MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+START, END, SCAN, NO_LENGTH = b"\xd8", b"\xd9", b"\xda", b"\x01"
+# Bytes that are searched for one at a time.
+PIECE = 65_536
+TILE_WIDTH, TILE_HEIGHT = 322, 323
 # Pillow only warns at its own limit.
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
@@ -54,6 +61,9 @@ def read_header(path: Path) -> tuple[tuple[int, int], bool]:
 
 def orientation(image: Image.Image) -> int:
     """How it is to be turned, see TURNS; 1: not at all. Damaged metadata turn nothing."""
+    if image.format == "TIFF":
+        # Its decoder turns it, and its size is that after turning.
+        return 1
     try:
         if image.format == "PNG" and metadata_follow(image):
             image.load()
@@ -98,6 +108,9 @@ def read_image(
         Unreadable: it is damaged, too large, or no image.
     """
     with warnings.catch_warnings(action="always", record=True) as caught, opened(path) as image:
+        # Not with the header, because this reads the whole file.
+        if image.format in ("JPEG", "MPO") and scans(image.fp) > MOST_SCANS:  # type: ignore[attr-defined]
+            raise Unreadable(f"it has more than {MOST_SCANS} scans")
         found = prepared(image, size, channels)
     texts = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
     for text in dict.fromkeys(texts):
@@ -131,13 +144,7 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
         if image.mode == "F":
             raise Unreadable("its pixels are floating-point numbers")
         if image.mode.startswith("I"):
-            levels = np.asarray(image)
-            if levels.min() < 0 or levels.max() > 65535:
-                raise Unreadable("its pixels have more than 16 bits")
-            if not deep and levels.max() > 255:
-                # No rule for one image alone would treat all images of a data set alike.
-                raise Unreadable("its pixels have 32 bits; save them with 16")
-            image = Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
+            image = of_eight_bits(image, deep)
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -154,6 +161,24 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
         raise Unreadable(reason(error)) from None
 
 
+def of_eight_bits(image: Image.Image, deep: bool) -> Image.Image:
+    """A grey image of 16 or 32 bits with 8.
+
+    Args:
+        deep: its levels go up to 65,535, not to 255.
+
+    Raises:
+        Unreadable: its levels do not.
+    """
+    levels = np.asarray(image)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise Unreadable("its pixels have more than 16 bits")
+    if not deep and levels.max() > 255:
+        # No rule for one image alone would treat all images of a data set alike.
+        raise Unreadable("its pixels have 32 bits; save them with 16")
+    return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
+
+
 def opened(path: Path) -> Image.Image:
     """An image of which only the header is read.
 
@@ -162,15 +187,44 @@ def opened(path: Path) -> Image.Image:
     """
     try:
         image = Image.open(open_file(path), formats=FORMATS)
+        width, height = tile(image)
     except Exception as error:
         raise Unreadable(reason(error)) from None
     pixel = WEBP_PIXEL_BYTES if image.format == "WEBP" else PIXEL_BYTES
     if image.width * image.height * pixel > MOST_BYTES or max(image.size) > MOST_SIDE:
         raise Unreadable(f"{image.width} x {image.height} pixels are too many")
-    # In the pixels' code, this marker does not occur.
-    if "progressive" in image.info and path.read_bytes().count(b"\xff\xda") > MOST_SCANS:
-        raise Unreadable(f"it has more than {MOST_SCANS} scans")
+    if (image.width * image.height + width * height) * pixel > MOST_BYTES:
+        raise Unreadable(f"its tiles of {width} x {height} pixels are too large")
     return image
+
+
+def tile(image: Image.Image) -> tuple[int, int]:
+    """Width and height of a TIFF's tiles, which may be larger than the image; 0 without."""
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_HEIGHT, 0))
+
+
+def scans(file: BinaryIO) -> int:
+    """The number of scans of a JPEG's first image, as far as MOST_SCANS is concerned."""
+    place = at = count = 0
+    piece = b""
+    while count <= MOST_SCANS:
+        found = MARKER.search(piece, at)
+        if found is None or found.end() + 2 > len(piece):
+            # The last byte may be the first one of a marker.
+            place += found.start() if found else max(at, len(piece) - 1, 0)
+            file.seek(place)
+            piece, at = file.read(PIECE), 0
+            if len(piece) < 4:
+                break
+            continue
+        at = found.end()
+        if found[1] == END:
+            break
+        count += found[1] == SCAN
+        if found[1] not in (START, NO_LENGTH):
+            at += int.from_bytes(piece[at : at + 2])
+    return count
 
 
 def reason(error: Exception) -> str:

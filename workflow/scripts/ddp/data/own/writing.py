@@ -56,7 +56,7 @@ class ArrayFile:
         self.file: BinaryIO = path.open("wb+")
         self.file.write(self.header(0))
         self.checksums: list[int] = []
-        self.fingerprints: list[tuple[bytes, bytes] | None] = []
+        self.fingerprints: list[tuple[bytes, ...]] = []
 
     def header(self, rows: int) -> bytes:
         """numpy leaves room for any number of rows, so its length is always the same."""
