@@ -61,15 +61,35 @@ def test_the_cause_of_a_failed_import_is_that_of_its_runs(untouched, tmp_path) -
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
             (tmp_path / split / name / "x.png").write_text("not an image")
-    done = untouched.snakemake("--config", f"dataset={{name: mine, folder: {tmp_path}}}")
+    config = ["--config", f"dataset={{name: mine, folder: {tmp_path}}}"]
+    done = untouched.snakemake(*config)
+    data_only = untouched.snakemake("results/data/mine/manifest.json", *config)
     shutil.rmtree(untouched.path / "results")
-    assert done.returncode == 1
-    assert re.search(
-        r"^quickstart/nodes~1: not finished: fetch: 4 images are unreadable: train/\S+ \(not an "
-        r"image\), .*; log: results/data/mine/fetch.log$",
-        done.stdout,
-        re.MULTILINE,
-    ), done.stdout
+    line = (
+        r"fetch: 4 images are unreadable: train/\S+ \(not an image\), .*; "
+        r"log: results/data/mine/fetch.log$"
+    )
+    assert done.returncode == data_only.returncode == 1
+    for text in (f"{line}", f"quickstart/nodes~1: not finished: {line}"):
+        output = (done if "nodes" in text else data_only).stdout
+        assert re.search(f"^{text}", output, re.MULTILINE), output
+
+
+def test_a_killed_import_is_no_run_that_was_not_started(untouched, tmp_path) -> None:
+    """Nor is its reason what the import has told before."""
+    (tmp_path / "load.py").write_text(
+        "import os, sys\n"
+        "def load(split):\n"
+        "    print('fetch: warning: something', file=sys.stderr, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = untouched.snakemake(
+        "--config", f"dataset={{name: mine, python: {tmp_path}/load.py:load}}"
+    )
+    shutil.rmtree(untouched.path / "results")
+    assert "fetch: warning: something" in done.stdout
+    line = "quickstart/nodes~1: not finished: fetch: was interrupted or killed, perhaps "
+    assert line in done.stdout, done.stdout
 
 
 def test_snakemake_says_that_it_waits_after_sigterm(untouched, tmp_path) -> None:

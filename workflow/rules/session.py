@@ -549,6 +549,9 @@ class Session:
                 f"{self.experiment.name}/{run.run}: not finished: {run.reason}"
                 + (f"; log: {run.log}" if run.log else "")
             )
+        # A command that only makes the data.
+        if not names and (found := self.why_without_data("")):
+            tell(f"{found.reason}; log: {found.log}")
 
     def read_trained(self, name: str) -> str:
         """That a run is trained; raises as `read`."""
@@ -570,12 +573,21 @@ class Session:
         for job, reason in self.watch.failures.items():
             if any(part.wildcards.get("run") == name for part in parts(job)):
                 return results.Missing(name, reason, self.watch.logs.get(job, ""))
+        return self.why_without_data(name) or found
+
+    def why_without_data(self, name: str) -> results.Missing | None:
+        """The reason for a missing run, or for anything else, if its data or files are missing."""
         for job in (*self.jobs("fetch"), *self.jobs("collect")):
-            programs = ("fetch: ", "collect: ")
-            reason = results.last_reason(Path(job.log[0]), programs)
-            if reason and not Path(job.output[0]).exists():
-                return results.Missing(name, f"{job.rule.name}: {reason}", job.log[0])
-        return found
+            log = Path(job.log[0])
+            if Path(job.output[0]).exists() or not log.is_file():
+                continue
+            if log.stat().st_mtime >= self.began:
+                reason = results.last_reason(log, (f"{job.rule.name}: ",))
+                # Programs end with a reason, if they are not killed.
+                if not reason or reason.startswith("warning: "):
+                    reason = "was interrupted or killed, perhaps for its memory; run it again"
+                return results.Missing(name, f"{job.rule.name}: {reason}", str(log))
+        return None
 
     def draw_partial(self, missing: list[results.Missing], folder: Path) -> None:
         """Tables, figures and report of the finished runs, until the rules can make the
