@@ -11,7 +11,8 @@ PYTHON ?= python3
 # A smaller installation: make run TORCH=site uses the torch that this Python finds elsewhere, such as
 # a module's on PYTHONPATH.
 OUTSIDE := ^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==
-SNAKEMAKE := snakemake --profile profiles/local $(if $(CONFIG),--configfile "$(CONFIG)")
+# The profile last: --configfile would take a target for another file.
+SNAKEMAKE := snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --profile profiles/local
 # pip would install elsewhere, or not at all.
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PYTHONSAFEPATH
 # Found by the commands below and by whatever they start.
