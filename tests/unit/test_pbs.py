@@ -1,5 +1,7 @@
 """PBS's requests, states and answers; the text is that of OpenPBS 23.06.06."""
 
+import os
+import types
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from ddp.base.errors import Refusal
 from ddp.experiment.config import Experiment, Run
 from ddp.experiment.job_size import evaluation_size, training_size
 from ddp.schedulers.pbs.commands import SEPARATOR, parse_jobs
-from ddp.schedulers.pbs.jobs import job_name
+from ddp.schedulers.pbs.jobs import Jobs, job_name
 from ddp.schedulers.pbs.requests import options
 from ddp.schedulers.pbs.scheduler import end_of, job_hosts
 from ddp.schedulers.pbs.states import State, state_of
@@ -164,3 +166,37 @@ def test_the_nodes_of_a_job(tmp_path: Path) -> None:
 def test_names_that_pbs_accepts() -> None:
     assert job_name("snakejob.training.3.sh") == "snakejob_traini"
     assert job_name("1 ä") == "j1__"
+
+
+@pytest.mark.parametrize(
+    ("qsub", "deleted", "refusal"),
+    [
+        ("echo you have used 3 of 9 hours; echo 7.site.edu", "", None),
+        ("echo 7.site.edu; exit 3", "7.site.edu", "qsub ended with status 3"),
+        ("echo 7.site.edu; echo 8.site.edu", "7.site.edu 8.site.edu", "no job id in '7.site.edu 8"),
+        ("echo welcome", "", "no job id in 'welcome'"),
+    ],
+)
+def test_no_job_that_qsub_has_submitted_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qsub: str, deleted: str, refusal: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    commands = {"qsub": f"cat > /dev/null; {qsub}", "qdel": f'echo "$@" > {tmp_path}/deleted',
+                "qstat": "true"}  # fmt: skip
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    jobs = Jobs("select", "")
+    job = type("Job", (), {"resources": {}})()
+    info = types.SimpleNamespace(job=job, external_jobid=None)
+    error = jobs.submit(info, "x", "true")
+    if refusal is None:
+        assert error is None
+        assert info.external_jobid == "7.site.edu"
+    else:
+        assert error is not None
+        assert f"PBS refused the job: {refusal}" in error
+        assert info.external_jobid is None
+    done = tmp_path / "deleted"
+    assert (done.read_text().strip() if done.exists() else "") == deleted

@@ -15,6 +15,8 @@ PARTIAL = (35, 153)
 # Between the attributes of a job: a character that no attribute has.
 SEPARATOR = "\x1f"
 TIMEOUT = 60  # seconds for one answer
+# A job's id on a line of its own: `12.server`, `12[].server`.
+JOB_ID = re.compile(r"^\d+(?:\[\])?\.[\w.-]+$", re.MULTILINE)
 
 
 class Unanswered(Exception):
@@ -38,7 +40,7 @@ def run_pbs(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
     Raises:
         Refusal: it is not on PATH.
-        Unanswered: it does not end.
+        Unanswered: it does not end, or cannot be started now.
     """
     try:
         return subprocess.run(
@@ -47,13 +49,16 @@ def run_pbs(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
             capture_output=True, text=True,
             errors="replace", timeout=TIMEOUT, check=False,
         )  # fmt: skip
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise Refusal(
             f"{command[0]}, PBS's own command, is not on PATH here; go to where it is, or use "
             "profiles/local"
         ) from None
     except subprocess.TimeoutExpired:
         raise Unanswered(f"{command[0]}: no answer within {TIMEOUT} s") from None
+    except OSError as error:
+        # Such as too many processes on the login node; the jobs run elsewhere.
+        raise Unanswered(f"{command[0]}: {error.strerror}") from None
 
 
 def shown_jobs(jobs: Sequence[str]) -> dict[str, dict[str, str]]:

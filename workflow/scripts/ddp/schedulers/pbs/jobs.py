@@ -14,7 +14,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal, one_line
 from ddp.schedulers.base import TellState
-from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs, shown_jobs
+from ddp.schedulers.pbs.commands import JOB_ID, Unanswered, error_of, run_pbs, shown_jobs
 from ddp.schedulers.pbs.requests import options
 from ddp.schedulers.pbs.scheduler import AGAIN, NOT_SAVED, SAVED
 from ddp.schedulers.pbs.states import State, state_of
@@ -137,13 +137,20 @@ class Jobs:
         """
         # The script on stdin: qsub understands no path with a blank. The script writes its own log.
         done = run_pbs("qsub", *job.options, "-o", "/dev/null", stdin=job.file(".sh").read_text())
-        if done.returncode and run_pbs("qstat", "-B").returncode:
+        # A site's own qsub may say more, or fail after it has submitted the job.
+        ids = JOB_ID.findall(done.stdout)
+        if done.returncode and not ids and run_pbs("qstat", "-B").returncode:
             raise Unanswered(error_of(done))
-        if done.returncode or not done.stdout.strip():
-            raise Refusal(f"PBS refused the job: {error_of(done)}; asked with "
+        if done.returncode or len(ids) != 1:
+            if ids and not delete(ids):
+                self.tell(f"PBS does not answer; when it does: qdel {' '.join(ids)}")
+            why = (
+                error_of(done) if done.returncode else f"no job id in {one_line(done.stdout, 60)!r}"
+            )
+            raise Refusal(f"PBS refused the job: {why}; asked with "
                           f"qsub {shlex.join(job.options[2:-6])}")  # fmt: skip
         with self.lock:
-            job.id = done.stdout.strip().splitlines()[-1]
+            (job.id,) = ids
             job.info.external_jobid = job.id
             job.unknown_since, job.never, job.shown = None, 0, ""
             self.known[id(job.info)] = job

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.schedulers.base import TellState, Watch, refuse_different
-from ddp.schedulers.pbs.commands import Unanswered, error_of, run_pbs
+from ddp.schedulers.pbs.commands import JOB_ID, Unanswered, error_of, run_pbs
 from ddp.schedulers.pbs.requests import options
 
 
@@ -48,10 +48,13 @@ def try_submission(wanted: tuple[str, ...]) -> None:
     try:
         done = run_pbs("qsub", "-h", "-N", "test", "-o", "/dev/null", "-j", "oe", *wanted,
                        stdin="true\n")  # fmt: skip
-        if done.returncode:
-            raise Refusal(f"pbs: {error_of(done)}; asked with qsub {' '.join(wanted)}")
-        with suppress(Unanswered):
+        ids = JOB_ID.findall(done.stdout)
+        if ids:
             # -W force -x would also remove it from the history, for operators only.
-            run_pbs("qdel", done.stdout.strip())
+            with suppress(Unanswered):
+                run_pbs("qdel", *ids)
+        if done.returncode or not ids:
+            why = error_of(done) if done.returncode else "qsub gives no job id"
+            raise Refusal(f"pbs: {why}; asked with qsub {' '.join(wanted)}")
     except Unanswered as error:
         raise Refusal(f"pbs: {error}; try again once qstat answers") from None
