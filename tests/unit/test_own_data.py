@@ -374,6 +374,42 @@ def test_every_format_is_turned_once(tmp_path: Path, name: str, options: dict) -
         np.testing.assert_allclose(small[::19, ::19], corners, atol=2, err_msg=str(turn))
 
 
+def test_images_of_a_function_are_turned_whether_loaded_or_not(
+    photographs: Path, tmp_path: Path
+) -> None:
+    """Damaged metadata turn none, and name it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for form in ("png", "jpg", "tif", "webp"):
+        with Image.open(photographs / "train/cat/0.png") as image:
+            image.save(tmp_path / f"turned.{form}", exif=exif)
+    with Image.open(photographs / "train/cat/0.png") as image:
+        image.save(tmp_path / "damaged.jpg", exif=b"Exif\0\0damaged, and long")
+        image.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "upright.png")
+    (tmp_path / "load.py").write_text(
+        "from pathlib import Path\n"
+        "from PIL import Image\n"
+        "FOLDER = Path(__file__).parent\n"
+        "def load(split):\n"
+        "    for form in ('png', 'jpg', 'tif', 'webp'):\n"
+        "        for label in (0, 1):\n"
+        "            image = Image.open(FOLDER / f'turned.{form}')\n"
+        "            if label:\n"
+        "                image.load()\n"
+        "            yield image, label\n"
+        "    yield Image.open(FOLDER / 'damaged.jpg').resize((120, 160)), 0\n"
+    )
+    done = fetch(own(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    images, _ = DataFolder.read(tmp_path / "data").split("train")
+    upright = read_image(tmp_path / "upright.png", None, 3).astype(int)
+    assert abs(images[:8] - upright).mean(axis=(1, 2, 3)).max() < 8
+    assert "UserWarning" not in done.stderr
+    assert re.search(
+        r"warning: 2 images: its metadata are damaged.*: train image 8, test image 8", done.stderr
+    )
+
+
 MEASURED = """
 import sys
 from pathlib import Path
@@ -635,6 +671,8 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
     ("    raise SystemExit(3)", "load.py ends Python; return instead"),
     ("    yield np.zeros((4, 4), np.uint8), 1\nCLASSES = 5", "a list of the names of the classes"),
     ("    yield from [(np.zeros((4, 4), np.uint8), 0)] * 2\nCLASSES = ['a', 'a']", "a name twice"),
+    ("    yield from [(np.zeros((4, 4), np.uint8), 0)] * 2\nCLASSES = ['\u00e4', 'a\u0308']",
+     "a name twice"),
 ])  # fmt: skip
 def test_a_function_that_cannot_be_used(tmp_path: Path, body: str, line: str) -> None:
     (tmp_path / "load.py").write_text(f"import numpy as np\ndef load(split):\n{body}\n")

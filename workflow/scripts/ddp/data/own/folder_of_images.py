@@ -27,16 +27,16 @@ from ddp.data.own.writing import (
     ArrayFile,
     Imported,
     chosen_for_test,
+    named,
     progress,
     refuse_empty_class,
     shared_images,
+    tell_warned,
 )
 from ddp.data.walk import Identity, walk
 
 # Images per task of a worker.
 TASK = 32
-# Files that are named in a line.
-MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
             refuse_unreadable(own, listings, bad)
             size, channels = common_shape(own, listings, headers)
             files = {}
-            warned: dict[str, list[Path]] = {}
+            warned: dict[str, list[object]] = {}
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
@@ -112,7 +112,8 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                             bad[split][number] = result
                             result = Decoded(0, (), [])
                         for text in result.warnings:
-                            warned.setdefault(text, []).append(listing.paths[number])
+                            name = listing.paths[number].relative_to(own.path)
+                            warned.setdefault(text, []).append(name)
                         file.checksums.append(result.checksum)
                         file.fingerprints.append(result.fingerprints)
                     bar.update(len(results))
@@ -124,9 +125,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 "out of memory, or an image crashed it; run the same command again with more memory"
             ) from None
         refuse_unreadable(own, listings, bad)
-        for text, paths in warned.items():
-            names = named([path.relative_to(own.path) for path in paths])
-            tell(f"warning: {len(paths):,} images: {text}: {names}")
+        tell_warned(warned, tell)
         images, kept_paths = {}, {}
         for split, file in files.items():
             paths, numbers = listings[split].paths, listings[split].labels
@@ -371,11 +370,6 @@ def refuse_dangling(path: Path) -> None:
     """Refuse a link to nothing: a whole folder could be missing."""
     if path.is_symlink() and not path.exists():
         raise Refusal(f"dataset.folder: {path} is a link to nothing; repair or remove it")
-
-
-def named(names: Sequence[object]) -> str:
-    """The first names, for a line."""
-    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "")
 
 
 def header_of(path: Path) -> tuple[tuple[int, int], bool] | str:

@@ -1,5 +1,6 @@
 """Images from a user's Python function."""
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from ddp.base.errors import Refusal, one_line, shown
 from ddp.base.sources import member, run_file, user_error
 from ddp.data.folder import label_type
 from ddp.data.own.declaration import Own
-from ddp.data.own.pictures import GREY, Unreadable, prepared
+from ddp.data.own.pictures import GREY, Unreadable, prepared, warnings_told
 from ddp.data.own.writing import (
     MOST_CLASSES,
     SPLITS,
@@ -21,11 +22,15 @@ from ddp.data.own.writing import (
     progress,
     refuse_empty_class,
     shared_images,
+    tell_warned,
 )
 
 
-def from_python(own: Own, folder: Path) -> Imported:
+def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
+
+    Args:
+        tell: gets a line for what Pillow warns of.
 
     Raises:
         Refusal: the function fails, or yields what cannot be used.
@@ -35,6 +40,7 @@ def from_python(own: Own, folder: Path) -> Imported:
     load = member(module, own.function, path)
     files: dict[str, ArrayFile] = {}
     labels: dict[str, list[int]] = {}
+    warned: dict[str, list[object]] = {}
     with ExitStack() as stack:
         for split in SPLITS:
             labels[split] = []
@@ -42,7 +48,11 @@ def from_python(own: Own, folder: Path) -> Imported:
                 progress(user_images(load, split, path), f"importing {split}")
             ):
                 where = f"dataset.python: {split} image {number}"
-                array = user_pixels(image, own, where)
+                texts: list[str] = []
+                with warnings_told(texts.append):
+                    array = user_pixels(image, own, where)
+                for text in texts:
+                    warned.setdefault(text, []).append(f"{split} image {number}")
                 if not files or split not in files:
                     kind = next((f.dtype for f in files.values()), array.dtype)
                     shape = next((f.shape for f in files.values()), array.shape)
@@ -60,6 +70,7 @@ def from_python(own: Own, folder: Path) -> Imported:
                 raise Refusal(
                     f"dataset.python: {own.function}({split!r}) of {path} yields no image"
                 )
+        tell_warned(warned, tell)
         classes = 1 + max(max(found) for found in labels.values())
         given = getattr(module, "CLASSES", None)
         if given is not None and not isinstance(given, list | tuple):
@@ -68,7 +79,7 @@ def from_python(own: Own, folder: Path) -> Imported:
                 "the classes is needed"
             )
         named = given if given is not None else range(min(classes, MOST_CLASSES + 1))
-        names = tuple(map(str, named))
+        names = tuple(unicodedata.normalize("NFC", str(name)) for name in named)
         if len(set(names)) < len(names):
             raise Refusal(f"dataset.python: CLASSES of {path.name} has a name twice")
         if len(names) < classes or len(names) > MOST_CLASSES:

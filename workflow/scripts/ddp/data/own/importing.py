@@ -22,8 +22,10 @@ def import_own(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
     """
     if own.kind == "folder":
         found = from_folder(own, folder, tell)
+    elif own.kind == "arrays":
+        found = from_arrays(own, folder)
     else:
-        found = (from_arrays if own.kind == "arrays" else from_python)(own, folder)
+        found = from_python(own, folder, tell)
     if found.shared:
         tell(
             f"warning: {found.shared:,} of the {found.images['test']:,} test images are in the "

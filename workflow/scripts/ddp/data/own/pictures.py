@@ -4,7 +4,8 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,6 +80,9 @@ def orientation(image: Image.Image) -> int:
 def metadata_follow(image: Image.Image) -> bool:
     """Whether a PNG has metadata behind its pixels, where reading the header does not come."""
     file, pixels = image.fp, False  # type: ignore[attr-defined]
+    if file is None:
+        # A loaded image has all of them.
+        return False
     before = file.tell()
     file.seek(8)
     try:
@@ -107,16 +111,22 @@ def read_image(
     Raises:
         Unreadable: it is damaged, too large, or no image.
     """
-    with warnings.catch_warnings(action="always", record=True) as caught, opened(path) as image:
+    tell = tell or (lambda text: warnings.warn(f"{path}: {text}", stacklevel=2))
+    with warnings_told(tell), opened(path) as image:
         # Not with the header, because this reads the whole file.
         if image.format in ("JPEG", "MPO") and scans(image.fp) > MOST_SCANS:  # type: ignore[attr-defined]
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
-        found = prepared(image, size, channels)
+        return prepared(image, size, channels)
+
+
+@contextmanager
+def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell what is warned of, each text once, instead of showing it."""
+    with warnings.catch_warnings(action="always", record=True) as caught:
+        yield
     texts = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
     for text in dict.fromkeys(texts):
-        line = one_line(text, 80)
-        tell(line) if tell else warnings.warn(f"{path}: {line}", stacklevel=2)
-    return found
+        tell(one_line(text, 80))
 
 
 def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) -> np.ndarray:

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,8 @@ from ddp.data.own.declaration import Own
 SPLITS = ("train", "test")
 # The report holds the whole confusion matrix.
 MOST_CLASSES = 1000
+# Files that are named in a line.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,17 @@ def pixels(chunk: np.ndarray, kind: str, name: str) -> np.ndarray:
     if not np.isfinite(found).all():
         raise Refusal(f"dataset.arrays: the images {name} have values that are not finite")
     return found
+
+
+def named(names: Sequence[object]) -> str:
+    """The first names, for a line."""
+    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "")
+
+
+def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], None]) -> None:
+    """Tell what decoders have warned of, with the names of the images."""
+    for text, names in warned.items():
+        tell(f"warning: {len(names):,} images: {text}: {named(names)}")
 
 
 def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
