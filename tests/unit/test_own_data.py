@@ -347,6 +347,37 @@ def test_what_a_decoder_warns_of_names_the_files(photographs: Path, tmp_path: Pa
     assert "UserWarning" not in done.stderr
 
 
+def test_what_libtiff_and_pillow_s_log_say_names_the_files(
+    photographs: Path, tmp_path: Path
+) -> None:
+    """Also if the numbers in it differ. What they say of an unreadable image is in its refusal."""
+    for number, turn in enumerate((51, 52)):
+        with Image.open(photographs / f"train/cat/{number}.png") as image:
+            path = photographs / f"train/cat/x{number}.tif"
+            image.save(path, tiffinfo={0x0112: 1}, compression="tiff_lzw")
+        path.write_bytes(with_tag(path.read_bytes(), 0x0112, turn))
+    images = own(photographs, image_size=(96, 96))
+    done = fetch(images, tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    line = r"fetch: warning: 2 images: _TIFFVSetField: .*: train/cat/x\d\.tif, train/cat/x\d\.tif"
+    assert re.search(line, done.stderr), done.stderr
+    assert all(line.startswith("fetch: ") for line in done.stderr.splitlines()), done.stderr
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2].ljust(len(content), b"\xff"))
+    (photographs / "train/cat/deep.tif").write_bytes(with_tag(content, 277, 999))
+    done = fetch(images, tmp_path / "other")
+    assert done.returncode == 1
+    assert "2 images are unreadable: " in done.stderr
+    assert all(line.startswith("fetch: ") for line in done.stderr.splitlines()), done.stderr
+
+
+def with_tag(tiff: bytes, tag: int, value: int) -> bytes:
+    """A TIFF with another number in one of its tags."""
+    entry = struct.pack("<HHI", tag, 3, 1)
+    start = tiff.index(entry) + len(entry)
+    return tiff[:start] + struct.pack("<H", value) + tiff[start + 2 :]
+
+
 @pytest.mark.parametrize(("name", "options"), [
     ("x.jpg", {"subsampling": 0}), ("x.png", {}), ("x.webp", {"lossless": True}), ("x.tif", {}),
     ("x.tif", {"compression": "tiff_lzw"}),

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import tempfile
 import unicodedata
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp.base.cpus import usable_cpus
-from ddp.base.errors import Refusal, shown
+from ddp.base.errors import Refusal, one_line, shown
 from ddp.data.folder import label_type
 from ddp.data.own.declaration import PREVIEWS, TEST_FOLDERS, Own, is_image, is_wanted
 from ddp.data.own.pictures import Unreadable, read_header, read_image
@@ -72,7 +73,9 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
     """
     class_names, listings = list_images(own, tell)
     with (
-        ProcessPoolExecutor(usable_cpus(), multiprocessing.get_context("fork")) as pool,
+        ProcessPoolExecutor(
+            usable_cpus(), multiprocessing.get_context("fork"), keep_stderr
+        ) as pool,
         ExitStack() as stack,
     ):
         try:
@@ -379,6 +382,21 @@ def header_of(path: Path) -> tuple[tuple[int, int], bool] | str:
         return str(error)
 
 
+def keep_stderr() -> None:
+    """Keep what this process writes to stderr: libtiff and Pillow's log name no file there."""
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+
+def kept_stderr() -> list[str]:
+    """Its lines since the last call."""
+    text = os.pread(2, 10_000, 0).decode(errors="replace")
+    os.ftruncate(2, 0)
+    os.lseek(2, 0, os.SEEK_SET)
+    lines = [line.removeprefix("tempfile.tif: ") for line in text.splitlines()]
+    return [one_line(line, 80) for line in dict.fromkeys(lines) if line.strip()]
+
+
 def decode_into(
     size: tuple[int, int] | None, shape: tuple[int, ...], task: tuple[Path, int, list[Path]]
 ) -> list[Decoded | str]:
@@ -395,12 +413,14 @@ def decode_into(
     with path.open("rb+") as file:
         for image in images:
             warnings: list[str] = []
+            kept_stderr()
             try:
                 pixels = read_image(image, size, shape[2], warnings.append)
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")
                 os.pwrite(file.fileno(), content, offset + len(found) * len(content))
+                warnings += kept_stderr()
                 found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings))
             except Unreadable as error:
                 found.append(str(error))

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -164,9 +165,15 @@ def named(names: Sequence[object]) -> str:
 
 
 def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], None]) -> None:
-    """Tell what decoders have warned of, with the names of the images."""
+    """Tell what decoders have warned of, with the names of the images; texts that differ in numbers
+    are told once.
+    """
+    kinds: dict[str, tuple[str, list[object]]] = {}
     for text, names in warned.items():
-        tell(f"warning: {len(names):,} images: {text}: {named(names)}")
+        kinds.setdefault(re.sub(r"\d+", "", text), (text, []))[1].extend(names)
+    for text, names in kinds.values():
+        images = list(dict.fromkeys(names))
+        tell(f"warning: {len(images):,} images: {text}: {named(images)}")
 
 
 def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
