@@ -71,13 +71,15 @@ def accounting(boot: Boot) -> None:
         *keys,
         ready=Path("/run/munge/munge.socket.2").exists,
     )
+    # Its temporary files are named by its process number, which is the same in each cluster: in
+    # /tmp, of two databases that were made at once one failed.
+    temporary = STATE / "temporary"
+    temporary.mkdir()
     data = [
         "--no-defaults",
         f"--datadir={STATE}/mariadb",
+        f"--tmpdir={temporary}",
         "--user=root",
-        # The kernel's queues for it are shared by all databases of the machine.
-        "--innodb-use-native-aio=0",
-        "--innodb-log-file-size=8M",
     ]
     sh(
         "mariadb-install-db",
