@@ -15,7 +15,7 @@ from programs import SCRIPTS
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = Path(shutil.copytree(SCRIPTS, tmp_path / "scripts"))
+    folder = Path(shutil.copytree(SCRIPTS, tmp_path / "checkout/workflow/scripts"))
     monkeypatch.setattr(provenance, "SCRIPTS", folder)
     return folder
 
@@ -30,25 +30,6 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-
-
-def test_the_commit_of_somebody_else_s_checkout_is_known(
-    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        command = ["git", *who, "-C", str(scripts), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    git("init", "--quiet")
-    git("add", "train.py")
-    git("commit", "--quiet", "--message", "x")
-    commit = git("rev-parse", "HEAD")
-    if os.geteuid() == 0:
-        # Otherwise git itself has no objection.
-        subprocess.run(["chown", "--recursive", "2000", scripts], check=True)
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
-    assert provenance.git_state() == {"commit": commit, "dirty": True}
 
 
 def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
@@ -156,3 +137,55 @@ def test_a_module_s_packages_are_a_part_of_it(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     found = local_sources(tmp_path / "pkg/sub/train.py", tmp_path)
     assert set(found) == {"pkg/sub/train.py", "pkg/sub/__init__.py", "pkg/__init__.py"}
+
+
+@pytest.fixture
+def checkout(scripts: Path) -> Path:
+    """A repository with the programs; of another user if the tests run as root."""
+    folder = scripts.parents[1]
+    who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "workflow"], [*who, "commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", folder, *words], check=True)
+    give_away(folder)
+    return folder
+
+
+def give_away(folder: Path) -> None:
+    # Otherwise git itself has no objection.
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "--recursive", "2000", folder], check=True)
+
+
+def test_the_commit_of_somebody_else_s_checkout_is_known(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = (checkout / ".git/index").stat().st_ino
+    (checkout / "workflow/scripts/train.py").touch()
+    monkeypatch.setenv("GIT_DIR", str(checkout / "another"))
+    assert len(provenance.git_state()["commit"]) == 40
+    assert provenance.why_no_commit() is None
+    # Nothing in it is written.
+    assert (checkout / ".git/index").stat().st_ino == index
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's repository")
+def test_a_repository_around_the_checkout_runs_no_program(checkout: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    # As somebody could make it in /tmp, above what others unpack there.
+    git = ["git", "-c", "safe.directory=*", "-C", checkout]
+    subprocess.run([*git, "config", "core.fsmonitor", program], check=True)
+    (checkout / ".git").rename(checkout.parent / ".git")
+    give_away(checkout.parent)
+    assert provenance.git_state() == {"commit": None, "dirty": None}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_git_says_instead_of_the_commit_is_told(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / ".git/HEAD").write_text("nonsense")
+    assert str(provenance.why_no_commit()).startswith("fatal: not a git repository")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert provenance.why_no_commit() == "git: No such file or directory"

@@ -21,7 +21,7 @@ from typing import Any
 from ddp.base import atomic
 from ddp.base.cpus import usable_cpus
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
-from ddp.base.provenance import code_sha256
+from ddp.base.provenance import code_sha256, why_no_commit
 from ddp.base.reading import MOST, file_sha256, is_file, read_bytes
 from ddp.base.sources import sources_sha256
 from ddp.checkpointing import owner, replaced
@@ -98,6 +98,8 @@ class Session:
             refuse_missing_weights(self.experiment, self.results)
             self.refuse_unfit_runs(self.experiment)
         tell(self.experiment.summary)
+        if reason := why_no_commit():
+            tell(f"warning: run.json will not name the commit: {reason}")
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
 

@@ -106,17 +106,6 @@ def git_state() -> dict[str, Any]:
     """The commit of the checkout the programs lie in, and whether they differ from it; both null
     where there is no checkout.
     """
-
-    # Somebody else's checkout too: its programs run anyway, and git would trust no more than them.
-    command = ["git", "-c", "safe.directory=*", "-C", str(SCRIPTS)]
-    # A hook of another repository sets GIT_DIR.
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
     try:
         return {
             "commit": git("rev-parse", "HEAD"),
@@ -124,6 +113,38 @@ def git_state() -> dict[str, Any]:
         }
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
+
+
+def why_no_commit() -> str | None:
+    """What git says of a checkout whose commit it does not tell; None where it does, and where
+    there is no checkout.
+    """
+    try:
+        if (SCRIPTS.parents[1] / ".git").exists():
+            git("rev-parse", "HEAD")
+    except OSError as error:
+        return f"git: {error.strerror}"
+    except subprocess.CalledProcessError as error:
+        return error.stderr.strip()
+    return None
+
+
+def git(*arguments: str) -> str:
+    """What git says of the checkout.
+
+    Raises:
+        OSError: git cannot be started.
+        CalledProcessError: it fails.
+    """
+    # Somebody else's checkout too: its programs run anyway. But no repository around it: its
+    # settings name programs that git runs, and anybody can make one in /tmp.
+    options = ["-c", f"safe.directory={SCRIPTS.parents[1]}", "--no-optional-locks"]
+    # A hook of another repository sets GIT_DIR.
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    return subprocess.run(
+        ["git", *options, "-C", str(SCRIPTS), *arguments],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
 
 
 def versions() -> dict[str, str]:
