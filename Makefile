@@ -16,7 +16,7 @@ SNAKEMAKE := snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --profile profil
 # pip would install elsewhere, or not at all.
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PYTHONSAFEPATH
 # Snakemake keeps files in a cache, and ends with a traceback if it cannot make one.
-ifneq (0,$(shell mkdir -p "$${XDG_CACHE_HOME:-$${HOME:?}/.cache}/snakemake" 2>/dev/null; echo $$?))
+ifneq (0,$(shell (mkdir -p "$${XDG_CACHE_HOME:-$${HOME:?}/.cache}/snakemake") 2>/dev/null; echo $$?))
 export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
 endif
 # Found by the commands below and by whatever they start.

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from checkout import Checkout
 from ddp.base.cpus import quotas, usable_cpus
 from leftovers import FOLDERS
 from programs import SCRIPTS
@@ -31,22 +33,33 @@ def test_without_a_quota_the_affinity_counts() -> None:
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not (CPU / "cpu.cfs_quota_us").parent.is_dir(),
-    reason="needs root and control groups of version 1",
-)
-def test_a_real_quota_is_seen() -> None:
+@pytest.fixture
+def one_cpu() -> Iterator[list[str]]:
+    """The command that enters a control group with the time of one CPU."""
+    if os.geteuid() != 0 or not CPU.is_dir():
+        pytest.skip("needs root and control groups of version 1")
     group = CPU / f"{FOLDERS}{os.getpid()}"
     group.mkdir()
-    try:
-        (group / "cpu.cfs_quota_us").write_text("100000")
-        script = "import sys; from pathlib import Path; "
-        script += f"Path({str(group / 'cgroup.procs')!r}).write_text('0'); "
-        script += "from ddp.base.cpus import usable_cpus; print(usable_cpus())"
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    finally:
-        group.rmdir()
+    (group / "cpu.cfs_quota_us").write_text("100000")
+    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    group.rmdir()
+
+
+def test_a_real_quota_is_seen(one_cpu: list[str]) -> None:
+    script = "from checkout import Checkout
+from ddp.base.cpus import usable_cpus; print(usable_cpus())"
+    done = subprocess.run(
+        [*one_cpu, sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert done.stdout == "1\n"
+
+
+def test_cores_all_are_those_of_the_quota(one_cpu: list[str], tmp_path: Path) -> None:
+    machine = len(os.sched_getaffinity(0))
+    if machine == 1:
+        pytest.skip("this machine has one CPU")
+    said = Checkout(tmp_path, inside=one_cpu).run("-n", "--configfile", "config/digits.yaml")
+    assert f"--cores 1: the quota of this container, on {machine} CPUs" in said.splitlines()
+    assert "--cpus 1 " in said
+    assert f"--cpus {machine} " not in said

@@ -18,6 +18,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from snakemake.utils import available_cpu_count
+
 from ddp.base import atomic
 from ddp.base.cpus import usable_cpus
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
@@ -78,6 +80,7 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
+        self.use_usable_cpus()
         self.refuse_files_for_folders()
         self.put_back()
         self.refuse_other_geometry()
@@ -102,6 +105,13 @@ class Session:
             tell(f"warning: run.json will not name the commit: {reason}")
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+
+    def use_usable_cpus(self) -> None:
+        """Let `--cores all` be the CPUs of this process: Snakemake sees no quota of a container."""
+        cpus, settings = usable_cpus(), self.workflow.resource_settings
+        if settings.cores == available_cpu_count() > cpus:
+            tell(f"--cores {cpus}: the quota of this container, on {settings.cores} CPUs")
+            settings.cores = self.workflow.global_resources["_cores"] = cpus
 
     def put_back(self) -> None:
         """Put back results that a command which was killed was about to replace."""
