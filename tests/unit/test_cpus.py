@@ -36,7 +36,7 @@ def test_without_a_quota_the_affinity_counts() -> None:
 @pytest.fixture
 def one_cpu() -> Iterator[list[str]]:
     """The command that enters a control group with the time of one CPU."""
-    if os.geteuid() != 0 or not CPU.is_dir():
+    if os.geteuid() != 0 or not os.access(CPU, os.W_OK):
         pytest.skip("needs root and control groups of version 1")
     group = CPU / f"{FOLDERS}{os.getpid()}"
     group.mkdir()
@@ -46,8 +46,7 @@ def one_cpu() -> Iterator[list[str]]:
 
 
 def test_a_real_quota_is_seen(one_cpu: list[str]) -> None:
-    script = "from checkout import Checkout
-from ddp.base.cpus import usable_cpus; print(usable_cpus())"
+    script = "from ddp.base.cpus import usable_cpus; print(usable_cpus())"
     done = subprocess.run(
         [*one_cpu, sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
         capture_output=True, text=True, check=True,
