@@ -615,7 +615,8 @@ def test_schema_and_library_know_the_same_keys_and_names() -> None:
 
 def test_the_conda_environment_has_the_versions_of_the_lock() -> None:
     locked = [
-        line.split(" ;")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()
+        line.split(" ;")[0].rstrip(" \\")
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
     ]
     environment = yaml.safe_load((ROOT / "workflow" / "envs" / "ddp.yaml").read_text())
     pinned = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp.base.errors import Refusal
-from ddp.data.files import collect, fingerprint, read_files
+from ddp.data.files import below, collect, fingerprint, read_files
 from ddp.experiment.programs import ProgramExperiment, filled
 from ddp.experiment.schema import with_types
 from ddp.experiment.table import with_table
@@ -101,6 +101,11 @@ def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
     assert fingerprint([tmp_path / "d"]) != before
     with pytest.raises(Refusal, match="absent is not there"):
         fingerprint([tmp_path / "absent"])
+    (tmp_path / "d/again").symlink_to("../real")
+    assert {name for name, _ in below(tmp_path / "d")} == {"b", "train/a", "again/a"}
+    (tmp_path / "d/out").symlink_to("..")
+    with pytest.raises(Refusal, match="d/out leads to a folder above .*; remove it"):
+        fingerprint([tmp_path / "d"])
 
 
 def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:

@@ -95,5 +95,7 @@ def below(path: Path) -> Iterator[tuple[str, Path]]:
                     f"config: files: {file} is not a file; remove it, or name the files one by one"
                 )
             yield str(file.relative_to(path)), file
-    if left_out:
-        raise Refusal(f"config: files: {left_out[0]} leads to a folder above it; remove the link")
+    # What a loop leads to is among the files.
+    outside = [link for link in left_out if not link.resolve().is_relative_to(path.resolve())]
+    if outside:
+        raise Refusal(f"config: files: {outside[0]} leads to a folder above {path}; remove it")
