@@ -223,3 +223,15 @@ def test_local_disk(wanted: str, megabytes: int) -> None:
 def test_local_disk_that_is_no_size_is_refused(wanted: str) -> None:
     with pytest.raises(Refusal, match="slurm_tmp: .*; give a size such as 20G, or auto"):
         tmp_mb({"slurm_tmp": wanted})
+
+
+@pytest.mark.parametrize(("limit", "waits"), [
+    ("AssocMaxSubmitJobLimit", True),
+    ("QOSMaxSubmitJobPerUserLimit", True),
+    ("QOSMaxWallDurationPerJobLimit", False),
+])  # fmt: skip
+def test_only_a_limit_on_submitted_jobs_is_waited_for(limit: str, waits: bool) -> None:
+    said = f"""sbatch: error: {limit}
+sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,
+user's size and/or time limits)"""
+    assert bool(slurm_plugin.FULL.search(said)) == waits

@@ -37,8 +37,9 @@ LASTING = 60
 TMP = re.compile(r"([1-9][0-9]{0,8})([MGT]?)")
 UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
 
-# What sbatch says when a limit on submitted jobs is reached, of an association or of a QOS.
-FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*|job submit limit", re.IGNORECASE)
+# What sbatch says when a limit on submitted jobs is reached, of an association or of a QOS. Not
+# "job submit limit", which stands in every refusal by policy, also in one that would never pass.
+FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*", re.IGNORECASE)
 # Seconds between two tries to submit a job beyond a limit.
 FULL_WAIT = 30
 # What --parsable prints; a site's wrapper may print more.
