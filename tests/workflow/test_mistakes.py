@@ -93,13 +93,15 @@ def test_a_killed_import_is_no_run_that_was_not_started(untouched, tmp_path) -> 
 
 
 def test_snakemake_says_that_it_waits_after_sigterm(untouched, tmp_path) -> None:
-    (tmp_path / "waits.yaml").write_text("experiment: waits\ncommand: [sleep, '3600']\n"
-                                         "preflight: false\n")  # fmt: skip
+    (tmp_path / "waits.yaml").write_text(
+        "experiment: waits\ncommand: [sh, -c, touch began; sleep 3600]\npreflight: false\n"
+    )
     said = tmp_path / "said"
     with said.open("w") as out:
         process = untouched.start("--configfile", str(tmp_path / "waits.yaml"), stdout=out,
                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
-    until(lambda: (untouched.path / "results/waits/run/work").is_dir(), process)
+    # Not before: a shell goes on if a signal comes between two of its commands.
+    until(lambda: (untouched.path / "results/waits/run/work/began").exists(), process)
     process.terminate()
     until(lambda: "SIGTERM: Snakemake starts no more jobs and waits for" in said.read_text())
     assert process.poll() is None

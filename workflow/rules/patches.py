@@ -22,8 +22,8 @@ def end_in_a_thread() -> None:
 
     def tell_and_wait(scheduler: JobScheduler, *signal: Any) -> None:
         print(
-            "SIGTERM: Snakemake starts no more jobs and waits for those that run; SIGINT (Ctrl-C) "
-            "ends them, and the same command resumes",
+            "SIGTERM: Snakemake starts no more jobs and waits for those that run; Ctrl-C in its "
+            "terminal ends them too, and the same command resumes",
             file=sys.stderr,
             flush=True,
         )
