@@ -13,8 +13,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -27,10 +27,10 @@ MARK = "MANYNODES_TEST"
 FOLDERS = "manynodes-tests-"
 # OpenPBS's qsub leaves a process for the next submission, which ends by itself after a minute.
 STAYS = re.compile(rb"(/opt/pbs/bin/)?qsub\0")
-# Where tests make control groups, which are named like their folders.
-CONTROL_GROUPS = next(
-    path for path in map(Path, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/")) if path.is_dir()
-)
+# Where tests make control groups, which are named like their folders: in version 1, each controller
+# has a place of its own.
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTROLLERS = ("memory", "cpu")
 # Of the temporary folders that the programs make in memory.
 IN_MEMORY = ("launch-", "sources-")
 # Seconds in which what is ending may end. A rank without its launcher needs 40.
@@ -142,13 +142,45 @@ def sweep() -> None:
         if not is_alive(folder.name.removeprefix(FOLDERS)):
             unmount_below(folder)
             shutil.rmtree(folder, ignore_errors=True)
-    for group in CONTROL_GROUPS.glob(f"{FOLDERS}*"):
-        if not is_alive(group.name.removeprefix(FOLDERS)):
-            # It may be another user's.
-            with suppress(OSError):
-                group.rmdir()
+    for controller in CONTROLLERS:
+        for group in control_groups(controller).glob(f"{FOLDERS}*"):
+            if not is_alive(group.name.removeprefix(FOLDERS)):
+                # It may be another user's.
+                with suppress(OSError):
+                    group.rmdir()
     for prefix in IN_MEMORY:
         temporary.sweep(prefix)
+
+
+def control_groups(controller: str) -> Path:
+    of_version_1 = CONTROL_GROUPS / controller
+    return of_version_1 if of_version_1.is_dir() else CONTROL_GROUPS
+
+
+@contextmanager
+def control_group(controller: str, limits: Mapping[str, object]) -> Iterator[list[str]]:
+    """The command that enters a control group with these limits; without the right to make one, the
+    test is skipped.
+
+    Args:
+        limits: by file; those that this version has are written.
+    """
+    group = control_groups(controller) / f"{FOLDERS}{owner(os.getpid())}"
+    try:
+        group.mkdir()
+        there = [name for name in limits if (group / name).exists()]
+        if not there:
+            raise FileNotFoundError(f"{group} has none of {', '.join(limits)}")
+        for name in there:
+            (group / name).write_text(str(limits[name]))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"control groups need root: {error}")
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        group.rmdir()
 
 
 def remove(path: Path) -> None:

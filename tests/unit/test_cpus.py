@@ -10,10 +10,8 @@ import pytest
 
 from checkout import Checkout
 from ddp.base.cpus import quotas, usable_cpus
-from leftovers import FOLDERS
+from leftovers import control_group
 from programs import SCRIPTS
-
-CPU = Path("/sys/fs/cgroup/cpu")
 
 
 def test_quotas_of_both_versions_and_of_the_groups_above(tmp_path: Path) -> None:
@@ -36,13 +34,9 @@ def test_without_a_quota_the_affinity_counts() -> None:
 @pytest.fixture
 def one_cpu() -> Iterator[list[str]]:
     """The command that enters a control group with the time of one CPU."""
-    if os.geteuid() != 0 or not os.access(CPU, os.W_OK):
-        pytest.skip("needs root and control groups of version 1")
-    group = CPU / f"{FOLDERS}{os.getpid()}"
-    group.mkdir()
-    (group / "cpu.cfs_quota_us").write_text("100000")
-    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-    group.rmdir()
+    limits = {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"}
+    with control_group("cpu", limits) as enter:
+        yield enter
 
 
 def test_a_real_quota_is_seen(one_cpu: list[str]) -> None:

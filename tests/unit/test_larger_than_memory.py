@@ -33,15 +33,9 @@ def build(classes, channels, size):
 @pytest.fixture(scope="module")
 def limited() -> Iterator[list[str]]:
     """The command that enters a control group with little memory."""
-    folder = leftovers.CONTROL_GROUPS / f"{leftovers.FOLDERS}{leftovers.owner(os.getpid())}"
-    try:
-        folder.mkdir()
-        limit = "memory.max" if (folder / "memory.max").exists() else "memory.limit_in_bytes"
-        (folder / limit).write_text(str(ALLOWED))
-    except OSError as error:
-        pytest.skip(f"limiting memory needs root and control groups: {error}")
-    yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
-    folder.rmdir()
+    limits = dict.fromkeys(("memory.max", "memory.limit_in_bytes"), ALLOWED)
+    with leftovers.control_group("memory", limits) as enter:
+        yield enter
 
 
 @pytest.fixture(scope="module")

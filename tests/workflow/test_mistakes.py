@@ -101,7 +101,8 @@ def test_snakemake_says_that_it_waits_after_sigterm(untouched, tmp_path) -> None
         process = untouched.start("--configfile", str(tmp_path / "waits.yaml"), stdout=out,
                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
     # Not before: a shell goes on if a signal comes between two of its commands.
-    until(lambda: (untouched.path / "results/waits/run/work/began").exists(), process)
+    run = untouched.path / "results/waits/run"
+    until(lambda: (run / "work/began").exists(), process)
     process.terminate()
     until(lambda: "SIGTERM: Snakemake starts no more jobs and waits for" in said.read_text())
     assert process.poll() is None

@@ -25,7 +25,7 @@ from typing import Any
 
 from ddp.base.environment import variable
 from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.processes import adopt_orphans, descendants, end_all, end_with_parent
+from ddp.base.processes import adopt_orphans, descendants, end_all, end_with_parent, stat_of
 from ddp.schedulers.remote.channel import Channel, connect
 
 # Seconds from SIGTERM to SIGKILL. torchrun gives its ranks 30 from SIGTERM.
@@ -151,7 +151,7 @@ def is_suspended(pid: int) -> bool:
     # A process may end while we look.
     with suppress(OSError):
         while pid > 1:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]
+            state, parent, *_ = stat_of(pid)
             if state == "T":
                 return True
             pid = int(parent)

@@ -14,6 +14,8 @@ LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
+# In `stat_of`.
+STARTED = 19
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
@@ -41,16 +43,26 @@ def adopt_orphans() -> None:
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def stat_of(pid: int) -> list[str]:
+    """What the kernel says of a process, see proc(5): its state, its parent's number and so on; at
+    STARTED its start, in clock ticks since the boot of the machine.
+
+    Raises:
+        OSError: it has ended.
+    """
+    # The name of the program, in parentheses, may contain anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def descendants(ancestor: int) -> list[int]:
     """The living processes below a process, see proc(5)."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         # A process may end while we look.
         with suppress(ValueError, OSError):
-            # The name of the program, in parentheses, may contain anything.
-            fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
-            if fields[0] not in "ZX":
-                parents[int(folder.name)] = int(fields[1])
+            state, parent, *_ = stat_of(int(folder.name))
+            if state not in "ZX":
+                parents[int(folder.name)] = int(parent)
     found, below = [], {ancestor}
     while below := {pid for pid, parent in parents.items() if parent in below}:
         found += sorted(below)
@@ -65,8 +77,8 @@ def job_seconds(entry: str) -> float:
     # A process of another user hides its environment.
     with suppress(OSError, IndexError):
         while entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            pid, ticks = int(fields[1]), int(fields[19])
+            fields = stat_of(pid)
+            pid, ticks = int(fields[1]), int(fields[STARTED])
     if ticks is None:
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal
+from ddp.base.processes import STARTED, stat_of
 from ddp.base.reading import NotAFile, open_file, parse_form
 
 BEAT = 2.0  # seconds between two touches of the record
@@ -321,9 +322,8 @@ def this_process() -> str:
 
 def started(pid: int) -> str:
     """Start time of a process, in clock ticks since the boot of the machine; see proc(5)."""
-    # The name of the program, in parentheses, may contain anything. Not psutil: its create_time
-    # moves when the clock is set.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    # Not psutil: its create_time moves when the clock is set.
+    return stat_of(pid)[STARTED]
 
 
 def is_gone(record: Record) -> bool:

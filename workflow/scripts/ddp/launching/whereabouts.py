@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
 
+from ddp.base.processes import stat_of
+
 # Seconds for py-spy, which takes 0.04 (measured); it only reads the memory of the process.
 PATIENCE = 5
 # Seconds that the end of a rank is delayed at most: some schedulers give it only ten.
@@ -143,7 +145,7 @@ def state_of(pid: int) -> str:
     """Why a process, or what it has started, cannot run; empty if it can. See proc(5)."""
     for each in chain(pid):
         with suppress(OSError):
-            letter = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[0]
+            letter, *_ = stat_of(each)
             if letter in STATES:
                 return STATES[letter]
     return ""

@@ -113,8 +113,9 @@ def read_image(
     """
     tell = tell or (lambda text: warnings.warn(f"{path}: {text}", stacklevel=2))
     with warnings_told(tell), opened(path) as image:
+        file = image.fp  # type: ignore[attr-defined]
         # Not with the header, because this reads the whole file.
-        if image.format in ("JPEG", "MPO") and scans(image.fp) > MOST_SCANS:  # type: ignore[attr-defined]
+        if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
         return prepared(image, size, channels)
 

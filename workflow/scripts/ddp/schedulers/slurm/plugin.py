@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import (  # type: ignore[import-untyped]
@@ -94,7 +94,7 @@ class Follower:
         over = threading.Event()
         # The module's only use of it is sbatch, and with it the plugin keeps its own subprocess.
         plugin.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
-            **vars(subprocess) | {"Popen": partial(Sbatch, self.tell, over)}
+            **vars(subprocess) | {"Popen": partial(Sbatch, cache(self.tell), over)}
         )
 
         def on_run(job: Any) -> None:
@@ -243,12 +243,10 @@ class Sbatch:
     follows the job nor ends (measured). It gets the job's id alone; the message is told, once.
 
     Args:
-        tell: prints one line.
+        tell: prints a line that it has not printed before.
         over: set when no more jobs are to be submitted.
         call, options: of Popen.
     """
-
-    told: ClassVar[set[str]] = set()
 
     def __init__(
         self, tell: Callable[[str], None], over: threading.Event, call: str, **options: Any
@@ -265,20 +263,15 @@ class Sbatch:
             full = FULL.search(said) if self.returncode else None
             if not full:
                 break
-            self.tell_once(f"sbatch: {full[0]}; jobs are submitted when others have ended")
+            self.tell(f"sbatch: {full[0]}; jobs are submitted when others have ended")
             if self.over.wait(FULL_WAIT):
                 break
         if self.returncode:
             return out, said
         if said.strip():
-            self.tell_once(f"sbatch says: {' '.join(said.split())}")
+            self.tell(f"sbatch says: {' '.join(said.split())}")
         ids = [line for line in out.splitlines() if JOB_ID.fullmatch(line.strip())]
         return (ids or [out])[-1], ""
-
-    def tell_once(self, line: str) -> None:
-        if line not in self.told:
-            self.told.add(line)
-            self.tell(line)
 
 
 def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
