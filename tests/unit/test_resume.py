@@ -5,6 +5,7 @@ Weights, history and checkpoints are equal bit for bit. Every process here is re
 
 import hashlib
 import json
+import mmap
 import os
 import pickle
 import random
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+import leftovers
 from ddp.checkpointing import state
 from programs import KILLED_AT, SCRIPTS, train_command
 from trainings import (
@@ -279,16 +282,36 @@ def test_a_state_that_cannot_be_used_is_named_and_skipped(digits, reference, lef
     assert not (left / "code-was-run").exists()
 
 
-def test_images_that_change_meanwhile_fail_the_training(digits, tmp_path) -> None:
-    data = Path(shutil.copytree(digits, tmp_path / "data"))
-    training = Training(tmp_path / "out", data)
-    training.reach(1)
-    with (data / "train_images.npy").open("r+b") as file:
-        file.seek(5000)
-        content = file.read(10_000)
-        file.seek(5000)
-        file.write(bytes(255 - byte for byte in content))
-    assert training.end() == 1
+def invert(images: Path) -> None:
+    """As a page of a mapping: tmpfs does not note that as a change."""
+    with images.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
+        page[5000:15_000] = bytes(255 - byte for byte in page[5000:15_000])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_images_that_change_meanwhile_leave_no_trace(digits, reference, tmp_path, killed) -> None:
+    """On a disk that notes it, nothing is saved of them, and the same command continues."""
+    command = (tmp_path / "out", digits, "--scratch", tmp_path)
+    training = Training(*command)
+    training.reach(3)
+    invert(next(tmp_path.glob("ddp-data-*/*/train_images.npy")))
+    if killed:
+        training.process.kill()
+    assert training.end() != 0
+    line = r"^train: \S+/train_images.npy on \S+ changed while it was read; run the same command"
+    assert killed or re.search(line, training.said, re.MULTILINE), training.said
+    complete(*command)
+    assert result(tmp_path / "out") == reference(1)
+    assert len(attempts(tmp_path / "out")) == 2
+
+
+def test_images_that_change_unnoticed_fail_the_training_at_its_end(digits, tmp_path) -> None:
+    with tempfile.TemporaryDirectory(prefix=leftovers.FOLDERS, dir="/dev/shm") as memory:
+        data = Path(shutil.copytree(digits, f"{memory}/data"))
+        training = Training(tmp_path / "out", data)
+        training.reach(1)
+        invert(data / "train_images.npy")
+        assert training.end() == 1
     line = r"^train: \S+/train_images.npy on \S+ changed while it was read; the states are removed"
     assert re.search(line, training.said, re.MULTILINE), training.said
     assert list(states(tmp_path / "out")) == []

@@ -25,6 +25,7 @@ from ddp.base.errors import Refusal, told_in_one_line
 from ddp.base.reading import file_sha256
 from ddp.data.batches import images_per_pass
 from ddp.data.folder import DataFolder
+from ddp.data.guard import Guard
 from ddp.data.shares import fits, mapped_tensor
 from ddp.evaluation import metrics
 from ddp.evaluation.views import in_order, predictions
@@ -73,6 +74,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     data = DataFolder.read(args.data)
     refuse_other_weights(args.model, args.checkpoints, data)
     # What the ranks read is what each of them has checked.
+    guard = Guard(data, ["test_images.npy"])
     data.refuse_changed("test")
     arrays = data.split("test")
     images, labels = mapped_tensor(arrays[0]), torch.tensor(arrays[1], device=process.device)
@@ -96,6 +98,9 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             done[sha256] = evaluated(path, "plain")
         if process.first:
             checkpoints.append({"epoch": epoch, "sha256": sha256} | of_plain(done[sha256]))
+    for changed in gather(guard.changed(), process):
+        if changed:
+            raise Refusal(f"{changed} changed while it was read; run the same command again")
     if process.first:
         about = {
             "model_sha256": model_sha256,

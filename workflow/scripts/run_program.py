@@ -12,10 +12,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddp.base import atomic
 from ddp.base.environment import Environment, add_to_report, refusals_reported
@@ -25,6 +26,7 @@ from ddp.base.reading import read_json
 from ddp.checkpointing.owner import Owner, acquire
 from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
+from ddp.data.guard import Guard
 from ddp.data.staging import stage
 from ddp.experiment.config import parse_option
 from ddp.experiment.programs import filled
@@ -98,7 +100,8 @@ def run(
 
     Raises:
         Stopped: it was asked to stop, and can be continued.
-        Refusal: it cannot be started, or another job has taken the run over.
+        Refusal: it cannot be started, another job has taken the run over, or its inputs have
+            changed while it, or an attempt before, ran.
     """
     folders = Folders(args.output.resolve())
     rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
@@ -108,7 +111,11 @@ def run(
         if first and not args.evaluation:
             name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
             owner = stack.enter_context(acquire(folders.state, name, tell))
+        if not args.evaluation and folders.spoiled.exists():
+            raise Refusal(folders.spoiled.read_text(encoding="utf-8"))
         parameters, staged = ready_here(args, contract, folders, local_rank, values)
+        inputs = copies_of(args, staged) if local_rank == 0 else []
+        guards = [Guard(copy, copy.manifest["files"]) for copy in inputs]
         work = folders.evaluation if args.evaluation else folders.work
         if args.evaluation:
             # The numbers of an earlier program must not be taken for those of this one.
@@ -136,7 +143,8 @@ def run(
         if owner:
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
             owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
-        watch = watcher(folders, before, owner)
+        spoiled = None if args.evaluation else folders.spoiled
+        watch = watcher(folders, before, owner, partial(refuse_touched_inputs, guards, spoiled))
         command, folder = without_folder(command)
         environment = environment_of(places, os.environ, folder)
         directory = args.directory.resolve() if args.directory else work
@@ -146,8 +154,9 @@ def run(
         saved = trace(folders.saved) != before
         if saved and first:
             add_to_report(saved=str(folders.saved))
-        if ended.status == 0 and local_rank == 0 and not args.evaluation:
-            refuse_changed_inputs(args, staged)
+        refuse_touched_inputs(guards, spoiled)
+        if ended.status == 0:
+            refuse_changed_inputs(inputs, spoiled)
         return judged(ended, stop, saved, folders)
 
 
@@ -157,20 +166,42 @@ def sources_of(args: argparse.Namespace) -> dict[str, DataFolder]:
     return {name: reader(path) for name, (path, reader) in read.items() if path}
 
 
-def refuse_changed_inputs(args: argparse.Namespace, staged: dict[str, Path]) -> None:
-    """Check the node's copies again; others may write to its disk, and the program itself.
+def copies_of(args: argparse.Namespace, staged: dict[str, Path]) -> list[DataFolder]:
+    """Where the program reads them on this node."""
+    return [source.at(staged[name]) for name, source in sources_of(args).items()]
+
+
+def refuse_touched_inputs(guards: Iterable[Guard], spoiled: Path | None) -> None:
+    """Check by their times that the node's copies are as before; others may write to its disk, and
+    the program itself.
+
+    Args:
+        spoiled: of `Folders`, in a training.
 
     Raises:
-        Refusal: a file has changed. One that is gone has been read before.
+        Refusal: a file has changed.
     """
-    for name, source in sources_of(args).items():
-        copy = source.at(staged[name])
-        changed = [file for file in copy.damaged_files() if (copy.path / file).is_file()]
-        if changed:
-            raise Refusal(
-                f"{copy.path / changed[0]} on {socket.gethostname()} changed while the program "
-                "ran; start over (resume=fresh), on a disk that nobody else writes to"
-            )
+    for guard in guards:
+        if changed := guard.changed():
+            refuse_spoiled(changed, spoiled)
+
+
+def refuse_changed_inputs(copies: Iterable[DataFolder], spoiled: Path | None) -> None:
+    """The same by their content. A file that is gone has been read before."""
+    for copy in copies:
+        for file in copy.damaged_files():
+            if (copy.path / file).is_file():
+                refuse_spoiled(f"{copy.path / file} on {socket.gethostname()}", spoiled)
+
+
+def refuse_spoiled(changed: str, spoiled: Path | None) -> NoReturn:
+    line = f"{changed} changed while the program ran; "
+    if spoiled is None:
+        raise Refusal(f"{line}run the same command again, on a disk that nobody else writes to")
+    line += "start over (resume=fresh), on a disk that nobody else writes to"
+    # Whatever starts next, such as a rank's replacement, must not continue from what was saved.
+    atomic.write_text(spoiled, line)
+    raise Refusal(line)
 
 
 def refuse_other_outputs(folders: Folders) -> None:
@@ -201,27 +232,31 @@ def judged(ended: Ended, stop: Stopping, saved: bool, folders: Folders) -> Ended
     return ended
 
 
-def watcher(folders: Folders, before: tuple[int, int, int], owner: Owner | None) -> (
-    Callable[[], None]
-):  # fmt: skip
-    """What rank 0 looks at while the program runs: whether the run is still ours, and whether the
-    program has saved something.
+def watcher(
+    folders: Folders,
+    before: tuple[int, int, int],
+    owner: Owner | None,
+    look: Callable[[], None],
+) -> Callable[[], None]:
+    """What is looked at while the program runs: on every rank its inputs, by `look`, and on rank 0
+    whether the run is still ours, and whether the program has saved something.
     """
-    told = False
+    told = owner is None
     next_look = time.monotonic()
 
     def watch() -> None:
         nonlocal told, next_look
-        if owner is None:
-            return
-        owner.check()
+        if owner:
+            owner.check()
         # A folder with many files on a network file system takes a while.
-        if not told and time.monotonic() >= next_look:
-            since = time.monotonic()
-            if trace(folders.saved) != before:
-                add_to_report(saved=str(folders.saved))
-                told = True
-            next_look = time.monotonic() + 50 * (time.monotonic() - since)
+        if time.monotonic() < next_look:
+            return
+        since = time.monotonic()
+        look()
+        if not told and trace(folders.saved) != before:
+            add_to_report(saved=str(folders.saved))
+            told = True
+        next_look = time.monotonic() + 50 * (time.monotonic() - since)
 
     return watch
 

@@ -50,8 +50,6 @@ from ddp.checkpointing.state import (
     checkpoint,
     newest,
     progress,
-    remove,
-    states,
 )
 from ddp.data.folder import DataFolder
 from ddp.data.staging import Staged, stage
@@ -156,12 +154,14 @@ def train(
                 tell_slow(folder, f"probe: {line}")
             slow_hosts = SlowHosts([rank["host"] for rank in ranks], slow_nodes)
             owner.live = lambda: training.live() | slow_hosts.live()
-        saver = stack.enter_context(Saver(process, folder, owner, args.save_every_seconds))
+        saver = stack.enter_context(
+            Saver(process, folder, owner, args.save_every_seconds, training.images_touched)
+        )
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
             if reason := training.train_epoch(stop, saver, bar):
                 if data.bytes <= CHECKED_WHEN_STOPPED:
-                    refuse_changed_images(training, folder)
+                    refuse_changed_images(training, saver)
                 saver.save(training.rank_state(), training.state, wait=True)
                 add_to_report(stopped=stop.reason or "another rank was asked to")
                 where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
@@ -181,22 +181,21 @@ def train(
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
-        refuse_changed_images(training, folder)
+        refuse_changed_images(training, saver)
         if owner:
             owner.check()
             publish(training, folder, args.output, ranks, saver, probed)
 
 
-def refuse_changed_images(training: Training, folder: Path) -> None:
-    """Check that the images were the same until now; others may write to the disk of a node.
+def refuse_changed_images(training: Training, saver: Saver) -> None:
+    """Read the images again, whose changes not every disk notes, see `Guard`.
 
     Raises:
         Refusal: on rank 0, after removing the states, which come from unknown images.
     """
     found = [line for line in gather(training.images_changed(), training.process) if line]
     if found:
-        for path, _ in states(folder):
-            remove(path)
+        saver.remove_states()
         raise Refusal(
             f"{found[0]} changed while it was read; the states are removed: run the same command "
             "again, on a disk that nobody else writes to"

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from ddp.base.environment import add_to_report
+from ddp.base.errors import Refusal
 from ddp.checkpointing.owner import Owner
-from ddp.checkpointing.state import State, progress, write
+from ddp.checkpointing.state import State, progress, remove, states, write
 from ddp.ranks.process_group import Process, everyone_is_here, gather
 
 
@@ -25,10 +26,19 @@ class Saver:
         folder: for the states.
         owner: of the run, on rank 0; None on the others.
         every: seconds between two states.
+        spoiled: a line if what this rank has read is not what it should be, else an empty text.
     """
 
-    def __init__(self, process: Process, folder: Path, owner: Owner | None, every: float) -> None:
+    def __init__(
+        self,
+        process: Process,
+        folder: Path,
+        owner: Owner | None,
+        every: float,
+        spoiled: Callable[[], str] = str,
+    ) -> None:
         self.process, self.folder, self.owner, self.every = process, folder, owner, every
+        self.spoiled = spoiled
         self.times, self.seconds = 0, 0.0
         self.last = time.monotonic()
         self.thread = ThreadPoolExecutor(1)
@@ -62,13 +72,22 @@ class Saver:
             state: makes the state from the parts of all ranks; called on rank 0.
             wait: return on every rank when the state is on disk. Otherwise a state is skipped while
                 the last one is being written.
+
+        Raises:
+            Refusal: on rank 0, what a rank has read is spoiled. The states before this one stay.
         """
         start = time.monotonic()
-        ranks = gather(mine, self.process)
+        ranks = gather({"spoiled": self.spoiled(), "part": mine}, self.process)
+        for rank in ranks:
+            if rank["spoiled"]:
+                raise Refusal(
+                    f"{rank['spoiled']} changed while it was read; run the same command again, on "
+                    "a disk that nobody else writes to: it continues from the last state before"
+                )
         if self.owner and (wait or not self.writing or self.writing.done()):
             if self.writing:
                 self.writing.result()
-            now = state(ranks)
+            now = state([rank["part"] for rank in ranks])
             self.writing = self.thread.submit(
                 partial(self.write, now.epoch, now.step, now.encode())
             )
@@ -79,6 +98,13 @@ class Saver:
         if wait:
             everyone_is_here()
         self.seconds += time.monotonic() - start
+
+    def remove_states(self) -> None:
+        """Remove all states, also one that is being written."""
+        if self.writing:
+            self.writing.result()
+        for path, _ in states(self.folder):
+            remove(path)
 
     def write(self, epoch: int, step: int, content: bytes) -> None:
         assert self.owner is not None

@@ -129,13 +129,16 @@ class DataFolder:
 
     def damaged_files(self) -> list[str]:
         """Names of the files that are missing or do not have the manifest's SHA-256."""
-        return [
-            name
-            for name, known in self.manifest["files"].items()
-            if not (self.path / name).is_file()
-            or (self.path / name).stat().st_size != known["bytes"]
-            or file_sha256(self.path / name) != known["sha256"]
-        ]
+        return [name for name in self.manifest["files"] if self.damaged(name)]
+
+    def damaged(self, name: str) -> bool:
+        """Whether a file is missing or does not have the manifest's SHA-256."""
+        path, known = self.path / name, self.manifest["files"][name]
+        return (
+            not path.is_file()
+            or path.stat().st_size != known["bytes"]
+            or file_sha256(path) != known["sha256"]
+        )
 
     def split(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The images and labels of the split `train` or `test`.

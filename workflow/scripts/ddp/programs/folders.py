@@ -66,6 +66,11 @@ class Folders:
         return self.state / "finished"
 
     @property
+    def spoiled(self) -> Path:
+        """There if the inputs changed while the program ran; says which."""
+        return self.state / "spoiled"
+
+    @property
     def started(self) -> Path:
         """Where the first process of each node tells the others that all is ready."""
         return self.state / "started"
@@ -117,7 +122,7 @@ def prepare(
     else:
         for folder in (folders.work, folders.saved, folders.evaluation):
             empty(folder)
-        for file in (folders.finished, folders.request):
+        for file in (folders.finished, folders.request, folders.spoiled):
             file.unlink(missing_ok=True)
     empty(folders.started)
     for folder in (folders.work, folders.saved, folders.started):

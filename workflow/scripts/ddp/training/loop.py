@@ -20,6 +20,7 @@ from ddp.checkpointing.saver import Saver
 from ddp.checkpointing.state import START_OVER, State, progress
 from ddp.data import batches
 from ddp.data.folder import DataFolder, content_sha256
+from ddp.data.guard import Guard
 from ddp.data.shares import Shares, fits
 from ddp.data.staging import Staged, discard
 from ddp.experiment.config import Run, edges
@@ -66,6 +67,7 @@ class Training:
         self.copy = staged.path
         here = data.at(Path(staged.path))
         # The other ranks of the node wait for the first one, and read what it has checked.
+        self.guard = Guard(here, ["train_images.npy"] if process.local_rank == 0 else [])
         if process.local_rank == 0:
             here.refuse_changed("train")
         everyone_is_here()
@@ -213,6 +215,10 @@ class Training:
                 buffer.copy_(own["buffers"][buffer_name])
             self.totals.copy_(own["totals"])
             set_random_state(own["rng"], self.process.device)
+
+    def images_touched(self) -> str:
+        """As `images_changed`, from the times of the file."""
+        return "" if self.shares.mapped is None else self.guard.changed()
 
     def images_changed(self) -> str:
         """Whether this node's copy of the training images has changed since it was checked: then a
