@@ -35,6 +35,7 @@ from ddp.launching.gpus import usable_gpus
 from ddp.launching.launchers import Geometry, Launcher
 from ddp.launching.plan import find_launcher, launcher_names, make_plan
 from ddp.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
+from ddp.launching.time_limit import warned_of_a_lower_limit
 from ddp.launching.whereabouts import whereabouts
 from ddp.schedulers import registry
 from ddp.schedulers.base import Allocation, Scheduler, Step
@@ -350,7 +351,7 @@ def run(
             # when a rank fails.
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
         output = Output(log, errors)
-        with stop_signals() as stop:
+        with stop_signals() as stop, warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
             outcome = run_all(scheduler.commands(step), output, stop, GRACE, args.end_with)
         found = records(output.records or [])
     if not outcome.good:

@@ -260,6 +260,22 @@ class Scheduler(ABC):
         """
         return None
 
+    def end(self, allocation: Allocation) -> float | None:
+        """When the job's time is up, as `Allocation.end`, asked now.
+
+        Raises:
+            Refusal: there is no answer.
+        """
+        return allocation.end
+
+    def warn(self, allocation: Allocation) -> None:
+        """Have all ranks of the job stop as before the end of its time.
+
+        Raises:
+            Refusal, OSError, CalledProcessError: it cannot.
+        """
+        raise Refusal("this scheduler cannot warn a job")
+
     def requeue(self, allocation: Allocation, saved: bool) -> str | None:
         """Have this job run again after its end.
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -139,6 +140,15 @@ class Slurm(Scheduler):
             if text.startswith("srun: error: ")
         ]
         return others[0] if others else None
+
+    def end(self, allocation: Allocation) -> float | None:
+        job = allocation.job
+        return end_of(shown_job(job, PATIENCE), job_seconds(f"SLURM_JOB_ID={job}"))
+
+    def warn(self, allocation: Allocation) -> None:
+        # As --signal=USR1 does: to all processes of the steps, and not to the batch script.
+        command = ["scancel", "--signal=USR1", allocation.job]
+        subprocess.run(command, capture_output=True, check=True)
 
     def requeue(self, allocation: Allocation, saved: bool) -> str | None:
         assert isinstance(allocation, SlurmJob)
