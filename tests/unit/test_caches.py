@@ -1,12 +1,14 @@
 """Caches of compiled code are where nobody else can write."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddp.base.caches import CACHES, private_caches
-from programs import program
+from programs import SCRIPTS, program
 
 SAY = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
 
@@ -41,6 +43,22 @@ def test_a_home_that_others_can_change_is_not_used(tmp_path: Path, spoil: str) -
         assert not folder.is_relative_to(tmp_path)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+def test_a_home_in_which_nothing_can_be_executed_is_not_used(tmp_path: Path) -> None:
+    script, home = tmp_path / "program.py", tmp_path / "home"
+    script.write_text(SAY)
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in CACHES}
+    inside = f'mount -t tmpfs -o noexec,mode=700 tmpfs {home} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside, "sh", sys.executable,
+         SCRIPTS / "supervise.py", script],
+        env=environment | {"HOME": str(home)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert not done.stdout.startswith(str(home))
 
 
 def test_what_the_user_has_chosen_stays() -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -411,6 +412,11 @@ def test_predictions_as_a_table(trained: Path, tmp_path: Path) -> None:
     assert folder.returncode == 1
     assert folder.stderr == f"predict: {tmp_path}/bad.png: not an image\n"
     assert len(folder.stdout.splitlines()) == 4
+    other = shutil.copytree(trained, tmp_path / "other") / "model.safetensors"
+    other.write_bytes(other.read_bytes()[:-1] + b"x")
+    refused = program("predict", "--model", other, "--trust-code", "--", tmp_path / "0.png")
+    assert refused.returncode == 1
+    assert "model.safetensors is not the file that the training has written" in refused.stderr
 
 
 def test_a_prediction_sees_what_the_evaluation_sees(

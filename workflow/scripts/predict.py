@@ -7,8 +7,9 @@ image is prepared as in the import of its data set: upright, resized and cropped
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from ddp.evaluation.views import predict_with_views
 from ddp.models import weights
 from ddp.models.classifier import USUAL, Classifier
 from ddp.reporting.results import VIEWS, read_about, spreadsheet_text
+from ddp.reporting.sums import refuse_changed
 
 BATCH = 32
 
@@ -54,7 +56,7 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     Returns:
         Whether every image could be read; the others are named on stderr.
     """
-    names = class_names(classifier, args.model)
+    names = class_names(classifier, about_of(args.model))
     table = csv.writer(sys.stdout, lineterminator="\n")
     header = [["image", "predicted", "probability", *map(cell, names)]]
     good = True
@@ -123,16 +125,27 @@ def cell(text: str) -> str:
     return spreadsheet_text(one_line(text))
 
 
-def class_names(classifier: Classifier, model: Path) -> list[str]:
-    """The names of the classes: from the weights, or of the built-in data set in run.json."""
+def about_of(model: Path) -> dict[str, Any]:
+    """What run.json, if it lies beside the weights, says of their run.
+
+    Raises:
+        Refusal: it is damaged, or its training has written other weights.
+    """
+    try:
+        about = read_about(model.with_name("run.json"))
+    except FileNotFoundError:
+        return {}
+    refuse_changed(model.parent, about["files"], [model.name])
+    return about
+
+
+def class_names(classifier: Classifier, about: Mapping[str, Any]) -> list[str]:
+    """The names of the classes: from the weights, or of the built-in data set of their run."""
     classes = classifier.description["classes"]
     names = classifier.description.get("class_names")
     if not names:
-        try:
-            dataset = read_about(model.with_name("run.json"))["config"].get("dataset")
-            names = DATASETS[dataset].class_names if dataset in DATASETS else ()
-        except (FileNotFoundError, Refusal):
-            names = ()
+        dataset = about["config"].get("dataset") if about else None
+        names = DATASETS[dataset].class_names if dataset in DATASETS else ()
     return list(names) if len(names) == classes else [str(label) for label in range(classes)]
 
 

@@ -22,7 +22,7 @@ CACHES = {
 @contextmanager
 def private_caches(given: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Variables with the folders of the caches that `given` does not name: in the user's own cache,
-    or, if others can write there, in temporary ones.
+    or, if others can write there or nothing can be executed there, in temporary ones.
     """
     try:
         home = given.get("XDG_CACHE_HOME") or Path(given["HOME"]) / ".cache"
@@ -42,13 +42,15 @@ def private_folder(path: Path) -> Path:
     """Make a folder for this user only.
 
     Raises:
-        OSError: it cannot be made, or others could replace it or write in it.
+        OSError: it cannot be made, is mounted noexec, or others could replace it or write in it.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = path.resolve()
     own = path.stat()
     if own.st_uid != os.geteuid() or own.st_mode & 0o077:
         raise PermissionError(f"{path} is not this user's alone")
+    if is_noexec(path):
+        raise PermissionError(f"{path} is mounted noexec")
     for parent in path.parents:
         status = parent.stat()
         ours = status.st_uid in (0, os.geteuid())
@@ -56,3 +58,8 @@ def private_folder(path: Path) -> Path:
         if not ours or shared:
             raise PermissionError(f"{parent} can be changed by others")
     return path
+
+
+def is_noexec(path: Path) -> bool:
+    """Whether no compiled code in this folder can be executed."""
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)

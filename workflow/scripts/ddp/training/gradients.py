@@ -1,9 +1,12 @@
 """From the ranks' gradients to their sum: DDP's buckets, compression, and finite checks."""
 
+import os
 import socket
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from ddp.base.caches import is_noexec
 from ddp.base.errors import Refusal
 from ddp.experiment.config import Run
 from ddp.training.losses import LOSSES
@@ -148,6 +152,14 @@ def refused_if_not_compiled(run: Run) -> Iterator[None]:
         # Imported here, because it takes a second and a half.
         if run.compile == "none" or not isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
             raise
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+        with suppress(OSError):
+            if is_noexec(Path(cache)):
+                raise Refusal(
+                    f"compile: {run.compile} loads what it compiles from {cache}, which is mounted "
+                    f"noexec on {socket.gethostname()}; set TORCHINDUCTOR_CACHE_DIR to a folder of "
+                    "yours on another disk, or use compile: none"
+                ) from None
         raise Refusal(
             f"compile: {run.compile} needs a C++ compiler such as g++ on every node; "
             f"{socket.gethostname()} says "
