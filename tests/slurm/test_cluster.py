@@ -1,9 +1,12 @@
 """The test cluster is real: its own nodes, daemons and failures, and no trace on the host."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -229,7 +232,7 @@ def test_a_second_one_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
+def elsewhere(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment for another cluster, beside the one of the tests. It may be used where that
     one came up.
     """
@@ -237,7 +240,8 @@ def elsewhere(cluster: Cluster, tmp_path: Path) -> dict[str, str]:
     environment = os.environ | {"CLUSTER_FOLDER": str(tmp_path), "TEST_PREFIX": "other"}
     # Its folder's name has no worker in it.
     environment.pop("PYTEST_XDIST_WORKER", None)
-    return environment
+    yield environment
+    program("down", environment)
 
 
 def program(verb: str, environment: dict[str, str], *arguments: str) -> None:
@@ -340,21 +344,28 @@ def test_an_interrupted_up_takes_itself_back(
 
 
 @pytest.mark.faults
-def test_a_daemon_that_does_not_come_up_is_named(elsewhere: dict[str, str], tmp_path: Path) -> None:
+def test_without_a_daemon_it_does_not_come_up_or_has_no_accounting(
+    elsewhere: dict[str, str], tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
-    (broken / "tests").mkdir(parents=True)
-    subprocess.run(["cp", "-r", str(Path(PROGRAM[1]).parent), str(broken / "tests")], check=True)
-    with (broken / "tests" / "cluster" / "slurmdbd.conf").open("a") as file:
-        file.write("NoSuchSetting=1\n")
-    done = subprocess.run(
-        [sys.executable, str(broken / "tests" / "cluster" / "cluster.py"), "up"],
-        env=elsewhere,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "slurmdbd did not come up" in done.stdout.splitlines()[-1]
-    assert "NoSuchSetting" in done.stdout
+    shutil.copytree(Path(PROGRAM[1]).parent, broken / "tests/cluster")
+
+    def break_and_up(name: str) -> tuple[int, str]:
+        with (broken / f"tests/cluster/{name}.conf").open("a") as file:
+            file.write("NoSuchSetting=1\n")
+        done = subprocess.run(
+            [sys.executable, broken / "tests/cluster/cluster.py", "up", "--nodes=1"],
+            env=elsewhere, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert "NoSuchSetting" in done.stdout
+        return done.returncode, done.stdout
+
+    status, said = break_and_up("slurmdbd")
+    assert status == 0, said
+    assert re.search("slurmdbd did not come up: .*: this cluster has no accounting", said)
+    program("run", elsewhere, "--", "srun", "hostname")
+    program("down", elsewhere)
+    status, said = break_and_up("slurm")
+    assert status == 1
+    assert "slurmctld did not come up" in said.splitlines()[-1]
     assert not (tmp_path / "other-slurm").exists()
