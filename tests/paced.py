@@ -5,7 +5,7 @@ continued.
 
 from checkout import Checkout
 
-PAUSE = 3.5  # seconds
+PAUSE = 5  # seconds
 EPOCHS = 30
 PROGRAM = f"""
 import runpy
@@ -33,6 +33,7 @@ parameters: {{lr: 0.1, epochs: {epochs}}}
 dataset: {{name: digits}}
 outputs: [model.pt]
 nodes: 2
+preflight: false
 """
 
 

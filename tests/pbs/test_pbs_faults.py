@@ -67,11 +67,19 @@ FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# What the agents do differs between the ways; what a launcher does with its ranks does not.
+PAIRS = [
+    (fault, way)
+    for fault in FAULTS
+    for way in (WAYS if fault in ("rank-killed", "agent-killed", "step-killed", "launch-killed")
+                else WAYS[:1])
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, marks=[pytest.mark.faults] if number else []) for number, fault in
-     enumerate(FAULTS)],
+    ("fault", "way"),
+    [pytest.param(*pair, marks=() if pair[0] == "rank-killed" else pytest.mark.faults)
+     for pair in PAIRS],
 )  # fmt: skip
 def test_a_failure_ends_everything_and_is_named(
     checkout: PbsCheckout, launched: Callable[..., Launched], fault: str, way: str

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import sleeping
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
 from launched import WAYS, Launched, left
@@ -24,12 +25,13 @@ from submissions import sha256
 from waiting import until, until_none
 
 pytestmark = pytest.mark.faults
-EPOCHS = 60
+# More than pass before the last fault; each lasts 0.6 s.
+EPOCHS = 30
 TRAINING = [
-    "--config", "dataset={name: digits}", "widths=[8, 8, 8]", "crop_size=16",
-    f"epochs={EPOCHS}", "global_batch_size=72", "learning_rate=0.5", "optimizer=sgd",
-    "weight_decay=0.0013", "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2",
-    "checkpoint_every=0",
+    "--config", "dataset={name: digits}", f"model={sleeping.MODEL}", f"epochs={EPOCHS}",
+    "global_batch_size=72", "learning_rate=0.01", "optimizer=sgd", "weight_decay=0.0013",
+    "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2", "checkpoint_every=0",
+    "preflight=false",
 ]  # fmt: skip
 
 
@@ -122,15 +124,15 @@ def test_a_lost_node_is_named_and_ends_the_training(
 def test_a_training_longer_than_its_walltime_continues_in_another_job(
     submitted: Callable[..., Submitted], whole: Path
 ) -> None:
-    """Two minutes, of which the last is kept for the end. PBS gives no warning before the end, and
-    a user cannot requeue.
+    """Three minutes, of which the last is kept for the end. PBS gives no warning before the end,
+    and a user cannot requeue.
     """
-    training = submitted("walltime", "--set-resources", "stage:runtime=1", "train:runtime=1")
+    training = submitted("walltime", "--set-resources", "stage:runtime=1", "train:runtime=2")
     until(lambda: ": runs on " in training.text, training.process)
     start = time.monotonic()
     training.go_on(1)
     with training.paused():
-        time.sleep(max(0, start + 65 - time.monotonic()))
+        time.sleep(max(0, start + 125 - time.monotonic()))
     assert training.end() == 0, training.text
     continued = re.findall(r"it continues as job", training.text)
     print(f"walltime: {len(continued)} more jobs, no epoch trained twice")

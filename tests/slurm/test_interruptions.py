@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
+import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from pausing import paused, ranks_of, slowed
@@ -27,17 +29,18 @@ from submissions import on, sha256, submitted
 from waiting import until
 
 SEED = 20261121
-EPOCHS = 120
+# More than pass between the faults; each lasts 0.6 s.
+EPOCHS = 45
 HUNG = 15  # seconds that ranks wait for each other
+KEPT = 15
 RUN = {
     "dataset": "digits",
-    "widths": [8, 8, 8],
-    "crop_size": 16,
+    "model": sleeping.MODEL,
     "epochs": EPOCHS,
     "global_batch_size": 72,
-    "learning_rate": 0.5,
+    "learning_rate": 0.01,
     "flip": False,
-    "checkpoint_every": 40,
+    "checkpoint_every": KEPT,
     "optimizer": "sgd",
     "weight_decay": 0.0013,
 }
@@ -263,7 +266,7 @@ def assert_same(job: Training, whole: Training) -> None:
     assert job.epochs == whole.epochs
     for file in (
         "model.safetensors",
-        *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in (40, 80, 120)),
+        *(f"checkpoints/epoch={epoch:03}.safetensors" for epoch in range(KEPT, EPOCHS + 1, KEPT)),
     ):
         assert sha256(job.results / file) == sha256(whole.results / file), file
 
@@ -363,6 +366,7 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
     science = (
         RUN
         | {"dataset": "{name: digits}", "nodes": nodes, "cpus_per_proc": 1, "experiment": name}
+        | {"preflight": "false"}
         | more
     )
     return [
@@ -377,8 +381,8 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
 def test_a_job_longer_than_its_time_is_finished_by_several(
     cluster: Cluster, checkout: SlurmCheckout, whole: Job
 ) -> None:
-    """Two minutes, of which the last is kept for the end; Snakemake is started once."""
-    minutes = ["--set-resources", "stage:runtime=1", "train:runtime=1"]
+    """Three minutes, of which the last is kept for the end; Snakemake is started once."""
+    minutes = ["--set-resources", "stage:runtime=1", "train:runtime=2"]
     said = checkout.path / "limit.out"
     with said.open("w") as out:
         snakemake = checkout.start(
@@ -392,7 +396,7 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
     start = time.monotonic()
     training.go_on(1)
     with paused(ranks_of(cluster, "results/limit/")):
-        time.sleep(max(0, start + 65 - time.monotonic()))
+        time.sleep(max(0, start + 125 - time.monotonic()))
     assert snakemake.wait() == 0, said.read_text()
     (job,) = {attempt["by"] for attempt in training.attempts}
     states = cluster.run(
@@ -408,6 +412,25 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
     assert len(states.stdout.split()) >= 2
     assert_same(training, whole)
     assert len(submitted(said.read_text())) == 2
+
+
+def test_a_limit_that_is_lowered_meanwhile_is_noticed(
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+) -> None:
+    """Three minutes, of which the last is kept for the end. `launch` asks once a minute."""
+    job = Job(cluster, checkout, "lowered")
+    job.go_on(1)
+    (launch,) = job.find(LAUNCH)
+    start = psutil.Process(launch).create_time()
+    with paused(ranks_of(cluster, "results/lowered/")):
+        lowered = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=3"]
+        assert cluster.run(*lowered).returncode == 0
+        time.sleep(start + 130 - time.time())
+    job.await_end()
+    assert_same(job, whole)
+    assert len(job.attempts) == 2
+    log = (job.results / "job.out").read_text()
+    assert re.search(r"launch: train was preempted: .*\(SIGUSR1\)", log), log
 
 
 def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(

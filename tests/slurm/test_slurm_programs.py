@@ -47,10 +47,10 @@ def test_the_examples_complete_on_two_nodes(
 def test_the_job_continues(cluster: Cluster, checkout: SlurmCheckout, how: str) -> None:
     """The job ends with 75 and is queued again, by `launch` or by Slurm."""
     name = how.replace(" ", "-")
-    # At first 100 s of pauses; a job of two minutes is asked to stop a minute before its end.
+    # At first 150 s of pauses; a job of three minutes is asked to stop a minute before its end.
     command = [*paced(checkout), f"experiment={name}"]
     if how == "out of time":
-        command += ["--set-resources", "stage:runtime=1", "train:runtime=1"]
+        command += ["--set-resources", "stage:runtime=1", "train:runtime=2"]
     run = checkout.path / f"results/{name}/run"
     said = checkout.path / f"{name}.out"
     with said.open("w") as out:

@@ -136,7 +136,7 @@ def test_whatever_ends_it_the_same_command_continues(
         command = [*paced(place), f"experiment={name}"]
     run = place.path / f"results/{name}/run"
     if how == "out of time":
-        os.environ["LAUNCH_STOP_AT"] = str(time.time() + 80)
+        os.environ["LAUNCH_STOP_AT"] = str(time.time() + 120)
     try:
         first = place.start(
             *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
