@@ -36,7 +36,6 @@ def test_the_graph_through_pbs(checkout: PbsCheckout, through_pbs: str) -> None:
     assert list((checkout.path / ".snakemake/pbs").iterdir()) == []
 
 
-@pytest.mark.faults
 @pytest.mark.usefixtures("through_pbs")
 def test_one_machine_and_ssh_come_to_the_same_weights(
     cluster: PbsCluster, checkout: PbsCheckout

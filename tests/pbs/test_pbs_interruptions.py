@@ -31,7 +31,6 @@ TRAINING = [
     "--config", "dataset={name: digits}", f"model={sleeping.MODEL}", f"epochs={EPOCHS}",
     "global_batch_size=72", "learning_rate=0.01", "optimizer=sgd", "weight_decay=0.0013",
     "flip=false", "cpus_per_proc=1", 'scratch=["/scratch"]', "nodes=2", "checkpoint_every=0",
-    "preflight=false",
 ]  # fmt: skip
 
 

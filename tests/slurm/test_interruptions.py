@@ -366,7 +366,6 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
     science = (
         RUN
         | {"dataset": "{name: digits}", "nodes": nodes, "cpus_per_proc": 1, "experiment": name}
-        | {"preflight": "false"}
         | more
     )
     return [

@@ -56,7 +56,7 @@ def seconds_ahead(reach: str, node: int) -> float:
     address, _, port = reach.rpartition(":")
     try:
         with socket.create_connection((address, int(port)), timeout=REACH) as connection:
-            told = connection.makefile().readline(MOST_TOLD)
+            told = connection.makefile("rb").readline(MOST_TOLD)
     except OSError as error:
         reason = (
             f"cannot reach rank 0's node at {reach}: {error.strerror or error}; "

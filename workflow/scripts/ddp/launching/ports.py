@@ -2,10 +2,14 @@
 
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ddp.base.errors import Refusal
+
+# Names that are looked up at once.
+LOOKUPS = 16
 
 
 def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]:
@@ -33,21 +37,27 @@ def bound_pair(number: int, address: str) -> tuple[socket.socket, socket.socket]
     )
 
 
-def refuse_ipv6_only(addresses: Iterable[str]) -> None:
+def refuse_ipv6_only(addresses: Sequence[str]) -> None:
     """Refuse nodes without an IPv4 address, on which the sockets above and gloo's are.
 
     Raises:
         Refusal: naming the node. A name that nobody knows is left to whoever connects to it.
     """
-    for address in addresses:
-        families = set()
-        with suppress(socket.gaierror):
-            families = {family for family, *_ in socket.getaddrinfo(address, None)}
-        if families == {socket.AF_INET6}:
-            raise Refusal(
-                f"{address} has IPv6 addresses only, and the ranks meet on IPv4; give it an IPv4 "
-                "address too"
-            )
+    # A name that nobody knows takes seconds.
+    with ThreadPoolExecutor(LOOKUPS) as pool:
+        for address, families in zip(addresses, pool.map(families_of, addresses), strict=True):
+            if families == {socket.AF_INET6}:
+                raise Refusal(
+                    f"{address} has IPv6 addresses only, and the ranks meet on IPv4; give it an "
+                    "IPv4 address too"
+                )
+
+
+def families_of(address: str) -> set[socket.AddressFamily]:
+    """Of a host's addresses; empty if nobody knows it."""
+    with suppress(socket.gaierror):
+        return {family for family, *_ in socket.getaddrinfo(address, None)}
+    return set()
 
 
 def accept_connections(listener: socket.socket) -> None:
