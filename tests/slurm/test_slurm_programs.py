@@ -30,7 +30,7 @@ def rows(run: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("loop", []),
+        ("loop", ["--config", "parameters={lr: 0.1}"]),
         ("procid", ["--config", "launcher=srun"]),
         ("accelerated", []),
         ("trainer", ["--config", "launcher=torchrun-c10d"]),
