@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help run bench fuzz test test-clusters test-faults test-flaky test-fast test-slow \
-  test-local test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
+  faults-here faults-there test-local test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml
@@ -80,8 +80,14 @@ test-clusters: .venv/test.done
 
 test-faults: .venv/test.done
 	@python tests/cluster/cluster.py packages || echo "make $@: without the chains on clusters"
-	@$(MAKE) --no-print-directory -j3 --output-sync MARK=faults WORKERS=2 test-local test-slurm test-pbs
+	@$(MAKE) --no-print-directory -j2 --output-sync faults-here faults-there
 	$(TIME)
+
+faults-here: .venv/test.done
+	@$(MAKE) --no-print-directory MARK=faults WORKERS=2 test-local
+
+faults-there: .venv/test.done
+	@$(MAKE) --no-print-directory -j2 --output-sync MARK=faults test-slurm test-pbs
 
 test-flaky: .venv/test.done
 	python tests/flaky.py

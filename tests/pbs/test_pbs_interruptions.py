@@ -19,7 +19,7 @@ import pytest
 import sleeping
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
-from launched import WAYS, Launched, left
+from launched import Launched, left
 from pausing import paused, ranks_of
 from submissions import sha256
 from waiting import until, until_none
@@ -99,8 +99,8 @@ def whole(checkout: PbsCheckout) -> Path:
     return checkout.path / "results/whole/run"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("how", ["kill", "cut"])
+# Lost is lost for the agents, whichever way they were started.
+@pytest.mark.parametrize(("how", "way"), [("kill", "pbs"), ("cut", "ssh")])
 def test_a_lost_node_is_named_and_ends_the_training(
     cluster: PbsCluster,
     checkout: PbsCheckout,
@@ -139,8 +139,7 @@ def test_a_training_longer_than_its_walltime_continues_in_another_job(
     assert sha256(training.results / "model.safetensors") == sha256(whole / "model.safetensors")
 
 
-@pytest.mark.parametrize("which", ["first", "other"])
-@pytest.mark.parametrize("how", ["kill", "cut"])
+@pytest.mark.parametrize(("how", "which"), [("kill", "first"), ("cut", "first"), ("kill", "other")])
 def test_after_a_lost_node_the_same_command_continues(
     cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path, how: str, which: str
 ) -> None:

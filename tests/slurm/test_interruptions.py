@@ -100,10 +100,10 @@ class Training:
     def attempts(self) -> list[dict]:
         return json.loads((self.results / "run.json").read_text())["attempts"]
 
-    def go_on(self, epochs: int) -> int:
-        """Wait for so many more epochs; returns the number of epochs."""
+    def go_on(self, epochs: int, *starts: subprocess.Popen) -> int:
+        """Wait for so many more epochs, see `until`; returns the number of epochs."""
         before = len(self.epochs)
-        until(lambda: len(self.epochs) >= before + epochs)
+        until(lambda: len(self.epochs) >= before + epochs, *starts)
         return len(self.epochs)
 
     def find(self, what: str) -> list[int]:
@@ -387,13 +387,13 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
         snakemake = checkout.start(
             *minutes, *config("limit", 2), stdout=out, stderr=subprocess.STDOUT
         )
-    until(lambda: submitted(said.read_text()))
+    until(lambda: submitted(said.read_text()), snakemake)
     training = Training(
         cluster, checkout.path / "results/limit/run", submitted(said.read_text())[0]
     )
-    until(lambda: training.hosts)
+    until(lambda: training.hosts, snakemake)
     start = time.monotonic()
-    training.go_on(1)
+    training.go_on(1, snakemake)
     with paused(ranks_of(cluster, "results/limit/")):
         time.sleep(max(0, start + 125 - time.monotonic()))
     assert snakemake.wait() == 0, said.read_text()
@@ -439,7 +439,7 @@ def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(
     with said.open("w") as out:
         snakemake = checkout.start(*config("survivor", 2), stdout=out, stderr=subprocess.STDOUT)
     training = Training(cluster, checkout.path / "results/survivor/run")
-    training.go_on(3)
+    training.go_on(3, snakemake)
     preempt(training, random.Random(SEED))
     until(lambda: len(training.epochs) == 0)
     before = training.go_on(12)
@@ -464,7 +464,7 @@ def test_a_snakemake_that_was_killed_finds_its_jobs_work(
     with said.open("w") as out:
         snakemake = checkout.start(*config("orphan", 2), stdout=out, stderr=subprocess.STDOUT)
     training = Training(cluster, checkout.path / "results/orphan/run")
-    training.go_on(3)
+    training.go_on(3, snakemake)
     snakemake.kill()
     snakemake.wait()
     training.id = submitted(said.read_text())[0]

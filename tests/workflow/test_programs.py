@@ -207,8 +207,9 @@ def is_rank(path: Path, run: Path, rank: int) -> bool:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["procid", "accelerated", "legacy", "trainer", "lit"])
-def test_every_example_completes(place: Checkout, name: str) -> None:
+# The others complete on Slurm (tests/slurm/test_slurm_programs.py).
+@pytest.mark.parametrize("name", ["legacy", "lit"])
+def test_an_example_completes(place: Checkout, name: str) -> None:
     said = place.run(*example(name))
     assert f"{name}/run: accuracy 0.9" in said
 
