@@ -24,12 +24,16 @@ RUN_FOLDERS = ("munge", "mysqld")
 OWN_FOLDERS = ()
 USABLE = {"idle", "mixed", "allocated", "completing"}
 OVERVIEW = ("sinfo",)
+MOST_SOCKET = 107  # bytes of a socket's path, see unix(7)
 ENVIRONMENT: dict[str, str] = {}
 Inside = Callable[..., str]
 
 
 def check() -> None:
-    """Its packages are all that it needs."""
+    """Refuse a folder where slurmstepd cannot make its sockets: srun says `Unspecified error`."""
+    longest = len(f"{STATE}/nodes/n10/spool/n10_100.4294967295")
+    if longest > MOST_SOCKET:
+        raise Failure(f"the path of {STATE} is {longest - MOST_SOCKET} bytes too long for sockets")
 
 
 def prepare(_root: Path) -> None:

@@ -232,12 +232,23 @@ def test_a_second_one_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def elsewhere(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a short path: the sockets of Slurm's daemons lie deep in it, and the path of a
+    socket has 107 bytes.
+    """
+    folder = tmp_path_factory.getbasetemp() / "o"
+    folder.mkdir()
+    yield folder
+    folder.rmdir()
+
+
+@pytest.fixture
+def elsewhere(cluster: Cluster, place: Path) -> Iterator[dict[str, str]]:
     """The environment for another cluster, beside the one of the tests. It may be used where that
     one came up.
     """
     assert cluster.nodes
-    environment = os.environ | {"CLUSTER_FOLDER": str(tmp_path), "TEST_PREFIX": "other"}
+    environment = os.environ | {"CLUSTER_FOLDER": str(place), "TEST_PREFIX": "other"}
     # Its folder's name has no worker in it.
     environment.pop("PYTEST_XDIST_WORKER", None)
     yield environment
@@ -294,23 +305,21 @@ def host() -> list[object]:
 
 
 @pytest.mark.faults
-def test_the_host_does_not_notice_and_nothing_stays(
-    elsewhere: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_host_does_not_notice_and_nothing_stays(elsewhere: dict[str, str], place: Path) -> None:
     before = host()
     program("up", elsewhere, "--nodes=1")
     assert host() == before
-    assert living(tmp_path)
-    program("run", elsewhere, "--", "srun", "ls", str(tmp_path / "other-slurm/shared"))
+    assert living(place)
+    program("run", elsewhere, "--", "srun", "ls", str(place / "other-slurm/shared"))
     for _ in range(2):
         program("down", elsewhere)
-        assert not living(tmp_path)
-        assert list(tmp_path.iterdir()) == []
+        assert not living(place)
+        assert list(place.iterdir()) == []
     assert host() == before
 
 
 @pytest.mark.faults
-def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path) -> None:
+def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], place: Path) -> None:
     script = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(600)"
     starter = subprocess.Popen(
         [sys.executable, "-c", script, *PROGRAM, "up", "--nodes=1", "--end-with-parent"],
@@ -321,17 +330,17 @@ def test_it_ends_with_a_killed_starter(elsewhere: dict[str, str], tmp_path: Path
     assert any(line.startswith("up in") for line in starter.stdout)
     starter.kill()
     starter.wait()
-    until(lambda: not living(tmp_path))
+    until(lambda: not living(place))
     # What the killed one has left does not stop the next.
     program("up", elsewhere, "--nodes=1")
     program("down", elsewhere)
-    assert list(tmp_path.iterdir()) == []
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_up_takes_itself_back(
-    elsewhere: dict[str, str], tmp_path: Path, number: signal.Signals
+    elsewhere: dict[str, str], place: Path, number: signal.Signals
 ) -> None:
     starter = subprocess.Popen(
         [*PROGRAM, "up", "--nodes=1"], env=elsewhere, stdout=subprocess.PIPE, text=True
@@ -339,13 +348,13 @@ def test_an_interrupted_up_takes_itself_back(
     assert any(line.endswith("mariadbd\n") for line in starter.stdout)
     starter.send_signal(number)
     assert starter.wait() == 128 + number
-    assert not living(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert not living(place)
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.faults
 def test_without_a_daemon_it_does_not_come_up_or_has_no_accounting(
-    elsewhere: dict[str, str], tmp_path: Path
+    elsewhere: dict[str, str], place: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(Path(PROGRAM[1]).parent, broken / "tests/cluster")
@@ -368,4 +377,4 @@ def test_without_a_daemon_it_does_not_come_up_or_has_no_accounting(
     status, said = break_and_up("slurm")
     assert status == 1
     assert "slurmctld did not come up" in said.splitlines()[-1]
-    assert not (tmp_path / "other-slurm").exists()
+    assert not (place / "other-slurm").exists()
