@@ -5,8 +5,8 @@ continued.
 
 from checkout import Checkout
 
-PAUSE = 5  # seconds
-EPOCHS = 30
+PAUSE = 7.5  # seconds
+EPOCHS = 20
 PROGRAM = f"""
 import runpy
 import time

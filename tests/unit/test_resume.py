@@ -69,8 +69,8 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path, process
     rng = random.Random(f"{SEED} {processes}")
     output = tmp_path / "out"
     # Many more epochs than pass between the faults.
-    epochs = 60
-    longer = {"epochs": epochs, "checkpoint_every": 20}
+    epochs = 40
+    longer = {"epochs": epochs, "checkpoint_every": 10}
     told, saved = [f"seed {SEED}, {processes} processes"], {}
     faults = rng.sample(FAULTS[processes], len(FAULTS[processes]))
     # One fault comes during the start; an orderly stop needs a running training.

@@ -43,6 +43,8 @@ from ddp.ranks.stopping import Stopping, listen
 from ddp.reporting.sums import refuse_changed
 
 MAKE = "snakemake --profile profiles/local --force"
+# Seconds of a look at the inputs, in which no request to stop is passed on.
+LOOK = 0.5
 
 
 def main() -> None:
@@ -112,7 +114,7 @@ def run(
             name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
             owner = stack.enter_context(acquire(folders.state, name, tell))
         if not args.evaluation and folders.spoiled.exists():
-            raise Refusal(folders.spoiled.read_text(encoding="utf-8"))
+            raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
         parameters, staged = ready_here(args, contract, folders, local_rank, values)
         inputs = copies_of(args, staged) if local_rank == 0 else []
         guards = [Guard(copy, copy.manifest["files"]) for copy in inputs]
@@ -182,7 +184,7 @@ def refuse_touched_inputs(guards: Iterable[Guard], spoiled: Path | None) -> None
         Refusal: a file has changed.
     """
     for guard in guards:
-        if changed := guard.changed():
+        if changed := guard.changed(LOOK):
             refuse_spoiled(changed, spoiled)
 
 

@@ -1,7 +1,10 @@
 """Whether a node's copy of the data stays what it was, on a disk that others may write to."""
 
+import math
 import socket
+import time
 from collections.abc import Iterable
+from itertools import cycle, islice
 from pathlib import Path
 
 from ddp.data.folder import DataFolder
@@ -23,18 +26,25 @@ class Guard:
     def __init__(self, copy: DataFolder, names: Iterable[str]) -> None:
         self.copy = copy
         self.stamps = {name: stamp(copy.path / name) for name in names}
+        self.names = cycle(self.stamps)
 
-    def changed(self) -> str:
+    def changed(self, seconds: float = math.inf) -> str:
         """A line that names a file with another content than its manifest says; empty if there is
         none. A file that is gone was read before, or is mapped.
+
+        Args:
+            seconds: after which the other files are left to the next look; many files on a network
+                file system take long.
         """
-        for name, before in self.stamps.items():
+        began = time.monotonic()
+        for name in islice(self.names, len(self.stamps)):
             now = stamp(self.copy.path / name)
-            if now is None or now == before:
-                continue
-            if self.copy.damaged(name):
-                return f"{self.copy.path / name} on {socket.gethostname()}"
-            self.stamps[name] = now
+            if now not in (None, self.stamps[name]):
+                if self.copy.damaged(name):
+                    return f"{self.copy.path / name} on {socket.gethostname()}"
+                self.stamps[name] = now
+            if time.monotonic() - began > seconds:
+                break
         return ""
 
 

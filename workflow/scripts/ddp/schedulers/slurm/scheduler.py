@@ -143,7 +143,7 @@ class Slurm(Scheduler):
 
     def end(self, allocation: Allocation) -> float | None:
         job = allocation.job
-        return end_of(shown_job(job, PATIENCE), job_seconds(f"SLURM_JOB_ID={job}"))
+        return end_of(shown_job(job), job_seconds(f"SLURM_JOB_ID={job}"))
 
     def warn(self, allocation: Allocation) -> None:
         # As --signal=USR1 does: to all processes of the steps, and not to the batch script.
