@@ -44,7 +44,7 @@ FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
     "launcher-killed": (kill_launcher, r"n3: its command was ended by SIGKILL"),
     "step-killed": (kill_step, r"remote_step was ended by SIGKILL"),
 }
-BOTH_WAYS = ("rank-killed", "agent-killed", "launch-killed")
+BOTH_WAYS = ("rank-killed", "launch-killed")
 
 
 @pytest.mark.parametrize(("fault", "way"), [
