@@ -85,7 +85,7 @@ def state(cluster: Cluster, job: str) -> str:
 def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
-    ends = Following(checkout, *TINY, "nodes=1", "experiment=outage-ends")
+    ends = Following(checkout, *TINY, *LONG, "epochs=20", "experiment=outage-ends")
     cancelled = Following(checkout, *TINY, *LONG, "experiment=outage-cancelled")
     jobs = [
         submitted(which.await_line(r"has been submitted with SLURM jobid \d+"))[0]

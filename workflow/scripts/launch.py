@@ -186,7 +186,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             if short == MOST_SHORT:
                 said = f"{failure.line}; the last {short} starts lasted less than {SHORT} s each"
                 failure = replace(failure, line=said, again=False, in_place=False)
-            if not (args.resume and failure.in_place and time_for_a_start(job)):
+            if not (args.resume and failure.in_place and time_for_a_start(scheduler, job)):
                 explain_and_end(failure, args, log, scheduler, job)
             # Processes that outlived their supervisor.
             end_descendants()
@@ -204,8 +204,12 @@ def furthest(states: Path | None) -> str:
     )
 
 
-def time_for_a_start(job: Allocation) -> bool:
-    return job.end is None or time.time() < job.end - BEFORE_THE_END - START_UP
+def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
+    end = job.end
+    # The scheduler may not answer now.
+    with suppress(Refusal):
+        end = scheduler.end(job)
+    return end is None or time.time() < end - BEFORE_THE_END - START_UP
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def warned_of_a_lower_limit(scheduler: Scheduler, job: Allocation, before: float
 
 def watch(scheduler: Scheduler, job: Allocation, before: float, over: threading.Event) -> None:
     known = job.end or math.inf
-    wait: float = ASK
+    wait: float = 0
     while not over.wait(wait):
         wait = ASK
         # Without an answer, ask again.
