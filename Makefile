@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help run bench fuzz test test-clusters test-faults test-flaky test-fast test-slow \
-  faults-here faults-there test-local test-slurm test-pbs pbs-up pbs-down lint format lock docs figures cluster-up cluster-down
+  faults-here faults-there test-local test-slurm test-pbs pbs-up pbs-down lint format lock docs \
+  figures cluster-up cluster-down
 
 PYTHON ?= python3
 # Another experiment: make run CONFIG=config/digits.yaml

@@ -127,7 +127,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 def test_whatever_ends_it_the_same_command_continues(
     place: Checkout, whole: Path, running: list[subprocess.Popen], how: str
 ) -> None:
-    """The same rows, each once, and the same weights. Out of time it is on the clusters."""
+    """The same rows, each once, and the same weights. The clusters' tests run out of time."""
     name = how.replace(" ", "-")
     command = [*example("loop"), *LONG, f"experiment={name}"]
     run = place.path / f"results/{name}/run"
@@ -196,8 +196,8 @@ def is_rank(path: Path, run: Path, rank: int) -> bool:
     )
 
 
-@pytest.mark.faults
 # The others complete on Slurm (tests/slurm/test_slurm_programs.py).
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ["accelerated", "legacy", "lit"])
 def test_an_example_completes(place: Checkout, name: str) -> None:
     said = place.run(*example(name))
