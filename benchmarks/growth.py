@@ -26,11 +26,11 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from ddp.base import atomic
 from ddp.base.signing import new_secret
-from ddp.checkpointing.owner import BEAT
+from ddp.base.timeouts import BEAT
 from ddp.experiment.config import Experiment
 from ddp.launching.agents import Outcome, Output, run_all
 from ddp.launching.endings import Ending, ending, record_lines, records
-from ddp.launching.failure import Source, first_failure
+from ddp.launching.first_failure import Source, first_failure
 from ddp.launching.launchers import Geometry
 from ddp.launching.plan import find_launcher, make_plan
 from ddp.ranks.preflight import RankReport, join
@@ -148,11 +148,12 @@ def failure_seconds(ranks: int) -> float:
         for rank in range(ranks)
         for line in record_lines(
             Ending(
-                f"rank {rank} on node{rank // 8}",
-                "ended with status 1",
-                float(rank),
-                (*lines, "RuntimeError: Connection closed by peer"),
-                f"logs/rank={rank}.log",
+                f"rank {rank}",
+                f"node{rank // 8}",
+                status=1,
+                time=float(rank),
+                lines=(*lines, "RuntimeError: Connection closed by peer"),
+                log=f"logs/rank={rank}.log",
             ).record()
         )
     ]

@@ -44,7 +44,9 @@ from rich.console import Console
 import programs
 import publish
 import watch
+from ddp.base import failure
 from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from ddp.base.failure import Failure
 from ddp.base.provenance import now
 from ddp.checkpointing import incidents, owner, state
 from ddp.data import sources
@@ -64,7 +66,7 @@ from ddp.reporting.events import points_of
 from ddp.reporting.history import read_history
 from ddp.reporting.measures import read_measured, read_metrics, read_result
 from ddp.reporting.progress import read_all, read_record
-from ddp.reporting.results import last_reason, read_about, read_evaluation
+from ddp.reporting.results import read_about, read_evaluation, why_missing
 
 SECONDS = 20  # of a case in process; the slowest good ones take one
 PROGRAM_SECONDS = 120  # of a case with a program of its own
@@ -518,10 +520,10 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/history.csv",
         lambda results: read_history(results / RUN / "history.csv", 2),
     ),
-    "log": (
-        tampered_bytes,
-        f"{RUN}/evaluate.log",
-        lambda results: last_reason(results / RUN / "evaluate.log", "evaluate: "),
+    "failure": (
+        tampered_json,
+        f"{RUN}/failure.json",
+        lambda results: why_missing("seed~0", results / RUN),
     ),
     "archive, npm": (hostile_tar, "x.tgz", read_npm),
     "archive, official": (hostile_tar, "x.tgz", read_official),
@@ -668,7 +670,7 @@ def make_material(folder: Path) -> Material:
             "--output",
             run / "evaluation.json",
         )
-        (run / "evaluate.log").write_text("evaluate: done\n")
+        failure.write(run, "evaluate", Failure("no", who="rank 1", where="n2"))
         shutil.copy(run / "model.safetensors", run / "weights")
     live = {"epoch": 1, "step": 2, "steps": 3, "loss": 0.5, "images_per_second": 9.5, "slow": "n1"}
     (results / RUN / "state/live.json").write_text(json.dumps(live))
@@ -683,7 +685,7 @@ def make_material(folder: Path) -> Material:
     folders.evaluation.mkdir()
     (folders.evaluation / "result.json").write_text('{"accuracy": 0.8}')
     program("publish", f"--evaluation={'0' * 64}", "--output", folders.run)
-    waits = {"job": "7", "state": "PENDING (Priority)", "since": "10:00:00"}
+    waits = {"job": "7", "state": "PENDING (Priority)", "waits": True, "since": "10:00:00"}
     (results / "fuzz/jobs.json").write_text(json.dumps({"seed~0": waits}))
     for kind in (incidents.INTERRUPTION, incidents.SLOW):
         incidents.add(results / RUN / "state", kind, "n1 is lost")

@@ -25,7 +25,7 @@ def kill_agent(training: Launched) -> None:
 
 
 def kill_launcher(training: Launched) -> None:
-    os.kill(on(training.cluster, "n3", "torch.distributed.run")[0], signal.SIGKILL)
+    os.kill(on(training.cluster, "n3", "torchrun.py")[0], signal.SIGKILL)
 
 
 def kill_launch(training: Launched) -> None:

@@ -152,7 +152,7 @@ def exhaust(cluster: Cluster) -> None:
 
 
 def kill_launcher(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n3", "torch.distributed.run")[0], signal.SIGKILL)
+    os.kill(on(cluster, "n3", "torchrun.py")[0], signal.SIGKILL)
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.faults
 
 RANK, AGENT, LAUNCH = (
     "workflow/scripts/train.py",
-    "torch.distributed.run",
+    "torchrun.py",
     "workflow/scripts/launch.py",
 )
 

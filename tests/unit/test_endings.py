@@ -20,11 +20,9 @@ WARNING = (
 
 
 def test_a_lost_peer_is_a_consequence_however_early() -> None:
-    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 10.2)
-    peer = Ending(
-        "rank 0 on n1", "ended with status 1", 10.1, ("Traceback (most recent call last):", GLOO)
-    )
-    raised = Ending("rank 2 on n3", "ended with status 1", 10.0, ("ValueError: x",))
+    killed = Ending("rank 1", "n2", -9, 10.2)
+    peer = Ending("rank 0", "n1", 1, 10.1, lines=("Traceback (most recent call last):", GLOO))
+    raised = Ending("rank 2", "n3", 1, 10.0, lines=("ValueError: x",))
     assert cause([peer, killed]) == killed
     assert cause([peer, killed, raised]) == raised
     assert cause([peer]) == peer
@@ -33,14 +31,8 @@ def test_a_lost_peer_is_a_consequence_however_early() -> None:
 def test_endings_survive_the_way_through_srun() -> None:
     """srun labels each line, mixes the lines of its tasks, and breaks long ones."""
     sent = [
-        Ending(
-            "rank 1 on n2",
-            "ended with status 1",
-            1.5,
-            ("a: b", "ö" * 3000),
-            "results/logs/rank=1.log",
-        ),
-        Ending("rank 0 on n1", "was ended by SIGKILL", 2.5),
+        Ending("rank 1", "n2", 1, 1.5, lines=("a: b", "ö" * 3000), log="results/logs/rank=1.log"),
+        Ending("rank 0", "n1", -9, 2.5),
     ]
     one, other = ([f"12: {line}" for line in record_lines(ending.record())] for ending in sent)
     assert all(map(marked, one + other))
@@ -94,7 +86,7 @@ def test_last_words_of_a_traceback_are_the_traceback() -> None:
 def test_an_error_with_several_lines_is_named_by_its_first() -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>',
              "ValueError: the first line", "  and more", "the last line"]  # fmt: skip
-    ending = Ending("rank 1 on n2", "ended with status 1", 1.0, tuple(lines))
+    ending = Ending("rank 1", "n2", 1, 1.0, lines=tuple(lines))
     assert ending.error == "rank 1 on n2: ValueError: the first line"
 
 
@@ -134,4 +126,4 @@ def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwh
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too
-    assert record["ending"]["how"] == "ended with status 3"
+    assert record["ending"]["status"] == 3

@@ -1,14 +1,21 @@
-"""The failure that a launch reports. The lines are Slurm's own."""
+"""The failure that a launch reports, and its record. The lines are Slurm's and torchrun's own."""
 
+import json
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ddp.base import failure
+from ddp.base.errors import Refusal, Stopped
+from ddp.base.failure import Again, Failure, Kind, recorded
 from ddp.launching.agents import Outcome
-from ddp.launching.endings import LATE, Ending
-from ddp.launching.failure import Failure, Source
-from ddp.launching.failure import first_failure as found_failure
+from ddp.launching.endings import Ending
+from ddp.launching.first_failure import First, Source
+from ddp.launching.first_failure import first_failure as found_failure
 from ddp.launching.whereabouts import Whereabouts
+from ddp.schedulers.base import Cause, Trouble
 from ddp.schedulers.registry import SCHEDULERS
 
 FAILED = Outcome(failed=0, status=1)
@@ -16,11 +23,12 @@ TIMED_OUT = (
     "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO "
     "TIME LIMIT ***"
 )
+KILLED = "was ended by SIGKILL; the system does that when memory runs out"
 
 
 def first_failure(
     outcome: Outcome, endings: list[Ending], errors: list[str], job: str | None
-) -> Failure:
+) -> First:
     """Of Slurm job `job`, or on this machine if it is None."""
     scheduler = SCHEDULERS["srun" if job else "local"]
     inspect = f"sacct -X -j {job}" if job else ""
@@ -28,99 +36,100 @@ def first_failure(
     return found_failure(outcome, endings, [], errors, source)
 
 
+def rank(number: int, status: int, time: float, *lines: str, **report: object) -> Ending:
+    """How rank k on node n(k + 1) ended."""
+    report = {key: str(value) for key, value in report.items()}
+    return Ending(f"rank {number}", f"n{number + 1}", status, time, lines=lines, report=report)
+
+
+def judged(first: First) -> tuple[str, Kind, str]:
+    """Line, kind, and what may be done."""
+    flags = [name for name in ("again", "saved", "in_place") if getattr(first, name)]
+    return first.failure.line, first.failure.kind, " ".join(flags)
+
+
 def test_a_rank_that_could_tell_is_believed_before_slurm() -> None:
-    ending = Ending(
-        "rank 1 on n2",
-        "ended with status 1",
-        1.0,
-        ("Traceback (most recent call last):", "ValueError: x"),
-        "logs/rank=1.log",
+    ending = replace(
+        rank(1, 1, 1.0, "Traceback (most recent call last):", "ValueError: x"),
+        log="logs/rank=1.log",
     )
-    assert first_failure(FAILED, [ending], ["srun: error: n1: task 0: Killed"], "7") == Failure(
-        "rank 1 on n2: ValueError: x; its own log is logs/rank=1.log",
+    found = first_failure(FAILED, [ending], ["srun: error: n1: task 0: Killed"], "7")
+    assert found == First(
+        Failure("rank 1 on n2: ValueError: x", Kind.FAILED, "rank 1", "n2", "logs/rank=1.log"),
         ("rank 1 on n2 | Traceback (most recent call last):", "rank 1 on n2 | ValueError: x"),
     )
+    assert found.failure.line == "rank 1 on n2: ValueError: x; its own log is logs/rank=1.log"
 
 
-def test_a_task_that_was_killed_is_named_by_slurm() -> None:
-    errors = [
-        "1: loading",
-        "0: all well",
-        "srun: error: n2: task 1: Killed",
-        "srun: error: n1: task 0: Exited with exit code 1",
-    ]
-    assert first_failure(FAILED, [], errors, "7") == Failure("n2: Killed: loading")
-    assert first_failure(FAILED, [], ["srun: error: n2: tasks 2-3: Out Of Memory"], "7") == Failure(
-        "n2: Out Of Memory"
-    )
-
-
-def test_a_time_limit_is_told_as_one() -> None:
-    errors = ["srun: error: n1: task 0: Exited with exit code 1", TIMED_OUT]
-    assert first_failure(FAILED, [], errors, "7") == Failure("Slurm ended it on n1: time limit")
-
-
-def test_a_step_that_could_not_begin_says_why() -> None:
-    errors = ["srun: error: Unable to create step for job 12: Requested nodes are busy"]
-    assert first_failure(FAILED, [], errors, "12") == Failure(
-        "Unable to create step for job 12: Requested nodes are busy"
-    )
+@pytest.mark.parametrize(
+    ("errors", "line", "kind"),
+    [
+        (["1: loading", "0: all well", "srun: error: n2: task 1: Killed",
+          "srun: error: n1: task 0: Exited with exit code 1"], "n2: Killed: loading", Kind.LOST),
+        (["srun: error: n2: tasks 2-3: Out Of Memory"], "n2: Out Of Memory", Kind.FAILED),
+        (["srun: error: n1: task 0: Exited with exit code 1", TIMED_OUT],
+         "Slurm ended it on n1: time limit", Kind.FAILED),
+        (["srun: error: Unable to create step for job 12: Requested nodes are busy"],
+         "Unable to create step for job 12: Requested nodes are busy", Kind.FAILED),
+        ([], "srun ended with status 1", Kind.FAILED),
+    ],
+)  # fmt: skip
+def test_where_no_rank_said_anything_slurm_is_believed(
+    errors: list[str], line: str, kind: Kind
+) -> None:
+    assert judged(first_failure(FAILED, [], errors, "7")) == (line, kind, "")
 
 
 def test_where_nobody_said_anything_the_status_is_told() -> None:
-    assert first_failure(Outcome(failed=1, status=-9), [], ["x"], None).line.startswith(
-        "the command of node 1 was ended by SIGKILL"
-    )
-    assert first_failure(FAILED, [], [], "7") == Failure("srun ended with status 1")
+    found = first_failure(Outcome(failed=1, status=-9), [], ["x"], None)
+    assert judged(found) == (f"the command of node 1 {KILLED}", Kind.LOST, "")
 
 
 SAVED = "stopped (SIGTERM) after step 3 of epoch 2, of 9 epochs; saved in results/x/run/state"
 
 
-def stopped(who: str, reason: str, time: float, saved: bool = False) -> Ending:
+def stopped(number: int, reason: str, time: float, saved: bool = False) -> Ending:
     report = {"stopped": reason} | ({"saved": "step 3 of epoch 2"} if saved else {})
-    return Ending(
-        who, "ended with status 75", time, (SAVED if saved else "stopped",), report=report
-    )
+    return rank(number, 75, time, SAVED if saved else "stopped", **report)
 
 
 def test_what_was_asked_to_stop_and_has_saved_was_preempted() -> None:
-    endings = [
-        stopped("rank 1 on n2", "SIGTERM", 1.0),
-        stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True),
-    ]
+    endings = [stopped(1, "SIGTERM", 1.0), stopped(0, "SIGTERM", 2.0, saved=True)]
     by_slurm = Outcome(stopped=True, failed=0, status=1)
-    assert first_failure(by_slurm, endings, [], "7") == Failure(
-        f"{SAVED}; the reason: sacct -X -j 7", preempted=True, saved=True
-    )
-    assert first_failure(by_slurm, endings, [], None) == Failure(SAVED, preempted=True, saved=True)
+    assert judged(first_failure(by_slurm, endings, [], "7")) == (
+        f"{SAVED}; the reason: sacct -X -j 7", Kind.PREEMPTED, "saved",
+    )  # fmt: skip
+    assert judged(first_failure(by_slurm, endings, [], None)) == (SAVED, Kind.PREEMPTED, "saved")
+    # Before it could say so.
+    for job, line in (
+        (None, "stopped"),
+        ("7", "stopped; cancelled, preempted, or out of time: sacct -X -j 7"),
+    ):
+        found = first_failure(Outcome(stopped=True), [], [], job)
+        assert judged(found) == (line, Kind.PREEMPTED, "")
 
 
 def test_what_stops_for_want_of_time_is_worth_starting_again() -> None:
-    endings = [
-        stopped("rank 1 on n2", "another rank was asked to", 1.0),
-        stopped("rank 0 on n1", "SIGUSR1", 2.0, saved=True),
-    ]
-    assert first_failure(FAILED, endings, [], "7") == Failure(
-        SAVED, preempted=True, again=True, saved=True
-    )
+    endings = [stopped(1, "another rank was asked to", 1.0), stopped(0, "SIGUSR1", 2.0, saved=True)]
+    assert judged(first_failure(FAILED, endings, [], "7")) == (
+        SAVED, Kind.PREEMPTED, "again saved",
+    )  # fmt: skip
 
 
 def test_a_rank_that_somebody_ends_is_named_and_was_preempted() -> None:
-    endings = [
-        stopped("rank 1 on n2", "SIGTERM", 1.0),
-        stopped("rank 0 on n1", "another rank was asked to", 2.0, saved=True),
-    ]
-    assert first_failure(FAILED, endings, [], "7") == Failure(
-        f"rank 1 on n2 got SIGTERM; {SAVED}", preempted=True, again=True, saved=True, in_place=True
-    )
+    endings = [stopped(1, "SIGTERM", 1.0), stopped(0, "another rank was asked to", 2.0, saved=True)]
+    found = first_failure(FAILED, endings, [], "7")
+    assert judged(found) == (
+        f"rank 1 on n2 got SIGTERM; {SAVED}", Kind.PREEMPTED, "again saved in_place",
+    )  # fmt: skip
+    assert (found.failure.who, found.failure.where) == ("rank 1", "n2")
     killed = ["srun: error: n2: task 1: Killed"]
-    assert first_failure(FAILED, endings, killed, "7") == Failure(
-        f"n2: Killed; {SAVED}", again=True, saved=True, in_place=True
-    )
+    assert judged(first_failure(FAILED, endings, killed, "7")) == (
+        f"n2: Killed; {SAVED}", Kind.LOST, "again saved in_place",
+    )  # fmt: skip
     agent = Outcome(failed=1, status=-9)
-    assert first_failure(agent, endings, [], None).line.startswith(
-        "the command of node 1 was ended by SIGKILL; "
+    assert first_failure(agent, endings, [], None).failure.line == (
+        f"the command of node 1 {KILLED}; {SAVED}"
     )
 
 
@@ -147,134 +156,149 @@ Root Cause (first observed failure):
 @pytest.mark.parametrize("label", ["", "1: "])
 def test_a_killed_supervise_is_named(label: str) -> None:
     errors = [label + line for line in ROOT_CAUSE.splitlines()]
-    killed = (
-        "supervise.py of rank 1 on n2 was ended by SIGKILL; the system does that when "
-        "memory runs out"
-    )
-    assert first_failure(FAILED, [], errors, "7" if label else None) == Failure(killed)
-    endings = [stopped("rank 0 on n1", "SIGTERM", 2.0, saved=True)]
-    assert first_failure(FAILED, endings, errors, None) == Failure(
-        f"{killed}; {SAVED}", again=True, saved=True, in_place=True
-    )
-    peer = Ending(
-        "rank 0 on n1", "ended with status 1", 2.0, ("RuntimeError: Connection reset by peer",)
-    )
-    assert first_failure(FAILED, [peer], errors, None) == Failure(killed)
+    killed = f"supervise.py of rank 1 on n2 {KILLED}"
+    found = first_failure(FAILED, [], errors, "7" if label else None)
+    assert judged(found) == (killed, Kind.LOST, "")
+    assert (found.failure.who, found.failure.where) == ("rank 1", "n2")
+    endings = [stopped(0, "SIGTERM", 2.0, saved=True)]
+    assert judged(first_failure(FAILED, endings, errors, None)) == (
+        f"{killed}; {SAVED}", Kind.LOST, "again saved in_place",
+    )  # fmt: skip
+    peer = rank(0, 1, 2.0, "RuntimeError: Connection reset by peer")
+    assert first_failure(FAILED, [peer], errors, None) == found
     ended = [line.replace("-9", "1") for line in errors]
-    assert (
-        first_failure(FAILED, [], ended, None).line == "the command of node 0 ended with status 1"
+    assert first_failure(FAILED, [], ended, None).failure.line == (
+        "the command of node 0 ended with status 1"
     )
 
 
 def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
-    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 1.0)
-    peer = Ending(
-        "rank 0 on n1",
-        "ended with status 1",
-        2.0,
-        ("RuntimeError: Connection closed by peer",),
-        report={"saved": "epoch 2"},
-    )
-    assert first_failure(FAILED, [killed, peer], [], "7") == Failure(
-        "rank 1 on n2 was ended by SIGKILL", again=True, saved=True, in_place=True
-    )
-    assert first_failure(FAILED, [killed], [], "7") == Failure("rank 1 on n2 was ended by SIGKILL")
-    refused = replace(peer, report={"saved": "epoch 2", "refused": True}, lines=("too large",))
-    assert not first_failure(FAILED, [refused], [], "7").again
-    waited = replace(peer, report={}, lines=("gloo/x.cc: Timed out",))
+    killed = rank(1, -9, 1.0)
+    peer = rank(0, 1, 2.0, "RuntimeError: Connection closed by peer", saved="epoch 2")
+    line = f"rank 1 on n2 {KILLED}"
+    for endings, flags in (([killed, peer], "again saved in_place"), ([killed], "")):
+        assert judged(first_failure(FAILED, endings, [], "7")) == (line, Kind.FAILED, flags)
+    refused = rank(0, 1, 2.0, "too large", saved="epoch 2", refused=True)
+    found = judged(first_failure(FAILED, [refused], [], "7"))
+    assert found == ("rank 0 on n1: too large", Kind.REFUSED, "saved")
+    waited = rank(0, 1, 2.0, "gloo/x.cc: Timed out")
     suspended = first_failure(replace(FAILED, suspended=40.0), [waited], [], "7")
     assert suspended.in_place
-    assert suspended.line == "the job was suspended for 40 s; rank 0 on n1: gloo/x.cc: Timed out"
+    assert suspended.failure.line == (
+        "the job was suspended for 40 s; rank 0 on n1: gloo/x.cc: Timed out"
+    )
 
 
 def test_a_restart_that_gets_no_further_is_tried_on_other_nodes_unless_it_was_cancelled() -> None:
-    killed = Ending("rank 1 on n2", "was ended by SIGKILL", 1.0)
-    busy = Source("srun", "Unable to create step for job 7: Requested nodes are busy")
+    killed = rank(1, -9, 1.0)
+    busy = Source("srun", Trouble("Unable to create step for job 7: Requested nodes are busy"))
 
-    def after_restart(outcome: Outcome, endings: list[Ending], source: Source) -> Failure:
+    def after_restart(outcome: Outcome, endings: list[Ending], source: Source) -> First:
         return found_failure(outcome, endings, [], [], source, restarted=True)
 
-    for endings, source in (([killed], Source("srun")), ([], busy)):
-        failure = after_restart(FAILED, endings, source)
-        assert (failure.again, failure.saved, failure.in_place) == (True, False, False)
+    for endings, source, flags in (
+        ([killed], Source("srun"), "again in_place"), ([], busy, "again"),
+    ):  # fmt: skip
+        assert judged(after_restart(FAILED, endings, source))[2] == flags
         assert not found_failure(FAILED, endings, [], [], source).again
     # A GPU that is gone is refused.
-    refused = Ending("rank 1 on n2", "ended with status 1", 1.0, ("x",), report={"refused": True})
-    assert after_restart(FAILED, [refused], Source("srun")).again
+    refused = rank(1, 1, 1.0, "x", refused=True)
+    assert judged(after_restart(FAILED, [refused], Source("srun")))[2] == "again"
     # scancel, qdel or Ctrl-C.
     cancelled = Outcome(stopped=True, failed=0, status=1)
-    for endings in ([], [killed], [stopped("rank 0 on n1", "SIGTERM", 1.0)]):
+    for endings in ([], [killed], [stopped(0, "SIGTERM", 1.0)]):
         assert not after_restart(cancelled, endings, Source("srun")).again
 
 
 def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
     said = "gloo/transport/tcp/unbound_buffer.cc:81: Timed out waiting 10000ms for recv operation"
-    waited = Ending("rank 0 on n1", "ended with status 1", 1.0, (f"RuntimeError: [{said}]",))
-    seen = [
-        Whereabouts("rank 2 on n3", frames=("all_reduce (x.py:1)",), waits=True),
-        Whereabouts(
-            "rank 1 on n2",
-            frames=("wait (threading.py:2)", "load (mine.py:3)"),
-            frame="load (mine.py:3)",
-            log="logs/rank=1.log",
+    waited = rank(0, 1, 1.0, f"RuntimeError: [{said}]")
+    waits = Whereabouts("rank 2", "n3", frames=("all_reduce (x.py:1)",), waits=True)
+    loads = Whereabouts(
+        "rank 1", "n2", frames=("wait (threading.py:2)", "load (mine.py:3)"),
+        frame="load (mine.py:3)", log="logs/rank=1.log",
+    )  # fmt: skip
+
+    def found(endings: list[Ending], seen: list[Whereabouts]) -> First:
+        return found_failure(FAILED, endings, seen, [], Source("srun"))
+
+    assert found([waited], [waits, loads]) == First(
+        Failure(
+            "rank 1 on n2 hung (in load (mine.py:3)), and the others waited for it", Kind.HUNG,
+            "rank 1", "n2", "logs/rank=1.log",
         ),
-    ]
-    source = Source("srun")
-    found = found_failure(FAILED, [waited], seen, [], source)
-    assert found.line == (
-        "rank 1 on n2 hung (in load (mine.py:3)), and the others waited for it; "
-        "its own log is logs/rank=1.log"
-    )
-    assert found.details == (
-        "rank 1 on n2 | wait (threading.py:2)",
-        "rank 1 on n2 | load (mine.py:3)",
-    )
+        ("rank 1 on n2 | wait (threading.py:2)", "rank 1 on n2 | load (mine.py:3)"),
+    )  # fmt: skip
     # A rank that cannot run is the cause before one that could.
-    still = Whereabouts("rank 3 on n4", state="stopped by a signal")
-    assert "rank 3 on n4 hung (stopped by a signal)" in (
-        found_failure(FAILED, [waited], [*seen, still], [], source).line
+    still = Whereabouts("rank 3", "n4", state="stopped by a signal")
+    assert found([waited], [waits, loads, still]).failure.line.startswith(
+        "rank 3 on n4 hung (stopped by a signal)"
     )
     # If all of them wait, or nothing is known of them, the one that said so is named.
-    for nobody in ([seen[0]], [Whereabouts("rank 1 on n2")], []):
-        assert found_failure(FAILED, [waited], nobody, [], source).line == waited.error
+    for nobody in ([waits], [Whereabouts("rank 1", "n2")], []):
+        assert found([waited], nobody).failure.line == waited.error
     # Of several that do not wait, it is the one that is where no other is.
-    reads = [
-        replace(seen[1], who=f"rank {rank} on n5", frames=("item (mine.py:9)",)) for rank in (5, 6)
-    ]
-    assert "rank 1 on n2 hung" in found_failure(FAILED, [waited], [*reads, *seen], [], source).line
-    assert found_failure(FAILED, [waited], reads, [], source).line == waited.error
+    reads = [replace(loads, who=f"rank {number}", frames=("item (mine.py:9)",))
+             for number in (5, 6)]  # fmt: skip
+    assert found([waited], [*reads, waits, loads]).failure.who == "rank 1"
+    assert found([waited], reads).failure.line == waited.error
     # An error of another rank is the cause, even if somebody waited too long.
-    cause = Ending("rank 7 on n8", "ended with status 1", 2.0, ("ValueError: x",))
-    assert found_failure(FAILED, [waited, cause], seen, [], source).line == cause.error
+    cause = rank(7, 1, 2.0, "ValueError: x")
+    assert found([waited, cause], [waits, loads]).failure.line == cause.error
     # Without a time-out, nobody hangs: the others were only told to end.
-    error = replace(waited, lines=("ValueError: x",))
-    assert found_failure(FAILED, [error], seen, [], source).line == error.error
+    error = rank(0, 1, 1.0, "ValueError: x")
+    assert found([error], [waits, loads]).failure.line == error.error
 
 
-def test_stopped() -> None:
-    assert first_failure(Outcome(stopped=True), [], [], None) == Failure(
-        "stopped; run the same command again"
-    )
-    assert first_failure(Outcome(stopped=True), [], [], "7") == Failure(
-        "stopped; cancelled, preempted, or out of time: sacct -X -j 7"
-    )
-
-
-LOST = "n3 is lost: it has not answered for 20 s"
+NODE_LOST = Trouble("n3 is lost: it has not answered for 20 s", "n3", Cause.NODE_LOST)
 
 
 def test_a_lost_node_is_named_and_worth_starting_again() -> None:
     """Its peers say only that they lost it, or that they had to be killed."""
-    peer = Ending("rank 0 on n1", "ended with status 1", 1.0, ("RuntimeError: [gloo/transport] x",))
-    late = Ending("rank 1 on n2", f"{LATE} 25 s of SIGTERM", 2.0)
-    source = Source("remote_step", LOST, lost=LOST)
+    peer = rank(0, 1, 1.0, "RuntimeError: [gloo/transport] x")
+    late = replace(rank(1, -9, 2.0), late=25)
+    assert late.error == "rank 1 on n2 did not end within 25 s of SIGTERM"
     for endings in ([], [peer], [late], [late, peer]):
-        assert found_failure(FAILED, endings, [], [], source) == Failure(LOST, again=True)
+        found = found_failure(FAILED, endings, [], [], Source("remote_step", NODE_LOST))
+        assert found == First(Failure(NODE_LOST.text, Kind.LOST, where="n3"), again=True)
+    # A failure before the loss is the first one.
+    own = rank(1, 1, 1.0, "ValueError: no")
+    found = found_failure(FAILED, [own], [], [], Source("remote_step", NODE_LOST))
+    assert judged(found) == ("rank 1 on n2: ValueError: no", Kind.FAILED, "")
+    # The launcher on it can be started there again.
+    killed = replace(NODE_LOST, cause=Cause.LAUNCHER_KILLED)
+    saved = rank(0, 1, 1.0, "RuntimeError: Connection closed by peer", saved="epoch 2")
+    found = found_failure(FAILED, [saved], [], [], Source("remote_step", killed))
+    assert judged(found) == (NODE_LOST.text, Kind.LOST, "again saved in_place")
 
 
-def test_a_failure_before_a_node_is_lost_is_the_first_one() -> None:
-    own = Ending("rank 1 on n2", "ended with status 1", 1.0, ("ValueError: no",))
-    source = Source("remote_step", LOST, lost=LOST)
-    found = found_failure(FAILED, [own], [], [], source)
-    assert found.line == "rank 1 on n2: ValueError: no"
-    assert not found.again
+def test_a_record_is_read_as_it_was_written_and_is_that_of_the_newest_attempt(
+    tmp_path: Path,
+) -> None:
+    written = Failure("n2\x1b[31m hung", Kind.HUNG, "rank 1", "n2", "l/rank=1.log", "x", Again.HERE)
+    folder = tmp_path / "results" / "run"
+    assert failure.read(folder) is None
+    failure.write(folder, "train", written)
+    found = failure.read(folder)
+    assert found
+    assert found == replace(written, reason=r"n2\x1b[31m hung", stage="train", time=found.time)
+    for error, kind in ((Refusal("no"), Kind.REFUSED), (OSError("full"), Kind.FAILED),
+                        (Stopped("saved"), Kind.PREEMPTED)):  # fmt: skip
+        with suppress(type(error)), recorded(folder, "evaluate"):
+            assert failure.read(folder) is None
+            raise error
+        found = failure.read(folder)
+        assert found
+        assert (found.stage, found.kind, found.reason) == ("evaluate", kind, str(error))
+    with recorded(folder, "evaluate"):
+        pass
+    assert failure.read(folder) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '"failed"', json.dumps({"kind": "failed"}), "\0" * 100, "[" * 100_000],
+)
+def test_a_damaged_record_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / failure.FILE).write_text(content)
+    assert failure.read(tmp_path) is None

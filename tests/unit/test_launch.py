@@ -201,10 +201,10 @@ time.sleep(1e9)"""
     )
     until(lambda: len(list(pids.iterdir())) == 4, process)
     process.send_signal(number)
-    assert process.wait() == 1
+    assert process.wait() == 75
     assert process.stderr is not None
     assert process.stderr.read() == (
-        "launch: some_program failed: stopped; run the same command again\n"
+        "launch: some_program was preempted: stopped; run the same command again to resume\n"
     )
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
@@ -349,12 +349,12 @@ def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) 
     if nohup:
         go.touch()
     said, _ = process.communicate()
-    assert (process.returncode, said) == ((0, "done\n") if nohup else (1, ""))
+    assert (process.returncode, said) == ((0, "done\n") if nohup else (75, ""))
 
 
 def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)
-    agent = next(path for path in ours if b"torch.distributed.run" in cmdline(path))
+    agent = next(path for path in ours if b"torchrun.py" in cmdline(path))
     os.kill(int(agent.name), signal.SIGKILL)
     assert process.wait() == 1
     await_end(ours)
@@ -362,7 +362,7 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
 
 @pytest.mark.parametrize(
     "target",
-    ["supervise.py", pytest.param("torch.distributed.run", marks=pytest.mark.faults)],
+    ["supervise.py", pytest.param("torchrun.py", marks=pytest.mark.faults)],
 )
 def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     digits, tmp_path, target

@@ -150,7 +150,8 @@ def test_a_second_training_is_refused_and_the_first_goes_on_undisturbed(
     assert [attempt["by"] for attempt in attempts(output)] == [name]
 
 
-def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path) -> None:
+def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(owner, "SETTLE", 3600)
     dead = OwnerProcess(tmp_path, "process 1 on here")
     assert dead.says() == "begun"
     dead.kill()
@@ -160,6 +161,7 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path) -> None:
         assert lines == []
     record, _ = owner.look(tmp_path / "owner.json") or pytest.fail("no record")
     assert (record.name, record.released) == ("process 2 on here", True)
+    assert [path.name for path in tmp_path.iterdir()] == ["owner.json"]
 
 
 def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) -> None:

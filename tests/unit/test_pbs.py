@@ -123,11 +123,11 @@ STATES = [
     ),
     (
         {"job_state": "Q", "comment": "Not Running: Insufficient amount of resource: ncpus"},
-        State("waits: Insufficient amount of resource: ncpus"),
+        State("waits: Insufficient amount of resource: ncpus", waits=True),
     ),
     ({"job_state": "R", "exec_host": "n1/0*2+n2/0*2"}, State("runs on n1, n2")),
     ({"job_state": "E", "exec_host": "n1.site/0"}, State("runs on n1")),
-    ({"job_state": "H"}, State("is held")),
+    ({"job_state": "H"}, State("is held", waits=True)),
 ]  # fmt: skip
 
 

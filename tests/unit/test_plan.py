@@ -39,7 +39,7 @@ def golden(name: str, printed: list[str]) -> None:
     text = (
         "\n".join(printed)
         .replace(shlex.quote(sys.executable), "python")
-        .replace(shlex.quote(f"{SCRIPTS}/torchrun_signed.py"), "torchrun_signed.py")
+        .replace(shlex.quote(f"{SCRIPTS}/torchrun.py"), "torchrun.py")
     )
     assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
 

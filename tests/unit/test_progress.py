@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp.base import failure
+from ddp.base.failure import Again, Failure, Kind
+from ddp.base.timeouts import BETWEEN
 from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import acquire
 from ddp.experiment.config import Experiment
-from ddp.reporting.progress import BETWEEN, JOBS, Progress, read_all
+from ddp.reporting.progress import JOBS, Progress, read_all
 from ddp.reporting.results import Missing, why_missing
 from ddp.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from waiting import until
@@ -53,8 +56,9 @@ def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
 def test_a_job_that_waits_is_shown_with_the_scheduler_s_reason(tmp_path) -> None:
     (tmp_path / JOBS).write_text(
         json.dumps(
-            {FIRST: {"job": "12", "state": "PENDING (Resources)", "since": "10:11:12"},
-             SECOND: {"job": "13", "state": "COMPLETING", "since": "10:11:12"}}
+            {FIRST: {"job": "12", "state": "PENDING (Resources)", "waits": True,
+                     "since": "10:11:12"},
+             SECOND: {"job": "13", "state": "COMPLETING", "waits": False, "since": "10:11:12"}}
         )
     )  # fmt: skip
     found = look(tmp_path)
@@ -111,12 +115,17 @@ def test_the_clock_counts_the_forward_pass_and_the_wait_for_pixels() -> None:
     assert clock.per_step() == (0.0, 0.0)
 
 
-def test_a_run_is_interrupted_if_its_log_has_no_reason(tmp_path) -> None:
+def test_a_run_is_interrupted_if_it_has_no_record(tmp_path) -> None:
     assert why_missing("run", tmp_path) == Missing("run", "not started")
     (tmp_path / "train.log").write_text("[node 0] epoch 1/4\n")
     assert why_missing("run", tmp_path).reason == "interrupted; run the same command again"
-    (tmp_path / "train.log").write_text("[node 0] epoch 1/4\nlaunch: n2 is lost\n")
-    assert why_missing("run", tmp_path).reason == "train: n2 is lost"
+    failure.write(tmp_path, "train", Failure("n2 is lost", log="logs/rank=1.log"))
+    assert why_missing("run", tmp_path) == Missing(
+        "run", "train: n2 is lost; its own log is logs/rank=1.log", str(tmp_path / "train.log")
+    )
+    # It was to go on, and then nothing more is known.
+    failure.write(tmp_path, "train", Failure("rank 1 was killed", again=Again.HERE))
+    assert why_missing("run", tmp_path).reason == "interrupted; run the same command again"
 
 
 def test_a_run_whose_ranks_start_again_or_whose_program_has_ended_runs(tmp_path) -> None:
@@ -124,16 +133,26 @@ def test_a_run_whose_ranks_start_again_or_whose_program_has_ended_runs(tmp_path)
     with acquire(run / "state", "me", print):
         pass
     assert look(tmp_path)[FIRST].state == "running"
-    (run / "train.log").write_text(
-        "launch: rank 1 on n2 was ended by SIGKILL; starting again from what was saved (start 2 of "
-        "this job)\n[node 0] epoch 2/8\n"
-    )
-    assert look(tmp_path)[FIRST].state == "running"
-    now = NOW() + BETWEEN + 1
-    assert read_all(EXPERIMENT, tmp_path, now)[0].state == "interrupted"
-    with (run / "train.log").open("a") as log:
-        log.write("launch: rank 1 on n2 was ended by SIGKILL\n")
-    assert look(tmp_path)[FIRST].state == "failed"
+    for again in (Again.HERE, Again.REQUEUED):
+        failure.write(run, "train", Failure("rank 1 was killed", again=again))
+        assert look(tmp_path)[FIRST].state == "running"
+        found = read_all(EXPERIMENT, tmp_path, NOW() + BETWEEN + 1)[0]
+        assert (found.state, found.reason) == ("interrupted", "train: rank 1 was killed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [(kind, "interrupted" if kind == Kind.PREEMPTED else "failed") for kind in Kind],
+)
+def test_a_record_decides_the_state_whatever_its_words(tmp_path, kind: Kind, state: str) -> None:
+    run = tmp_path / FIRST
+    failure.write(run, "train", Failure("was preempted; run the same command again", kind))
+    assert look(tmp_path)[FIRST].state == state
+    # Of another training, which was to replace its results; or of its evaluation.
+    (run / "run.json").write_text("{}")
+    assert look(tmp_path)[FIRST].state == state
+    with acquire(run / "state", "me", print):
+        assert look(tmp_path)[FIRST].state == "running"
 
 
 def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> None:
@@ -143,7 +162,7 @@ def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> No
             incidents.add(run / "state", incidents.INTERRUPTION, "n2 is lost")
         incidents.add(run / "state", incidents.SLOW, "n2 is slow")
         assert look(tmp_path)[FIRST].interruptions == 2
-    (run / "train.log").write_text("launch: n2 is lost\n")
+    failure.write(run, "train", Failure("n2 is lost", Kind.LOST))
     found = look(tmp_path)[FIRST]
     assert (found.state, found.interruptions) == ("failed", 1)
     assert look(tmp_path)[SECOND].interruptions == 0

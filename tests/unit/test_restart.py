@@ -162,6 +162,34 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("fruitless", [2, 3])
+def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothing(
+    tmp_path, fruitless: int
+) -> None:
+    """As where something ends it again and again before it has begun."""
+    starts, script, output = tmp_path / "starts", tmp_path / "program.py", tmp_path / "run"
+    script.write_text(
+        "import os, signal, launched\n"
+        f"with open('{starts}', 'a+') as file:\n"
+        "    file.write('x'); file.seek(0); start = len(file.read())\n"
+        f"if 2 <= start < {2 + fruitless}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with open('metrics.csv', 'a') as file: file.write(f'epoch,loss\\n{start},1\\n')\n"
+        "launched.state.mkdir(parents=True, exist_ok=True)\n"
+        "(launched.state / 'file').write_text(str(start))\n"
+        "if start == 1: raise ValueError('once')\n"
+    )
+    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 1, "nproc_per_node": 1}}'
+    done = program(
+        "launch", "--name", "program", "--resume",
+        "--rank-logs", output / "logs", "--state", output / "state", "--",
+        SCRIPTS / "run_program.py", "--run", run, "--output", output,
+    )  # fmt: skip
+    assert done.stderr.count("starting again from what was saved") == 3
+    assert done.returncode == (fruitless == 3), done.stderr
+    assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)
+
+
+@pytest.mark.faults
 def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

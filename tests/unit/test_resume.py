@@ -45,7 +45,7 @@ FAULTS = {
     2: (
         "SIGKILL train.py",
         "SIGTERM launch.py",
-        "SIGKILL torch.distributed.run",
+        "SIGKILL torchrun.py",
         "SIGTERM supervise.py",
         "time is up",
     ),
@@ -53,7 +53,7 @@ FAULTS = {
         "SIGTERM train.py",
         "SIGKILL launch.py",
         "SIGKILL supervise.py",
-        "SIGTERM torch.distributed.run",
+        "SIGTERM torchrun.py",
         "SIGUSR1 train.py",
     ),
 }

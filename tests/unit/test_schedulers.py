@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from ddp.base.signing import new_secret
+from ddp.launching.endings import records
 from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Size, end_here
+from ddp.schedulers.base import Allocation, Cause, Size, Trouble, end_here, trouble
 from ddp.schedulers.slurm.scheduler import end_of
 from ddp.schedulers.ssh import Ssh
 from programs import SCRIPTS
@@ -69,11 +70,12 @@ def test_a_node_that_starts_no_agent_is_lost_only_if_that_may_pass(
         env=os.environ | dict(command.environment),
     )  # fmt: skip
     assert done.returncode == 1
-    lines = done.stderr.splitlines()
+    lines = done.stderr.split("\n")  # splitlines would split at the mark of a record too
     what = "is lost" if lost else "starts no agent"
     line = f"here {what}: sh ended with status 1: {said}"
-    assert Refused().explain(lines) == line
-    assert Refused().lost(lines) == (line if lost else None)
+    (found,) = [trouble(record["trouble"]) for record in records(lines)]
+    assert found == Trouble(line, "here", Cause.NODE_LOST if lost else Cause.OTHER)
+    assert Refused().explain(lines) == Trouble(line)
 
 
 def test_names_are_unique() -> None:

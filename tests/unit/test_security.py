@@ -164,11 +164,7 @@ def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(
     ran = everybodys / "ran-by-the-agent"
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    start = (
-        ["-m", "torch.distributed.run"]
-        if kind == "stock"
-        else [str(SCRIPTS / "torchrun_signed.py")]
-    )
+    start = ["-m", "torch.distributed.run"] if kind == "stock" else [str(SCRIPTS / "torchrun.py")]
     backend = "c10d" if kind == "stock" else "c10d-signed"
     # One of two nodes never connects: the agent waits, and reads the state repeatedly.
     options = [

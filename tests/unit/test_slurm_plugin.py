@@ -47,7 +47,7 @@ def told() -> list[str]:
 @pytest.fixture
 def follower(told: list[str]) -> Follower:
     return Follower(
-        lambda job, number, state: told.append(f"job {number}, {job}: {state}"), told.append
+        lambda job, number, state, _waits: told.append(f"job {number}, {job}: {state}"), told.append
     )
 
 

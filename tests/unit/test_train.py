@@ -5,6 +5,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from ddp.models.classifier import Classifier, build
 from ddp.ranks.process_group import Process
 from ddp.training import gradients, optimizers, steps
 from forked import run_ranks
-from programs import program
+from programs import SCRIPTS, program
 from train import common
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
@@ -215,6 +217,28 @@ def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
         "train: compile: default needs a C++ compiler such as g++ on every node; "
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.faults
+def test_a_cache_from_which_nothing_can_be_loaded_is_named(digits, tmp_path) -> None:
+    """With a compiler, which succeeds: what it has made cannot be loaded."""
+    run = json.dumps(
+        {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}
+    )
+    cache, output = tmp_path / "cache", tmp_path / "out"
+    cache.mkdir()
+    inside = f'mount -t tmpfs -o noexec,mode=700 tmpfs {cache} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside, "sh", sys.executable,
+         SCRIPTS / "train.py", "--run", run, "--data", digits, "--output", output],
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        f"train: compile: default loads what it compiles from {cache}, which is mounted noexec on "
     )
     assert "Traceback" not in done.stderr
 

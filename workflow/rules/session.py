@@ -20,7 +20,7 @@ from typing import Any
 
 from snakemake.utils import available_cpu_count
 
-from ddp.base import atomic
+from ddp.base import atomic, failure
 from ddp.base.cpus import usable_cpus
 from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
 from ddp.base.provenance import code_sha256, why_no_commit
@@ -68,7 +68,7 @@ class Session:
         self.watch = Watch()
         self.began = time.time()
         self.folders: dict[str, DataFolder] = {}
-        self.states: dict[str, dict[str, str]] = {}
+        self.states: dict[str, dict[str, str | bool]] = {}
 
     def check_command_line(self) -> None:
         """Refuse incompatible options, and print the experiment and what it would replace.
@@ -517,12 +517,14 @@ class Session:
                 )
             replaced.set_aside(folder)
 
-    def tell_state(self, executor: str, job: Any, number: str, state: str) -> None:
+    def tell_state(self, executor: str, job: Any, number: str, state: str, waits: bool) -> None:
         """Print the new state of a job, and note it for `watch`."""
         tell(f"{executor}: job {number}, {self.describe(job)}: {state}")
         since = time.strftime("%H:%M:%S")
         for part in parts(job):
-            self.states[part.wildcards.run] = {"job": number, "state": state, "since": since}
+            self.states[part.wildcards.run] = {
+                "job": number, "state": state, "waits": waits, "since": since,
+            }  # fmt: skip
         with suppress(OSError):
             atomic.write_text(self.results / progress.JOBS, json.dumps(self.states) + "\n")
 
@@ -579,8 +581,8 @@ class Session:
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
         found = results.why_missing(name, self.results / name)
-        # The log of an earlier command says nothing about a job that was refused or never started.
-        if found.log and Path(found.log).stat().st_mtime >= self.began:
+        # That of an earlier command says nothing about a job that was refused or never started.
+        if found.log and self.is_new(self.results / name / failure.FILE):
             return found
         for job, reason in self.watch.failures.items():
             if any(part.wildcards.get("run") == name for part in parts(job)):
@@ -590,16 +592,21 @@ class Session:
     def why_without_data(self, name: str) -> results.Missing | None:
         """The reason for a missing run, or for anything else, if its data or files are missing."""
         for job in (*self.jobs("fetch"), *self.jobs("collect")):
-            log = Path(job.log[0])
-            if Path(job.output[0]).exists() or not log.is_file():
+            log, output = Path(job.log[0]), Path(job.output[0])
+            if output.exists() or not self.is_new(log):
                 continue
-            if log.stat().st_mtime >= self.began:
-                reason = results.last_reason(log, (f"{job.rule.name}: ",))
-                # Programs end with a reason, if they are not killed.
-                if not reason or reason.startswith("warning: "):
-                    reason = "was interrupted or killed, perhaps for its memory; run it again"
-                return results.Missing(name, f"{job.rule.name}: {reason}", str(log))
+            why = failure.read(output.parent)
+            # They leave a record, if they are not killed.
+            killed = "was interrupted or killed, perhaps for its memory; run it again"
+            reason = why.line if why else killed
+            return results.Missing(name, f"{job.rule.name}: {reason}", str(log))
         return None
+
+    def is_new(self, path: Path) -> bool:
+        """Whether a file is there, and was written since this command began."""
+        with suppress(FileNotFoundError):
+            return path.stat().st_mtime >= self.began
+        return False
 
     def draw_partial(self, missing: list[results.Missing], folder: Path) -> None:
         """Tables, figures and report of the finished runs, until the rules can make the

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
+from ddp.base.failure import recorded
 from ddp.data.files import collect
 from ddp.data.folder import SOURCE
 
@@ -20,7 +21,7 @@ def main() -> None:
         "--output", type=Path, required=True, metavar="FOLDER", help="for links and manifest.json"
     )
     args = parser.parse_args()
-    with told_in_one_line("collect"):
+    with told_in_one_line("collect"), recorded(args.output, "collect"):
         found = collect(args.files, args.output, args.name)
         atomic.write_text(args.output / SOURCE, args.content)
         print(f"collect: {len(found.manifest['files']):,} files, {found.bytes / 1e6:,.1f} MB")

@@ -62,8 +62,8 @@ def seconds_ahead(reach: str, node: int) -> float:
             f"cannot reach rank 0's node at {reach}: {error.strerror or error}; "
             "check name resolution and firewalls between the nodes"
         )
-        who = f"node {node} on {socket.gethostname()}"
-        send(Ending(who, "ended with status 1", time.time(), (reason,)).record())
+        here = socket.gethostname()
+        send(Ending(f"node {node}", here, 1, time.time(), lines=(reason,)).record())
         sys.exit(1)
     try:
         return time.time() - float(told)

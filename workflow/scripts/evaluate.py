@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, told_in_one_line
+from ddp.base.failure import recorded
 from ddp.base.reading import file_sha256
 from ddp.data.batches import images_per_pass
 from ddp.data.folder import DataFolder
@@ -59,7 +60,7 @@ def main() -> None:
         help="views of each image whose logits are averaged")  # fmt: skip
     add("--output", type=Path, required=True, help="evaluation.json to write")
     args = parser.parse_args()
-    with told_in_one_line("evaluate", MAKE):
+    with told_in_one_line("evaluate", MAKE), recorded(args.output.parent, "evaluate", MAKE):
         if args.batch_size is not None and args.batch_size < 1:
             raise Refusal(f"--batch-size is {args.batch_size}; it must be at least 1")
         with process_group(args.device) as process:

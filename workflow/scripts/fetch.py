@@ -21,6 +21,7 @@ import numpy as np
 
 from ddp.base import atomic
 from ddp.base.errors import Refusal, one_line, os_error_line, told_in_one_line
+from ddp.base.failure import recorded
 from ddp.base.locks import locked
 from ddp.base.reading import file_sha256
 from ddp.data import sources
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--own", metavar="JSON", help="the user's own images, see data/own.py")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
-    with told_in_one_line("fetch"):
+    with told_in_one_line("fetch"), recorded(args.output, "fetch"):
         if not args.own and args.dataset not in DATASETS:
             raise Refusal(f"--dataset {args.dataset} is not one of {', '.join(DATASETS)}")
         args.output.mkdir(parents=True, exist_ok=True)

@@ -22,15 +22,24 @@ from threading import Thread
 from typing import NoReturn
 
 from ddp.base import atomic, signing
+from ddp.base import failure as failures
 from ddp.base.environment import Environment, forget_others
 from ddp.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
+from ddp.base.failure import Again, Failure, Kind
 from ddp.base.processes import adopt_orphans, end_descendants
 from ddp.base.temporary import parent_folder, temporary_folder
+from ddp.base.timeouts import (
+    BEFORE_THE_END,
+    CANCELLED_WITHIN,
+    ENDED_BY_SCHEDULER,
+    LAUNCH_GRACE,
+    START_UP,
+)
 from ddp.checkpointing import incidents
 from ddp.experiment.job_size import cpus_per_process
 from ddp.launching.agents import Output, Sink, log_file, run_all, stop_signals, stopping_signals
 from ddp.launching.endings import ending, records
-from ddp.launching.failure import Failure, Source, first_failure
+from ddp.launching.first_failure import First, Source, first_failure
 from ddp.launching.gpus import usable_gpus
 from ddp.launching.launchers import Geometry, Launcher
 from ddp.launching.plan import find_launcher, launcher_names, make_plan
@@ -38,14 +47,10 @@ from ddp.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from ddp.launching.time_limit import warned_of_a_lower_limit
 from ddp.launching.whereabouts import whereabouts
 from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Scheduler, Step
+from ddp.schedulers.base import Allocation, Scheduler, Step, trouble
 
-# Seconds from SIGTERM to SIGKILL. torchrun itself gives its ranks 30.
-GRACE = 35
-# Seconds before the end of the job at which its ranks stop: time to finish a step and to save.
-BEFORE_THE_END = 60
-# Seconds before that in which ranks are not started again: they would hardly do anything.
-START_UP = 60
+# Starts in a row that save nothing new, after which a program is not started again on these nodes.
+MOST_FRUITLESS = 3
 # Starts in a row that last less than so many seconds, after which a program that fails is given up,
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
@@ -53,10 +58,6 @@ SHORT = 60
 # A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
 # ranks were 41 % slower).
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-# Seconds to wait before a requeue: a scheduler that is cancelling the job ends this process too.
-CANCELLED_WITHIN = 5
-# Seconds in which a scheduler ends a job that it was asked to requeue.
-ENDED_BY_SCHEDULER = 120
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
@@ -85,7 +86,8 @@ def main() -> None:
     add("--cpus-per-node", type=positive, default=1, help="CPUs of each node (other transports)")
     add("--cpus-per-proc", type=positive, help="CPUs of each process; default: an even share")
     add("--device", choices=("auto", "cpu", "cuda"), default="cpu")
-    add("--log", type=Path, metavar="FILE", help="file for the output of all processes")
+    add("--log", type=Path, metavar="FILE",
+        help="for the output of all processes; beside it failure.json, if they fail")  # fmt: skip
     add("--rank-logs", type=Path, metavar="FOLDER",
         help="folder for one log per rank and one of the launcher")  # fmt: skip
     add("--state", type=Path, metavar="FOLDER",
@@ -174,34 +176,43 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         shutil.rmtree(args.rank_logs, ignore_errors=True)
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
-    with log_of(args) as log, refusals_in(log):
-        short = 0
+    forget_failure(args)
+    with log_of(args) as log, refusals_in(log, args):
+        short = fruitless = 0
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
-            failure = run(prepare, args, scheduler, job, log, restarted=starts > 1)
-            if failure is None:
+            first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
+            if first is None:
+                forget_failure(args)
                 return
             further = furthest(args.state) > before
             short = short + 1 if time.monotonic() - began < SHORT and not further else 0
-            if short == MOST_SHORT:
-                said = f"{failure.line}; the last {short} starts lasted less than {SHORT} s each"
-                failure = replace(failure, line=said, again=False, in_place=False)
-            if not (args.resume and failure.in_place and time_for_a_start(scheduler, job)):
-                explain_and_end(failure, args, log, scheduler, job)
+            fruitless = 0 if first.saved else fruitless + 1
+            if fruitless == MOST_FRUITLESS:
+                said = f"the last {fruitless} starts saved nothing new"
+                failure = replace(first.failure, after=said)
+                first = replace(first, failure=failure, in_place=False)
+            elif short == MOST_SHORT:
+                said = f"the last {short} starts lasted less than {SHORT} s each"
+                failure = replace(first.failure, after=said)
+                first = replace(first, failure=failure, again=False, in_place=False)
+            if not (args.resume and first.in_place and time_for_a_start(scheduler, job)):
+                explain_and_end(first, args, log, scheduler, job)
             # Processes that outlived their supervisor.
             end_descendants()
-            tell_restart(failure, starts, args, log)
+            tell_restart(first, starts, args, log)
 
 
-def furthest(states: Path | None) -> str:
-    """The name of the state that is furthest, which has epoch and step; empty if there is none, as
-    for a program of the user's.
+def furthest(states: Path | None) -> tuple[str, int]:
+    """How far the run is: the name of the furthest state, which has epoch and step, and the number
+    of different counts in a program's metrics.csv.
     """
-    return (
-        max((path.name for path in states.glob("epoch=*.safetensors")), default="")
-        if states
-        else ""
-    )
+    if states is None:
+        return "", 0
+    newest = max((path.name for path in states.glob("epoch=*.safetensors")), default="")
+    with suppress(OSError), (states.parent / "work/metrics.csv").open("rb") as file:
+        return newest, len({line.partition(b",")[0] for line in file})
+    return newest, 0
 
 
 def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
@@ -213,13 +224,30 @@ def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
 
 
 @contextmanager
-def refusals_in(log: Sink) -> Iterator[None]:
-    """Write a refusal to the log that this launch has begun."""
+def refusals_in(log: Sink, args: argparse.Namespace) -> Iterator[None]:
+    """Write a refusal to the log that this launch has begun, and its record."""
     try:
         yield
     except (Refusal, OSError) as error:
         write(log, f"launch: {error_line(error)}")
+        record(args, refusal(error))
         raise
+
+
+def refusal(error: Refusal | OSError) -> Failure:
+    kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
+    return Failure(error_line(error), kind)
+
+
+def record(args: argparse.Namespace, failure: Failure) -> None:
+    """Write failure.json beside the log, whose name is that of the stage."""
+    if args.log:
+        failures.write(args.log.parent, args.log.stem, failure)
+
+
+def forget_failure(args: argparse.Namespace) -> None:
+    if args.log:
+        failures.forget(args.log.parent)
 
 
 def write(log: Sink, *lines: str) -> None:
@@ -331,7 +359,7 @@ def run(
     job: Allocation,
     log: Sink,
     restarted: bool,
-) -> Failure | None:
+) -> First | None:
     """Run the program once; with --collect, write the nodes' reports to a file.
 
     Args:
@@ -356,16 +384,16 @@ def run(
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
         output = Output(log, errors)
         with stop_signals() as stop, warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
-            outcome = run_all(scheduler.commands(step), output, stop, GRACE, args.end_with)
+            outcome = run_all(scheduler.commands(step), output, stop, LAUNCH_GRACE, args.end_with)
         found = records(output.records or [])
     if not outcome.good:
         endings = [ending(record["ending"]) for record in found if "ending" in record]
         seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
+        told = [trouble(record["trouble"]) for record in found if "trouble" in record]
         source = Source(
             scheduler.starter(outcome.failed or 0),
-            scheduler.explain(output.errors),
+            told[0] if told else scheduler.explain(output.errors),
             job.inspect,
-            scheduler.lost(output.errors),
         )
         return first_failure(outcome, endings, seen, output.errors, source, restarted)
     if args.collect:
@@ -378,19 +406,22 @@ def run(
     return None
 
 
-def tell_restart(failure: Failure, starts: int, args: argparse.Namespace, log: Sink) -> None:
+def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
-    line = f"{failure.line}; {incidents.RESTART} (start {starts + 1} of this job)"
+    after = f"starting again from what was saved (start {starts + 1} of this job)"
+    failure = replace(first.failure, after=after, again=Again.HERE)
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
         with suppress(OSError):
             kept.mkdir(exist_ok=True)
             for path in [*args.rank_logs.glob("*=*.log*"), *args.rank_logs.glob("launcher.log*")]:
                 path.rename(kept / path.name)
-        line = line.replace(f"{args.rank_logs}/rank=", f"{kept}/rank=")
-    write(log, *failure.details, f"launch: {line}")
-    note(args, line)
-    tell(f"{name_of(args)} failed: {line}")
+        if failure.log:
+            failure = replace(failure, log=str(kept / Path(failure.log).name))
+    write(log, *first.details, f"launch: {failure.line}")
+    record(args, failure)
+    note(args, failure.line)
+    tell(f"{name_of(args)} failed: {failure.line}")
 
 
 def note(args: argparse.Namespace, line: str) -> None:
@@ -409,46 +440,48 @@ def name_of(args: argparse.Namespace) -> str:
 
 
 def explain_and_end(
-    failure: Failure,
+    first: First,
     args: argparse.Namespace,
     log: Sink,
     scheduler: Scheduler,
     job: Allocation,
 ) -> NoReturn:
     """Print what failed, requeue the job if that is wanted and useful, and end."""
-    line = failure.line
-    requeued = False
-    if failure.again and args.resume and job.job:
+    failure = first.failure
+    if first.again and args.resume and job.job:
         # A job that is being cancelled must not be requeued.
         time.sleep(CANCELLED_WITHIN)
-        refused = scheduler.requeue(job, failure.saved)
-        requeued = refused is None
-        line += f"; job {job.job} is " + (
-            "requeued to resume" if requeued else f"not requeued: {refused}"
-        )
-    note(args, line)
-    if failure.preempted and not requeued:
-        line += "; run the same command again to resume"
-    write(log, *failure.details, f"launch: {line}")
-    verb = "was preempted" if failure.preempted else "failed"
+        refused = scheduler.requeue(job, first.saved)
+        after = "requeued to resume" if refused is None else f"not requeued: {refused}"
+        again = Again.REQUEUED if refused is None else Again.NO
+        after = "; ".join(filter(None, [failure.after, f"job {job.job} is {after}"]))
+        failure = replace(failure, after=after, again=again)
+    note(args, failure.line)
+    preempted = failure.kind == Kind.PREEMPTED
+    if preempted and failure.again == Again.NO:
+        after = "run the same command again to resume"
+        failure = replace(failure, after="; ".join(filter(None, [failure.after, after])))
+    record(args, failure)
+    write(log, *first.details, f"launch: {failure.line}")
+    verb = "was preempted" if preempted else "failed"
     see = f"; see {args.log}" if args.log else ""
-    whole = f"{name_of(args)} {verb}: {line}{see}"
-    for text in failure.details:
+    whole = f"{name_of(args)} {verb}: {failure.line}{see}"
+    for text in first.details:
         print(text, file=sys.stderr)
-    if requeued:
+    if failure.again == Again.REQUEUED:
         tell(whole)
         if scheduler.ends_requeued:
             # If this process ended before the scheduler ended the job, Snakemake would take the
             # job for failed and delete its output.
             with suppress(Stopped):
                 time.sleep(ENDED_BY_SCHEDULER)
-    raise Stopped(whole) if failure.preempted else Failed(whole)
+    raise Stopped(whole) if preempted else Failed(whole)
 
 
 @contextmanager
 def logged(log: Path | None, rank_logs: Path | None) -> Iterator[None]:
-    """Write a refusal to the log too, unless another launch may be using it: then the log exists,
-    or with `rank_logs` is a link to a file there.
+    """Write a refusal to the log and its record, unless another launch may be using them: then the
+    log exists, or with `rank_logs` is a link to a file there.
     """
     try:
         yield
@@ -456,6 +489,7 @@ def logged(log: Path | None, rank_logs: Path | None) -> Iterator[None]:
         if log and not (log.is_symlink() if rank_logs else log.exists()):
             with suppress(OSError), log.open("a") as file:
                 file.write(f"launch: {error_line(error)}\n")
+            failures.write(log.parent, log.stem, refusal(error))
         raise
 
 

@@ -26,12 +26,9 @@ from typing import Any
 from ddp.base.environment import variable
 from ddp.base.errors import Refusal, told_in_one_line
 from ddp.base.processes import adopt_orphans, descendants, end_all, end_with_parent, stat_of
+from ddp.base.timeouts import AGENT_GRACE, ALONE_GRACE
 from ddp.schedulers.remote.channel import Channel, connect
 
-# Seconds from SIGTERM to SIGKILL. torchrun gives its ranks 30 from SIGTERM.
-GRACE = 32
-# The same after the loss of `remote_step`: another job may soon train the run.
-GRACE_WHEN_ALONE = 10
 # Seconds to wait for the file of the step: a network file system may show it late.
 FILE_SEEN = 60
 # Seconds between two looks whether the job is suspended.
@@ -223,7 +220,7 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     alone = not ended.done() and not orders.result()
     if not ended.done():
         terminate(process)
-        await asyncio.wait([ended], timeout=GRACE_WHEN_ALONE if alone else GRACE)
+        await asyncio.wait([ended], timeout=ALONE_GRACE if alone else AGENT_GRACE)
     await asyncio.to_thread(kill_descendants)
     status = await ended
     # A process that has left our reach could keep the pipes open.

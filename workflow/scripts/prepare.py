@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
+from ddp.base.failure import recorded
 from ddp.base.provenance import git_state, now
 from ddp.checkpointing import incidents
 from ddp.data.files import read_files
@@ -38,7 +39,7 @@ def main() -> None:
         help="what to do with the state of an interrupted training")  # fmt: skip
     args = parser.parse_args()
     tell = partial(print, "prepare:", file=sys.stderr, flush=True)
-    with told_in_one_line("prepare"):
+    with told_in_one_line("prepare"), recorded(args.output, "train"):
         run = parse_option("--run", args.run)
         request = {key: value for key, value in run.items() if key not in SITE}
         request["sources_sha256"] = args.sources

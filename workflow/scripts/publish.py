@@ -18,6 +18,7 @@ from typing import Any
 
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
+from ddp.base.failure import recorded
 from ddp.base.provenance import git_state, now, versions
 from ddp.checkpointing import incidents, replaced
 from ddp.programs.folders import Folders, read_request, write_request
@@ -43,7 +44,8 @@ def main() -> None:
         help="of a program that evaluates: only its numbers, to evaluation.json")  # fmt: skip
     args = parser.parse_args()
     folders = Folders(args.output)
-    with told_in_one_line("publish"):
+    stage = "train" if args.evaluation is None else "evaluate"
+    with told_in_one_line("publish"), recorded(args.output, stage):
         if args.evaluation is not None:
             result = read_result(folders.evaluation / "result.json")
             write_result(folders.run / "evaluation.json", result)

@@ -23,15 +23,14 @@ from typing import Any
 
 from ddp.base.errors import Refusal, reason, told_in_one_line
 from ddp.base.processes import how
-from ddp.schedulers.remote.channel import LOST_AFTER, Channel, accept
+from ddp.base.timeouts import CONNECTED, LOST_AFTER, STEP_GRACE
+from ddp.launching.endings import send
+from ddp.schedulers.base import Cause, Trouble
+from ddp.schedulers.remote.channel import Channel, accept
 from ddp.schedulers.remote.scheduler import LOOPBACK
 
 # Connections at once of which it is not known whose they are, beyond one of each node.
 STRANGERS = 100
-# Seconds in which an agent must have connected: its Python may come from a cold file system.
-CONNECTED = 120
-# Seconds from SIGTERM to the loss of an agent that reports no end. Its own grace is shorter.
-GRACE = 34
 # Of what a command says that cannot start an agent: the node or the network may be back later. Any
 # other reason would come again.
 PASSES = re.compile(
@@ -80,7 +79,7 @@ class RemoteStep:
         self.environment = {k: v for k, v in os.environ.items() if k not in given["private"]}
         os.environ.update(given["private"])
         self.failed: Node | None = None
-        self.problem = ""
+        self.trouble: Trouble | None = None
         self.over = asyncio.Event()
         self.stopping = False
         self.strangers = 0
@@ -110,8 +109,9 @@ class RemoteStep:
                 with suppress(ProcessLookupError):
                     starter.kill()
         await asyncio.wait(watchers, timeout=2)
-        if self.problem:
-            print(f"remote_step: {self.problem}", file=sys.stderr, flush=True)
+        if self.trouble:
+            print(f"remote_step: {self.trouble.text}", file=sys.stderr, flush=True)
+            send(self.trouble.record())
         if self.failed is None:
             return 0
         # A command that a signal has ended has a negative status; shells add 128 to the signal.
@@ -154,7 +154,7 @@ class RemoteStep:
                 why = f"{Path(node.start[0]).name} {how(status)}"
                 lost = status < 0 or bool(PASSES.search(said))
                 why += f": {node.said[-1]}" if node.said else ""
-                self.lose(node, why, "is lost" if lost else "starts no agent")
+                self.lose(node, why, Cause.NODE_LOST if lost else Cause.OTHER)
                 return
             if asyncio.get_running_loop().time() > deadline:
                 self.lose(node, f"its agent has not connected within {CONNECTED} s; "
@@ -225,20 +225,22 @@ class RemoteStep:
                 self.show(node, stream, "\n")
         node.status = status
         node.ended.set()
-        if status < 0 and not self.stopping:
-            self.problem = self.problem or f"{node.host}: its command {how(status)}"
+        if status < 0 and not self.stopping and not self.trouble:
+            text = f"{node.host}: its command {how(status)}"
+            self.trouble = Trouble(text, node.host, Cause.LAUNCHER_KILLED)
         if status and self.failed is None:
             self.failed = node
             self.over.set()
         if all(node.ended.is_set() for node in self.nodes):
             self.over.set()
 
-    def lose(self, node: Node, why: str, what: str = "is lost") -> None:
+    def lose(self, node: Node, why: str, cause: Cause = Cause.NODE_LOST) -> None:
         if node.ended.is_set():
             return
         node.ended.set()
-        if not self.problem:
-            self.problem = f"{node.host} {what}: {why}"
+        if not self.trouble:
+            what = "is lost" if cause == Cause.NODE_LOST else "starts no agent"
+            self.trouble = Trouble(f"{node.host} {what}: {why}", node.host, cause)
         if self.failed is None:
             self.failed = node
         self.over.set()
@@ -257,10 +259,10 @@ class RemoteStep:
                 with suppress(OSError):
                     await asyncio.wait_for(node.channel.send({"signal": "SIGTERM"}), 1)
         waiting = [asyncio.create_task(node.ended.wait()) for node in self.nodes]
-        _, late = await asyncio.wait(waiting, timeout=GRACE)
+        _, late = await asyncio.wait(waiting, timeout=STEP_GRACE)
         for node in self.nodes:
             if late and not node.ended.is_set():
-                self.lose(node, f"it has not answered for {GRACE} s")
+                self.lose(node, f"it has not answered for {STEP_GRACE} s")
 
 
 def listen(address: str, backlog: int) -> socket.socket:

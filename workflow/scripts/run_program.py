@@ -13,14 +13,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp.base import atomic
+from ddp.base import atomic, failure
 from ddp.base.environment import Environment, add_to_report, refusals_reported
 from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
+from ddp.base.failure import Failure, recorded
 from ddp.base.processes import adopt_orphans, how
 from ddp.base.reading import read_json
 from ddp.checkpointing.owner import Owner, acquire
@@ -72,11 +73,14 @@ def main() -> None:
         words = checked(values.get("command"))
         if args.evaluation:
             words = checked(json.loads(args.evaluation))
-        with refusals_reported():
+        # `launch` records what a training ended with.
+        alone = recorded(args.output, "evaluate", MAKE) if args.evaluation else nullcontext()
+        with refusals_reported(), alone:
             ended = run(words, values, contract, stop, args)
         if args.evaluation and ended.status:
-            # `launch` names what a training ended with.
-            tell(f"the program {how(ended.status)}")
+            line = f"the program {how(ended.status)}"
+            tell(line)
+            failure.write(args.output, "evaluate", Failure(line))
     end_like(ended.status)
 
 

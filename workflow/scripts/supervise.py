@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddp.base.caches import private_caches
-from ddp.base.environment import TIMEOUT, Environment
+from ddp.base.environment import Environment
 from ddp.base.errors import STOPPED, os_error_line
-from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, how, last_words
+from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
+from ddp.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from ddp.launching.agents import Allowance, Output, log_file, run_all, stop_signals
-from ddp.launching.endings import LATE, LOST_A_PEER, Ending, send
+from ddp.launching.endings import LOST_A_PEER, Ending, send
 from ddp.launching.whereabouts import Observer
 from ddp.schedulers.base import Command
 
-# Seconds from SIGTERM to SIGKILL: all is over before torchrun, which gives 30, kills us.
-GRACE = 25
 # Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
 MOST_SHOWN = 10_000_000
 
@@ -44,7 +43,7 @@ def main() -> None:
     adopt_orphans()
     rank, node = os.environ.get("RANK"), Environment.read().node_rank
     name = f"rank={rank}" if rank is not None else f"node={node}"
-    who = f"{name.replace('=', ' ')} on {socket.gethostname()}"
+    who = name.replace("=", " ")
     try:
         log = args.rank_logs / f"{name}.log" if args.rank_logs else None
         # To the very end: a launcher that sees another rank fail signals this process, which may
@@ -52,7 +51,8 @@ def main() -> None:
         with stop_signals() as stop:
             status = supervise(args.program, log, who, node, stop)
     except OSError as error:
-        send(Ending(who, "was not started", time.time(), (os_error_line(error),)).record())
+        said = (os_error_line(error),)
+        send(Ending(who, socket.gethostname(), None, time.time(), lines=said).record())
         status = 1
     sys.exit(status)
 
@@ -67,6 +67,7 @@ def supervise(
     """
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
+    here = socket.gethostname()
     # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
     with os.fdopen(os.memfd_create("report"), "r") as result:
         with (
@@ -81,8 +82,8 @@ def supervise(
             variables = contract.variables() | caches
             command = Command((sys.executable, *program), variables, pass_fds=(result.fileno(),))
             timeout = Environment.read().timeout or TIMEOUT
-            observer = Observer(who, str(log or ""), timeout)
-            outcome = run_all([command], output, stop, GRACE, look=observer)
+            observer = Observer(who, here, str(log or ""), timeout)
+            outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=observer)
             end_descendants()
         report = read_report(result)
         if outcome.status == STOPPED:
@@ -96,10 +97,11 @@ def supervise(
         # A program that ends because we are told to end only tells what it has saved.
         if outcome.failed is not None and (not outcome.stopped or report):
             words = last_words(output.errors, Path(program[0]).stem)
-            in_words = how(outcome.status)
-            if outcome.stopped and outcome.status == -signal.SIGKILL:
-                in_words = f"{LATE} {GRACE} s of SIGTERM"
-            ended = Ending(who, in_words, time.time(), words, str(log or ""), report)
+            killed = outcome.stopped and outcome.status == -signal.SIGKILL
+            late = SUPERVISE_GRACE if killed else 0
+            ended = Ending(
+                who, here, outcome.status, time.time(), late, words, str(log or ""), report
+            )
             send(ended.record())
         elif outcome.good and report:
             send({"result": {"node_rank": node} | report})

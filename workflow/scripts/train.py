@@ -35,11 +35,12 @@ import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
 from ddp.base import atomic
-from ddp.base.environment import TIMEOUT, Environment, add_to_report, refusals_reported
+from ddp.base.environment import Environment, add_to_report, refusals_reported
 from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
 from ddp.base.provenance import code_sha256, git_state, now, versions
 from ddp.base.reading import file_sha256
 from ddp.base.sources import sources_sha256
+from ddp.base.timeouts import TIMEOUT
 from ddp.base.tree import decode, encode
 from ddp.checkpointing import incidents, replaced
 from ddp.checkpointing.owner import acquire

@@ -28,9 +28,6 @@ OTHER_LAUNCHERS = re.compile(
 )
 # How Python finds what it imports, and what it does besides: our programs would not be found.
 OF_PYTHON = ("PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
-# Seconds that ranks wait for each other without LAUNCH_TIMEOUT. Enough for the first step on a busy
-# GPU; the preflight has checked before that all ranks are there.
-TIMEOUT = 600
 CONVERTERS = {
     "node_rank": int,
     "nodes": int,

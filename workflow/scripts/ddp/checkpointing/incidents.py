@@ -19,8 +19,6 @@ from ddp.checkpointing.replaced import FINISHED
 
 FILE = "incidents.jsonl"
 INTERRUPTION, SLOW, CHECKOUT = "interruption", "slow", "checkout"
-# In the line of a failure after which the training goes on.
-RESTART = "starting again from what was saved"
 LONGEST = 400  # characters of a text
 SHOWN = 100  # the last ones of a run
 

@@ -21,15 +21,8 @@ from ddp.base import atomic
 from ddp.base.errors import Refusal
 from ddp.base.processes import STARTED, stat_of
 from ddp.base.reading import NotAFile, open_file, parse_form
+from ddp.base.timeouts import BEAT, LEASE, SETTLE, WATCH
 
-BEAT = 2.0  # seconds between two touches of the record
-# An owner that has not touched its record for so many seconds is dead. Opening the file asks the
-# server, even if attributes are cached for a minute.
-LEASE = 30.0
-# Seconds between taking over a record and the first write: an owner that is still alive sees within
-# BEAT that it lost the run.
-SETTLE = 2 * BEAT
-WATCH = 2.5 * BEAT  # seconds in which an owner that is alive touches its record
 # How often one job may start from the same position: a scheduler may requeue a job whose node dies
 # every time.
 MOST_STARTS = 3
@@ -220,11 +213,28 @@ def take_over(
         Refusal: it is alive, or another process was faster.
     """
     await_end(path, mine.name, before, tell)
+    if before[0].token and is_gone(before[0]):
+        # Of several that know on this machine that it is gone, one goes on at once.
+        claim = path.with_name(f"{path.stem}.{before[0].token}{path.suffix}")
+        if atomic.create(claim, text(mine)):
+            try:
+                refuse_others(path, before[0].token)
+                atomic.write_text(path, text(mine))
+                return
+            finally:
+                claim.unlink()
+        time.sleep(SETTLE)
+        refuse_others(path, before[0].token)
     atomic.write_text(path, text(mine))
-    # Two processes that find the same dead owner both come here; the later one wins.
+    # Others that find the same dead owner come here too; the last one wins.
     time.sleep(SETTLE)
+    refuse_others(path, mine.token)
+
+
+def refuse_others(path: Path, token: str) -> None:
+    """Refuse a record that is not the expected one."""
     now = look(path)
-    if now is None or now[0].token != mine.token:
+    if now is None or now[0].token != token:
         raise Refusal(
             still_there(path, now[0]) if now else f"{path} was removed; run the same command again"
         )

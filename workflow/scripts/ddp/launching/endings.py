@@ -6,6 +6,7 @@ Not through a shared file: a network file system may show it a minute late, and 
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
+from ddp.base.processes import how
+
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
 CHUNK = (
     700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
 )
 
-# How a process ended that was told to end and had to be killed.
-LATE = "did not end within"
 # Words of torch, gloo and NCCL in a process that lost its peer.
 LOST_A_PEER = re.compile(
     r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
@@ -34,23 +35,32 @@ class Ending:
     """How a process failed.
 
     Attributes:
-        who: `rank 3 on n2`, or `node 1 on n2` for a program that runs once per node.
-        how: `ended with status 1`, `was ended by SIGKILL`.
+        who: `rank 3`, or `node 1` for a program that runs once per node.
+        where: its host.
+        status: as in subprocess; None if it was not started.
         time: in seconds since the epoch.
+        late: seconds after which it was killed, because it had not ended when it was told to; 0 if
+            it was not.
         lines: its last lines on stderr.
         log: file with all of its output; empty if there is none.
         report: from the program, see `environment.add_to_report`.
     """
 
     who: str
-    how: str
+    where: str
+    status: int | None
     time: float
+    late: int = 0
     lines: tuple[str, ...] = ()
     log: str = ""
     report: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> dict:
         return {"ending": asdict(self)}
+
+    @property
+    def name(self) -> str:
+        return f"{self.who} on {self.where}"
 
     @property
     def lost_a_peer(self) -> bool:
@@ -65,18 +75,20 @@ class Ending:
     @property
     def is_consequence(self) -> bool:
         """Whether another process caused it: it lost a peer, or was told to end."""
-        return self.lost_a_peer or self.how.startswith(("was ended by SIGTERM", LATE))
+        return self.lost_a_peer or self.status == -signal.SIGTERM or self.late > 0
 
     @property
     def error(self) -> str:
         """One line: who it was, with its error or last line, or else how it ended."""
+        if self.late:
+            return f"{self.name} did not end within {self.late} s of SIGTERM"
         said = self.lines[-1] if self.lines else ""
         if self.lines and self.lines[0].startswith("Traceback "):
             # The message after the frames may have several lines.
             said = next((line for line in self.lines[1:] if line[:1].strip()), said)
-        if self.how.startswith(("was ended by", LATE)) or not said:
-            return f"{self.who} {self.how}"
-        return f"{self.who}: {' '.join(said.split())}"
+        if self.status is not None and (self.status < 0 or not said):
+            return f"{self.name} {how(self.status)}"
+        return f"{self.name}: {' '.join(said.split())}"
 
 
 def send(record: dict) -> None:
@@ -137,6 +149,6 @@ def cause(endings: Sequence[Ending]) -> Ending:
     """
 
     def order(ending: Ending) -> tuple[bool, bool, float]:
-        return ending.how.startswith(LATE), ending.lost_a_peer, ending.time
+        return ending.late > 0, ending.lost_a_peer, ending.time
 
     return min(endings, key=order)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp.base.errors import Refusal
+from ddp.base.timeouts import RENDEZVOUS
 from ddp.launching import torch_distributed_launch
 
 
@@ -61,10 +62,7 @@ class Place:
     private: str = ""
 
 
-# Seconds that nodes wait for each other. All of them import torch first, some from a cold network
-# file system. dispatch.py has checked before that they can reach node 0.
-RENDEZVOUS_TIMEOUT = 300
-TIMEOUTS = f"join_timeout={RENDEZVOUS_TIMEOUT},timeout={RENDEZVOUS_TIMEOUT}"
+TIMEOUTS = f"join_timeout={RENDEZVOUS},timeout={RENDEZVOUS}"
 # By default each agent appends a heartbeat to the file every 5 s, without end; launch itself
 # notices the end of an agent.
 FILE_CONFIGURATION = f"store_type=file,keep_alive_interval=1000000,{TIMEOUTS}"
@@ -89,7 +87,12 @@ def torchrun(geometry: Geometry, place: Place) -> Started:
     """torchrun. Between nodes it uses static rendezvous: only the given address and port, and
     ranks in the order of the nodes.
     """
-    return {}, (*module("torch.distributed.run", rendezvous(geometry, place)), "--")
+    return {}, torchrun_program(rendezvous(geometry, place))
+
+
+def torchrun_program(options: Mapping[str, object]) -> tuple[str, ...]:
+    program = Path(__file__).resolve().parents[2] / "torchrun.py"
+    return (str(program), *as_options(options), "--")
 
 
 def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
@@ -124,7 +127,7 @@ def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
         "nproc-per-node": geometry.nproc_per_node,
         "master-addr": place.master_address,
         "master-port": place.port,
-        "rdzv-conf": f"timeout={RENDEZVOUS_TIMEOUT}",
+        "rdzv-conf": f"timeout={RENDEZVOUS}",
         "max-restarts": 0,
         # By default each torchrun leaves a folder in TMPDIR; with /dev/null it was seen to hang at
         # its end.
@@ -151,11 +154,7 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
         "max-restarts": 0,
         "log-dir": place.folder,
     }
-    return {}, (
-        str(Path(__file__).resolve().parents[2] / "torchrun_signed.py"),
-        *as_options(options),
-        "--",
-    )
+    return {}, torchrun_program(options)
 
 
 def accelerate(geometry: Geometry, place: Place) -> Started:
@@ -201,7 +200,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
             options |= {
                 "same_network": None,
                 "rdzv_backend": "static",
-                "rdzv_conf": f"timeout={RENDEZVOUS_TIMEOUT}",
+                "rdzv_conf": f"timeout={RENDEZVOUS}",
             }
     return environment, module("accelerate.commands.launch", options)
 

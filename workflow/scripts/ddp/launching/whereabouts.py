@@ -39,7 +39,8 @@ class Whereabouts:
     """Where a rank was when it was told to end.
 
     Attributes:
-        who: `rank 3 on n2`.
+        who: `rank 3`.
+        where: its host.
         state: `stopped by a signal`, `waiting for a disk`; empty if it could run.
         frames: `function (file:line)` of its main thread, the innermost first.
         frame: the innermost of them that is no library's.
@@ -47,7 +48,8 @@ class Whereabouts:
         log: file with all of its output; empty if there is none.
     """
 
-    who: str
+    who: str = ""
+    where: str = ""
     state: str = ""
     frames: tuple[str, ...] = ()
     frame: str = ""
@@ -56,6 +58,10 @@ class Whereabouts:
 
     def record(self) -> dict:
         return {"whereabouts": asdict(self)}
+
+    @property
+    def name(self) -> str:
+        return f"{self.who} on {self.where}"
 
     @property
     def words(self) -> str:
@@ -92,12 +98,12 @@ class Observer:
         timeout: seconds after which a rank hangs.
     """
 
-    def __init__(self, who: str, log: str, timeout: float) -> None:
-        self.who, self.log = who, log
+    def __init__(self, who: str, where: str, log: str, timeout: float) -> None:
+        self.about = Whereabouts(who, where, log=log)
         self.last: Whereabouts | None = None
         # As it was in the last look, and in the last two.
         self.state, self.stays = "", ""
-        self.sample = Whereabouts("")
+        self.sample = Whereabouts()
         # A look at the stack costs 0.04 s of a CPU, and the rank nothing.
         self.every = max(2.0, timeout / 4)
         self.next_state, self.next_stack = 0.0, time.monotonic() + self.every
@@ -111,7 +117,11 @@ class Observer:
             state = self.stays or self.confirmed(state_of(pid))
             if not state:
                 self.look(pid, state, wait=DELAY)
-            self.last = replace(self.sample, who=self.who, log=self.log, state=state)
+            sample = self.sample
+            self.last = replace(
+                self.about, state=state, frames=sample.frames, frame=sample.frame,
+                waits=sample.waits,
+            )  # fmt: skip
         elif now >= self.next_state:
             before, state, self.next_state = self.stays, state_of(pid), now + 1
             self.state, self.stays = state, self.confirmed(state)
@@ -172,11 +182,10 @@ def seen(pid: int, state: str) -> Whereabouts:
     own = next((frame for frame in found if not is_library(frame["filename"])), None)
     waits = any(part in frame["filename"] for frame in found for part in COLLECTIVE)
     return Whereabouts(
-        "",
-        state,
-        tuple(map(in_words, found[:MOST_FRAMES])),
-        in_words(own) if own else "",
-        waits and not state,
+        state=state,
+        frames=tuple(map(in_words, found[:MOST_FRAMES])),
+        frame=in_words(own) if own else "",
+        waits=waits and not state,
     )
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from ddp.base.environment import PREFIX, Environment
 from ddp.base.errors import Refusal
 from ddp.base.processes import end_descendants, end_with_parent, let_look
+from ddp.base.timeouts import PROGRAM_GRACE
 from ddp.ranks.network import interface_of, own_address
 from ddp.ranks.stopping import Stopping
 
-# Seconds from the request to stop to SIGKILL; those who ended us give 25.
-GRACE = 22
 # Of `launch` and its processes alone.
 PRIVATE = ("secret", "report", "store")
 # The folder of the module `launched`, which a program may import.
@@ -141,7 +140,7 @@ def wait(process: subprocess.Popen[bytes], stop: Stopping, check: Callable[[], N
         if asked is None and stop.reason:
             process.terminate()
             asked = now
-        elif asked is not None and now - asked > GRACE:
+        elif asked is not None and now - asked > PROGRAM_GRACE:
             process.kill()
             return Ended(process.wait(), killed=True)
 

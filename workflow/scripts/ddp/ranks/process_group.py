@@ -17,9 +17,10 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
 from ddp.base.cpus import usable_cpus
-from ddp.base.environment import TIMEOUT, Environment
+from ddp.base.environment import Environment
 from ddp.base.errors import Refusal, one_line
 from ddp.base.signing import key, signed, verified
+from ddp.base.timeouts import TIMEOUT
 from ddp.base.tree import Tree, decode, encode
 from ddp.ranks.memory import keep_freed_memory
 from ddp.ranks.network import let_gloo_be_reached, own_address

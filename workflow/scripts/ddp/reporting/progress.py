@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddp.base import failure
 from ddp.base.errors import Refusal
 from ddp.base.reading import MOST, parse_form, read_bytes
+from ddp.base.timeouts import BETWEEN, LEASE
 from ddp.checkpointing import incidents
-from ddp.checkpointing.owner import LEASE, LIVE, look
+from ddp.checkpointing.owner import LIVE, look
 from ddp.experiment.config import Common, Experiment, Run, parse_option
 from ddp.experiment.programs import ProgramExperiment, ProgramRun, read_experiment
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
-# Seconds in which `launch` starts its ranks again, or the next program begins.
-BETWEEN = 120
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
 MOST_COUNT = 2**53  # of epochs or steps; a larger float is not exact
 
@@ -85,16 +85,15 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
     return found
 
 
-def queued(each: Progress, job: dict[str, str]) -> Progress:
+def queued(each: Progress, job: dict[str, Any]) -> Progress:
     """A run with the state of its job; it says more than the files of a run that is not alive."""
     if each.state in ("running", "trained", "done"):
         return each
-    waits = job["state"].startswith(("PENDING", "waits", "is held"))
     reason = f"job {job['job']}: {job['state']} since {job['since']}"
     # After a requeue the log still has the reason for the requeue.
     started = "staging" if each.state == "waiting" else each.state
-    return replace(each, state="waiting" if waits else started,
-                   reason=reason if waits else each.reason or reason)  # fmt: skip
+    return replace(each, state="waiting" if job["waits"] else started,
+                   reason=reason if job["waits"] else each.reason or reason)  # fmt: skip
 
 
 def read_one(
@@ -124,35 +123,28 @@ def read_one(
                         time_left(rows, epochs), saved)  # fmt: skip
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
-    newest = results.why_missing(name, folder, trained=False) if trained else None
-    if newest and newest.log and is_newer(Path(newest.log), folder / "run.json"):
-        # Another training was to replace its results.
-        return Progress(name, "failed", epoch=count, epochs=epochs, reason=newest.reason)
+    failed = failure.read(folder)
+    if failed and failed.again == failure.Again.NO:
+        # Perhaps of another training that was to replace its results.
+        preempted = failed.kind == failure.Kind.PREEMPTED
+        return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
+                        numbers=in_words(last), saved=since_save(state, own, now),
+                        reason=f"{failed.stage}: {failed.line}")  # fmt: skip
     if trained:
         done = not evaluated or (folder / "evaluation.json").exists()
         return Progress(name, "done" if done else "trained", epoch=count, epochs=epochs,
                         numbers=read(folder) if done else in_words(last))  # fmt: skip
-    missing = results.why_missing(name, folder)
-    if missing.log:
-        preempted = "was preempted" in missing.reason or "same command" in missing.reason
-        return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
-                        numbers=in_words(last), saved=since_save(state, own, now),
-                        reason=missing.reason)  # fmt: skip
     if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
         return Progress(name, "running", owner[0].host, count, epochs, in_words(last),
                         saved=since_save(state, own, now))  # fmt: skip
-    if owner:
+    if owner or failed:
+        reason = f"{failed.stage}: {failed.line}" if failed else ""
+        if owner and not reason:
+            reason = f"{owner[0].who} is not heard of any more"
         return Progress(name, "interrupted", epoch=count, epochs=epochs, numbers=in_words(last),
-                        saved=since_save(state, own, now),
-                        reason=f"{owner[0].who} is not heard of any more")  # fmt: skip
+                        saved=since_save(state, own, now), reason=reason)  # fmt: skip
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
     return Progress(name, "staging" if started else "waiting", epochs=epochs)
-
-
-def is_newer(file: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return file.stat().st_mtime > other.stat().st_mtime
-    return False
 
 
 def with_live(each: Progress, live: dict[str, Any]) -> Progress:

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.base import atomic
+from ddp.base import atomic, failure
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import MOST, read_json
-from ddp.checkpointing.incidents import RESTART
 from ddp.experiment.config import Run
 from ddp.experiment.programs import ProgramRun
 from ddp.reporting.history import read_history
@@ -22,8 +20,6 @@ from ddp.reporting.sums import REMAKE, of_files, refuse_changed
 
 # Shown with every accuracy: accuracies with different numbers of views are not comparable.
 VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
-# Bytes at the end of a log that are searched for the reason of a failure.
-TAIL = 65536
 
 
 @dataclass(frozen=True)
@@ -226,43 +222,17 @@ def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str
     return separator.join(words[:most]) + more
 
 
-def why_missing(name: str, folder: Path, trained: bool | None = None) -> Missing:
-    """A missing run, with the reason from the log of its failed stage.
-
-    Args:
-        trained: whether its training has finished; default: whether there is a run.json.
-    """
-    if trained is None:
-        trained = (folder / "run.json").exists()
-    # The programs whose last line names the reason, by stage.
-    training = {"train": ("launch: ", "prepare: ", "publish: "), "stage": ("launch: ",)}
-    evaluating = {"evaluate": ("evaluate: ", "run_program: ", "publish: ")}
-    stages = evaluating if trained else training
-    for stage, programs in stages.items():
-        log = folder / f"{stage}.log"
-        if reason := last_reason(log, programs):
-            return Missing(name, f"{stage}: {reason}", str(log))
-    if trained:
+def why_missing(name: str, folder: Path) -> Missing:
+    """A missing run, with the reason from the record of its failure."""
+    found = failure.read(folder)
+    if found and found.again != failure.Again.HERE:
+        log = folder / f"{found.stage}.log"
+        return Missing(name, f"{found.stage}: {found.line}", str(log))
+    if (folder / "run.json").exists():
         return Missing(name, "trained, not evaluated")
     # Snakemake may end before `launch` has ended the ranks and told why.
     began = (folder / "train.log").exists()
     return Missing(name, "interrupted; run the same command again" if began else "not started")
-
-
-def last_reason(log: Path, prefixes: tuple[str, ...]) -> str:
-    """The last line of a log that begins with a prefix, without it; empty if there is none, or if
-    it says that the training goes on.
-    """
-    try:
-        if not log.is_file():
-            return ""
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = file.read(TAIL).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    last = next((line for line in reversed(lines) if line.startswith(prefixes)), "")
-    return "" if RESTART in last else last.partition(": ")[2]
 
 
 def read_missing(path: Path) -> pd.DataFrame:

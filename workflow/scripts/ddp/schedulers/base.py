@@ -10,7 +10,8 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -143,9 +144,46 @@ class Command:
     pass_fds: tuple[int, ...] = ()
 
 
-# Called when a job's state has changed: with the Snakemake job, the scheduler's id, and the state
-# in its words.
-TellState: TypeAlias = Callable[[Any, str, str], None]
+class Cause(StrEnum):
+    """What ended a step, apart from its program."""
+
+    NODE_LOST = "node lost"
+    LAUNCHER_KILLED = "launcher killed"
+    RANK_KILLED = "rank killed"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a scheduler, or our agents, say of a step that failed.
+
+    Attributes:
+        text: in one line, with the node.
+        where: the node; empty if it is none, or in the text alone.
+    """
+
+    text: str
+    where: str = ""
+    cause: Cause = Cause.OTHER
+
+    def record(self) -> dict:
+        return {"trouble": asdict(self)}
+
+    @property
+    def lost(self) -> bool:
+        """Whether a node is lost, or the launcher on it: the ranks elsewhere only say that they
+        have lost a peer.
+        """
+        return self.cause in (Cause.NODE_LOST, Cause.LAUNCHER_KILLED)
+
+
+def trouble(fields: dict) -> Trouble:
+    return Trouble(**fields | {"cause": Cause(fields["cause"])})
+
+
+# Called when a job's state has changed: with the Snakemake job, the scheduler's id, the state in
+# its words, and whether it waits to be run.
+TellState: TypeAlias = Callable[[Any, str, str, bool], None]
 
 
 class Watch:
@@ -234,16 +272,6 @@ class Scheduler(ABC):
     def starter(self, number: int) -> str:
         """A name for one of the processes of `commands`, for an error message."""
 
-    def lost(self, errors: Sequence[str]) -> str | None:
-        """A node, or the command on it, that was lost during a step, if the scheduler noticed.
-
-        The ranks on other nodes only say that they have lost a peer.
-
-        Args:
-            errors: as `explain`.
-        """
-        return None
-
     def on(self, hosts: Sequence[str]) -> "Scheduler":
         """The same scheduler for these hosts, in the order of the node ranks.
 
@@ -252,7 +280,7 @@ class Scheduler(ABC):
         """
         raise Refusal(f"transport {self.transport} takes its nodes from the job; leave --hosts out")
 
-    def explain(self, errors: Sequence[str]) -> str | None:
+    def explain(self, errors: Sequence[str]) -> Trouble | None:
         """Why a step failed, if the scheduler said so; used if no rank could say it.
 
         Args:

@@ -87,7 +87,7 @@ class Jobs:
     request: str
     init: str
     tell: Callable[[str], None] = print
-    tell_state: TellState = lambda _job, _id, _state: None
+    tell_state: TellState = lambda _job, _id, _state, _waits: None
     failures: dict[Any, str] = field(default_factory=dict)
     logs: dict[Any, str] = field(default_factory=dict)
 
@@ -227,7 +227,7 @@ class Jobs:
     def show(self, job: Job, state: State) -> None:
         if state.line != job.shown and not state.good:
             job.shown = state.line
-            self.tell_state(job.info.job, job.id, state.line)
+            self.tell_state(job.info.job, job.id, state.line, state.waits)
 
     def end(self, job: Job, state: State) -> End:
         log = job.file(".log")

@@ -22,6 +22,7 @@ class State:
         good: whether it has ended with success.
         node_lost: whether it has ended because PBS lost one of its nodes.
         never: whether no node can run it.
+        waits: whether it waits to be run.
     """
 
     line: str
@@ -29,6 +30,7 @@ class State:
     good: bool = False
     node_lost: bool = False
     never: bool = False
+    waits: bool = False
 
 
 def state_of(shown: Mapping[str, str]) -> State:
@@ -49,7 +51,8 @@ def state_of(shown: Mapping[str, str]) -> State:
              "S": "is suspended", "U": "is suspended"}  # fmt: skip
     # "Not Running: …", the scheduler's reason.
     why = comment.removeprefix("Not Running: ")
-    return State(words.get(letter, f"is in state {letter}") + (f": {why}" if why else ""))
+    line = words.get(letter, f"is in state {letter}") + (f": {why}" if why else "")
+    return State(line, waits=letter in ("Q", "H", "W"))
 
 
 def ended(shown: Mapping[str, str], comment: str) -> State:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal, reason
 from ddp.base.signing import SIZE, signed, verified
+from ddp.base.timeouts import LOST_AFTER
 
 # Bytes of a message: a plan, or a piece of output.
 MOST = 64 * 2**20
@@ -20,10 +21,6 @@ MOST = 64 * 2**20
 MOST_FROM_STRANGERS = 1000
 # Seconds in which a stranger must have signed a message.
 INTRODUCTION = 30
-# Seconds after which a peer that does not answer is lost: a node without power, or a network cut.
-# The kernel answers, even if the node is overloaded or the process is stopped; but a process that
-# does not read for so long, while the other one writes, is lost too.
-LOST_AFTER = 20
 HEADER = 4
 
 

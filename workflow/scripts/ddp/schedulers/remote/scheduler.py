@@ -1,7 +1,6 @@
 """What schedulers that start their steps through agents have in common."""
 
 import json
-import re
 import secrets
 import sys
 from abc import abstractmethod
@@ -10,12 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from ddp.base.atomic import TEMPORARY
-from ddp.schedulers.base import Command, Scheduler, Step, labelled
+from ddp.schedulers.base import Command, Scheduler, Step, Trouble, labelled
 
 PROGRAMS = Path(__file__).resolve().parents[3]
 LOOPBACK = "127.0.0.1"
-# A node, or the launcher on it.
-LOST = re.compile(r"remote_step: (\S+ is lost: .*|\S+: its command was ended by .*)")
 
 
 class AgentScheduler(Scheduler):
@@ -65,10 +62,7 @@ class AgentScheduler(Scheduler):
     def starter(self, number: int) -> str:
         return "remote_step"
 
-    def lost(self, errors: Sequence[str]) -> str | None:
-        return next((found[1] for text in errors if (found := LOST.match(text))), None)
-
-    def explain(self, errors: Sequence[str]) -> str | None:
+    def explain(self, errors: Sequence[str]) -> Trouble | None:
         # remote_step: pbs_tmrsh: No such file or directory; is it on PATH here?
         said = [text for text in errors if text.startswith("remote_step: ")]
-        return self.lost(errors) or (said[0].removeprefix("remote_step: ") if said else None)
+        return Trouble(said[0].removeprefix("remote_step: ")) if said else None

@@ -233,7 +233,7 @@ class Follower:
                 continue
             if self.shown.get(number) != line:
                 self.shown[number] = line
-                self.tell_state(info.job, number, line)
+                self.tell_state(info.job, number, line, state == "PENDING")
 
 
 class Sbatch:

@@ -16,11 +16,13 @@ from ddp.base.errors import Refusal
 from ddp.base.processes import job_seconds, last_words
 from ddp.schedulers.base import (
     Allocation,
+    Cause,
     Command,
     Scheduler,
     Size,
     Step,
     TellState,
+    Trouble,
     Watch,
     end_here,
     labelled,
@@ -119,27 +121,29 @@ class Slurm(Scheduler):
     def starter(self, number: int) -> str:
         return "srun"
 
-    def explain(self, errors: Sequence[str]) -> str | None:
+    def explain(self, errors: Sequence[str]) -> Trouble | None:
         for text in errors:
             # slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T07:00 DUE TO TIME LIMIT
             # ***
             if found := re.search(r"ON (\S+) CANCELLED AT \S+ DUE TO (.*?) \*\*\*", text):
-                return f"Slurm ended it on {found[1]}: {found[2].lower()}"
+                return Trouble(f"Slurm ended it on {found[1]}: {found[2].lower()}", found[1])
         for text in errors:
-            # srun: error: n2: task 1: Killed
             # srun: error: n2: tasks 2-3: Exited with exit code 1
             if found := re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.*)", text):
                 host, task, ended = found.groups()
                 lines = [line for line in errors if re.match(rf"\s*{task}: ", line)]
                 last = last_words([line.partition(": ")[2] for line in lines], "")
-                return f"{host}: {ended}" + (f": {last[-1]}" if last else "")
+                text = f"{host}: {ended}" + (f": {last[-1]}" if last else "")
+                # srun: error: n2: task 1: Killed
+                cause = Cause.RANK_KILLED if ended.startswith("Killed") else Cause.OTHER
+                return Trouble(text, host, cause)
         # srun: error: Unable to create step for job 12: Requested nodes are busy
         others = [
             text.removeprefix("srun: error: ")
             for text in errors
             if text.startswith("srun: error: ")
         ]
-        return others[0] if others else None
+        return Trouble(others[0]) if others else None
 
     def end(self, allocation: Allocation) -> float | None:
         job = allocation.job

@@ -2,34 +2,33 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ddp.base.failure import Failure, Kind
 from ddp.base.processes import how
 from ddp.launching.agents import Outcome
 from ddp.launching.endings import Ending, cause
 from ddp.launching.whereabouts import Whereabouts, hung
+from ddp.schedulers.base import Cause, Trouble
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The first failure.
+class First:
+    """The first failure, and what may be done about it.
 
     Attributes:
-        line: who failed and why, in one line.
-        details: the last lines of that rank, if there are several.
-        preempted: nothing failed: the program was asked to stop, and can be resumed.
+        details: the last lines of the rank that failed, if there are several.
         again: an immediate restart is useful. It is not if a signal of the scheduler's stopped
             the program: the scheduler restarts it if it wants to. After a failure it is only if
-            the program had saved something new; so a program that fails again and again at the
-            same place is not restarted for ever. A lost node is no fault of the program's.
-        saved: whether the program had saved something new.
+            the program had saved something in this job; `launch` bounds the starts that save
+            nothing more. A lost node is no fault of the program's.
+        saved: whether the program had saved something new in this start.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
     """
 
-    line: str
+    failure: Failure
     details: tuple[str, ...] = ()
-    preempted: bool = False
     again: bool = False
     saved: bool = False
     in_place: bool = False
@@ -41,20 +40,22 @@ class Source:
 
     Attributes:
         starter: name of the process that ended first, `srun` for one.
-        explanation: why it failed, if the scheduler said so.
+        trouble: what the scheduler says of it.
         inspect: command that shows why the job ended; empty outside a job.
-        lost: a node that was lost, if the scheduler has noticed.
     """
 
     starter: str
-    explanation: str | None = None
+    trouble: Trouble | None = None
     inspect: str = ""
-    lost: str | None = None
+
+    @property
+    def lost(self) -> Trouble | None:
+        return self.trouble if self.trouble and self.trouble.lost else None
 
     @property
     def node_lost(self) -> bool:
         """Whether a whole node was lost, not only the command on it."""
-        return " is lost: " in (self.lost or "")
+        return self.trouble is not None and self.trouble.cause == Cause.NODE_LOST
 
 
 def first_failure(
@@ -64,7 +65,7 @@ def first_failure(
     errors: Sequence[str],
     source: Source,
     restarted: bool = False,
-) -> Failure:
+) -> First:
     """Find the first failure.
 
     Args:
@@ -79,7 +80,8 @@ def first_failure(
     first = cause(failed) if failed else None
     waited = first is not None and first.lost_a_peer and any(each.timed_out for each in failed)
     suspended = waited and outcome.suspended > 0
-    worth_it = (saved or suspended) and not refused
+    # An earlier start has saved something, if there was one.
+    worth_it = (saved or suspended or restarted) and not refused
     # If a restart gets no further, the nodes may be the cause: a GPU is broken, or Slurm takes them
     # for busy (seen after its controller was restarted). A new job may get others.
     elsewhere = restarted and not saved and not outcome.stopped
@@ -88,59 +90,75 @@ def first_failure(
     if stopped and not failed:
         # Rank 0 says where it has saved.
         teller = min(stopped, key=lambda ending: "saved" not in ending.report)
-        said = teller.lines[-1] if teller.lines else f"{teller.who} stopped"
+        said = teller.lines[-1] if teller.lines else f"{teller.name} stopped"
         terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
         if outcome.stopped or not (terminated or source.lost):
             by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
-            return Failure(said + by, preempted=True, again=not outcome.stopped, saved=saved)
+            return First(Failure(said + by, Kind.PREEMPTED), again=not outcome.stopped, saved=saved)
         # Neither the scheduler nor this process sent the signal. Either a process between the
         # scheduler and a rank was killed, which is a failure although the ranks have saved, or
         # somebody stopped one rank.
         if by_force := killed(outcome, errors, source):
-            return Failure(f"{by_force}; {said}", again=again, saved=saved, in_place=in_place)
+            failure = replace(by_force, reason=f"{by_force.reason}; {said}")
+            return First(failure, again=again, saved=saved, in_place=in_place)
         told = min(terminated, key=lambda ending: ending.time)
-        line = f"{told.who} got SIGTERM; {said}"
+        line = f"{told.name} got SIGTERM; {said}"
+        failure = Failure(line, Kind.PREEMPTED, told.who, told.where)
         # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
         in_place = saved and len(terminated) < len(stopped)
-        again = saved or elsewhere
-        return Failure(line, preempted=True, again=again, saved=saved, in_place=in_place)
+        return First(failure, again=saved or elsewhere, saved=saved, in_place=in_place)
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
-        return Failure("stopped" + (reason if source.inspect else "; run the same command again"))
+        return First(Failure("stopped" + (reason if source.inspect else ""), Kind.PREEMPTED))
     if first:
         # When a supervisor is killed, or a node lost, the peers fail too.
-        if (root := killed_supervisor(errors) or source.lost) and first.is_consequence:
-            return Failure(root, again=again, saved=saved, in_place=in_place)
-        several = len(first.lines) > 1
-        details = tuple(f"{first.who} | {text}" for text in first.lines) if several else ()
-        log = f"; its own log is {first.log}" if first.log else ""
-        line = first.error + log
+        root = killed_supervisor(errors) or (of_trouble(source.lost) if source.lost else None)
+        if root and first.is_consequence:
+            return First(root, again=again, saved=saved, in_place=in_place)
+        failure, details = of_rank(first, refused), last_lines(first)
         if suspended:
-            line = f"the job was suspended for {outcome.suspended:.0f} s; {line}"
+            line = f"the job was suspended for {outcome.suspended:.0f} s; {failure.reason}"
+            failure = replace(failure, reason=line)
         elif waited and (stuck := hung(seen)):
-            details = tuple(f"{stuck.who} | {frame}" for frame in stuck.frames)
-            line = f"{stuck.who} hung ({stuck.words}), and the others waited for it"
-            line += f"; its own log is {stuck.log}" if stuck.log else ""
+            line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
+            failure = Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log)
+            details = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
         again = worth_it or elsewhere
-        return Failure(line, details, again=again, saved=saved, in_place=in_place)
+        return First(failure, details, again=again, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"
-    line = killed(outcome, errors, source) or source.explanation or status
-    return Failure(line, again=source.node_lost or elsewhere)
+    unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
+    failure = killed(outcome, errors, source) or unknown
+    return First(failure, again=source.node_lost or elsewhere)
 
 
-def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> str | None:
+def of_rank(ending: Ending, refused: bool) -> Failure:
+    kind = Kind.REFUSED if refused else Kind.FAILED
+    return Failure(ending.error, kind, ending.who, ending.where, ending.log)
+
+
+def last_lines(ending: Ending) -> tuple[str, ...]:
+    """The last lines of a rank; none if there is only one, which is told anyway."""
+    lines = ending.lines if len(ending.lines) > 1 else ()
+    return tuple(f"{ending.name} | {line}" for line in lines)
+
+
+def of_trouble(trouble: Trouble) -> Failure:
+    kind = Kind.FAILED if trouble.cause == Cause.OTHER else Kind.LOST
+    return Failure(trouble.text, kind, where=trouble.where)
+
+
+def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> Failure | None:
     """The process or node between the scheduler and a rank that was lost; None if none was."""
     if outcome.status < 0:
-        return f"{source.starter} {how(outcome.status)}"
+        return Failure(f"{source.starter} {how(outcome.status)}", Kind.LOST, source.starter)
     if supervisor := killed_supervisor(errors):
         return supervisor
-    if source.lost:
-        return source.lost
-    said = source.explanation
-    return said if said and "Killed" in said else None
+    if source.trouble and source.trouble.cause != Cause.OTHER:
+        return of_trouble(source.trouble)
+    return None
 
 
-def killed_supervisor(errors: Sequence[str]) -> str | None:
+def killed_supervisor(errors: Sequence[str]) -> Failure | None:
     """A rank's supervise.py that a signal has ended, from torchrun's report.
 
     The report has a line each for host, rank and exit code.
@@ -152,4 +170,6 @@ def killed_supervisor(errors: Sequence[str]) -> str | None:
             found[key] = match[1]
     if len(found) < 3 or not found["exitcode"].startswith("-"):
         return None
-    return f"supervise.py of rank {found['rank']} on {found['host']} {how(int(found['exitcode']))}"
+    who, where = f"rank {found['rank']}", found["host"]
+    line = f"supervise.py of {who} on {where} {how(int(found['exitcode']))}"
+    return Failure(line, Kind.LOST, who, where)
