@@ -19,8 +19,9 @@ def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
     while not what():
         ended = [process for process in starts if process.poll() is not None]
         assert not ended or what(), [(process.args, process.returncode) for process in ended]
-        # A question may start a process, such as squeue; it takes a third of a CPU at most.
-        time.sleep(max(0.1, 2 * (time.monotonic() - asked)))
+        # A question may start a process, such as squeue; six tests that wait take half a CPU at
+        # most.
+        time.sleep(max(0.1, 10 * (time.monotonic() - asked)))
         asked = time.monotonic()
     return time.monotonic() - since
 

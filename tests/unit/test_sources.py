@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp.base import failure
 from ddp.base.errors import Refusal
 from ddp.data import sources
 from ddp.data.datasets import DATASETS
@@ -27,9 +28,8 @@ from programs import SCRIPTS, fetch_from, program, shell
 
 def trusted(folder: Path) -> list[str]:
     """Everything that a later run could take for fetched data."""
-    return (
-        [path.name for path in folder.rglob("*") if path.name != ".lock"] if folder.exists() else []
-    )
+    ours = (".lock", failure.FILE)
+    return [path.name for path in folder.rglob("*") if path.name not in ours]
 
 
 def test_an_archive_that_is_not_there(tmp_path) -> None:
@@ -341,7 +341,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(
     assert done.stderr.startswith(f"fetch: {full}/out: {os.strerror(errno.ENOSPC)}")
     assert done.stderr.endswith("; free some space there and try again\n")
     assert done.stderr.count("\n") == 1
-    assert set(done.stdout.split()) <= {".lock", "train_images.npy"}
+    assert set(done.stdout.split()) <= {".lock", failure.FILE, "train_images.npy"}
 
 
 def test_a_read_only_folder_is_named() -> None:

@@ -176,14 +176,16 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         shutil.rmtree(args.rank_logs, ignore_errors=True)
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
-    forget_failure(args)
+    if args.log:
+        failures.begin(args.log.parent)
     with log_of(args) as log, refusals_in(log, args):
         short = fruitless = 0
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
             first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
             if first is None:
-                forget_failure(args)
+                if args.log:
+                    failures.end(args.log.parent)
                 return
             further = furthest(args.state) > before
             short = short + 1 if time.monotonic() - began < SHORT and not further else 0
@@ -243,11 +245,6 @@ def record(args: argparse.Namespace, failure: Failure) -> None:
     """Write failure.json beside the log, whose name is that of the stage."""
     if args.log:
         failures.write(args.log.parent, args.log.stem, failure)
-
-
-def forget_failure(args: argparse.Namespace) -> None:
-    if args.log:
-        failures.forget(args.log.parent)
 
 
 def write(log: Sink, *lines: str) -> None:

@@ -17,6 +17,8 @@ from ddp.base.provenance import now
 from ddp.base.reading import MOST, parse_form, read_bytes
 
 FILE = "failure.json"
+# Disk that a running attempt keeps for its record: a full disk is a reason too.
+RESERVED, RESERVED_BYTES = ".failure.json", 8192
 
 
 class Kind(StrEnum):
@@ -82,11 +84,15 @@ def write(folder: Path, stage: str, failure: Failure) -> None:
         field.name: one_line(str(getattr(failure, field.name)), LONGEST_REPORT)
         for field in fields(Failure)
     }
+    text = json.dumps(texts | {"stage": stage, "time": now()}, indent=2) + "\n"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(
-            folder / FILE, json.dumps(texts | {"stage": stage, "time": now()}, indent=2) + "\n"
-        )
+        try:
+            with (folder / RESERVED).open("r+") as file:
+                file.write(text.ljust(RESERVED_BYTES))
+            (folder / RESERVED).replace(folder / FILE)
+        except OSError:
+            atomic.write_text(folder / FILE, text)
 
 
 def read(folder: Path) -> Failure | None:
@@ -97,10 +103,19 @@ def read(folder: Path) -> Failure | None:
     return None
 
 
-def forget(folder: Path) -> None:
+def begin(folder: Path) -> None:
     """Begin an attempt."""
     with suppress(OSError):
-        (folder / FILE).unlink()
+        (folder / FILE).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RESERVED).write_text(" " * RESERVED_BYTES)
+
+
+def end(folder: Path) -> None:
+    """End an attempt well."""
+    for name in (FILE, RESERVED):
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 @contextmanager
@@ -110,9 +125,10 @@ def recorded(folder: Path, stage: str, make: str = "") -> Iterator[None]:
     Args:
         make: as of `told_in_one_line`.
     """
-    forget(folder)
+    begin(folder)
     try:
         yield
+        end(folder)
     except Stopped as stopped:
         write(folder, stage, Failure(str(stopped), Kind.PREEMPTED))
         raise
