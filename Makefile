@@ -132,7 +132,7 @@ docs: .venv/run.done
 
 figures: .venv/run.done docs
 	snakemake --rulegraph dot 2>/dev/null | sed 's/graph\[/graph[rankdir=LR, /' | dot -Tsvg > docs/dag.svg
-	cp results/quickstart/accuracy.svg docs/accuracy.svg
+	cp results/quickstart/figures/accuracy.svg docs/accuracy.svg
 
 lock: .venv/test.done
 	for name in requirements requirements-dev; do \

@@ -33,7 +33,9 @@ else:
 
     include: "workflow/rules/train.smk"
     include: "workflow/rules/evaluate.smk"
-    include: "workflow/rules/report.smk"
+
+
+include: "workflow/rules/aggregate.smk"
 
 
 rule all:

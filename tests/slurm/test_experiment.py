@@ -74,7 +74,7 @@ def test_stage_and_train_are_one_job_on_the_nodes_asked_for(
         "launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log",
     ]  # fmt: skip
     assert evaluated(results) == TEST_IMAGES
-    assert (checkout.path / "results/first/accuracy.svg").exists()
+    assert (checkout.path / "results/first/figures/accuracy.svg").exists()
     assert "slurm: accounting works; job states come from sacct" in first
     assert "Nothing to be done" in checkout.run(*TINY, "experiment=first", "nodes=3")
 

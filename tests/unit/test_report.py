@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from ddp.reporting import accuracy_figures, page
+from ddp.reporting import page, result_figures
+from ddp.reporting.numbers import confusion, results_of
 from ddp.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,20 +50,30 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
     evaluation = {"views": "flip_shift", "accuracy": 0.8816, "plain": {"accuracy": 0.8694}}
     assert accuracy_line(evaluation) == "test accuracy 88.16% with six views, 86.94% with one view"
     table = summary("flip_shift", [0.8816, 0.8827])
-    sentence = page.result_sentence(table, [])
+    sentence = page.result_sentence(table, [], ["accuracy"])
     assert sentence == (
         "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six "
         "views (87.16% to 87.27% with one view)."
     )
 
 
-def test_one_run_has_no_spread_and_two_have_their_number() -> None:
-    table = summary("plain", [0.9, 0.8, 0.8], nodes=[1, 2, 2], seed=[0, 0, 1])
-    means = page.means(table, ["nodes"])
+def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> None:
+    table = summary("plain", [0.9, 0.81, 0.79], nodes=[1, 2, 2], seed=[0, 0, 1])
+    means = page.means(table, ["nodes"], results_of(table, ["nodes", "seed"]))
+    assert means is not None
     assert means["runs (n)"].tolist() == [1, 2]
-    assert means["± accuracy"].tolist() == ["–", "0.00%"]
+    assert means["accuracy"].tolist() == ["90.00%", "80.00%"]
+    # Student's t of one degree of freedom, 12.706, times 0.01.
+    assert means["± accuracy (95 %)"].tolist() == ["–", "12.71%"]
     assert "nan" not in page.table(means)
-    assert page.means(summary("plain", [0.9]), [])["± loss"].tolist() == ["–"]
+    assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"]) is None
+
+
+def drawn(table: pd.DataFrame, epochs: int, **columns: list) -> dict[str, Figure]:
+    curve = curves(epochs, list(table["run"]), **columns)
+    numeric = [axis for axis in columns if axis != "seed"]
+    results = results_of(table, list(columns))
+    return result_figures.draw(curve, table, list(columns), numeric, results, "x")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +81,13 @@ def test_one_run_has_no_spread_and_two_have_their_number() -> None:
 )
 def test_a_figure_says_how_many_seeds_it_is_of(seeds, words) -> None:
     table = summary("plain", [0.9] * len(seeds), seed=seeds)
-    curve = curves(3, list(table["run"]), seed=seeds)
-    figure = accuracy_figures.draw(curve, table, [], "accuracy", "x")
-    assert words in figure.get_suptitle()
+    figures = drawn(table, 3, seed=seeds)
+    assert list(figures) == ["accuracy", "loss"]
+    assert all(words in figure.get_suptitle() for figure in figures.values())
 
 
 def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
-    table = summary("flip_shift", [0.9])
-    figure = accuracy_figures.draw(curves(3, ["r0"]), table, [], "accuracy", "x")
+    figure = drawn(summary("flip_shift", [0.9]), 3)["accuracy"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"test, one view", "test, six views"} <= set(labels)
     (star,) = (
@@ -86,10 +97,39 @@ def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
 
 
 def test_an_experiment_of_one_epoch_has_points() -> None:
-    figure = accuracy_figures.draw(curves(1, ["r0"]), summary("plain", [0.9]), [], "accuracy", "x")
-    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata())]
-    assert len(drawn) == 3
-    assert all(line.get_marker() not in ("None", None, "") for line in drawn)
+    figure = drawn(summary("plain", [0.9]), 1)["accuracy"]
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata())]
+    assert len(lines) == 3
+    assert all(line.get_marker() not in ("None", None, "") for line in lines)
+
+
+def test_a_small_difference_of_accuracies_does_not_fill_the_figure() -> None:
+    figure = drawn(summary("plain", [0.8816, 0.8827], nodes=[1, 2]), 2, nodes=[1, 2])
+    bottom, top = figure["accuracy_by_axis"].axes[0].get_ylim()
+    assert top - bottom == pytest.approx(0.02)
+
+
+def test_any_columns_are_drawn_by_their_own_count() -> None:
+    """As a program of the user's names them: those of a split together, others alone."""
+    curve = pd.DataFrame(
+        {"run": ["a", "a", "b"], "epoch": [1, 2, float("nan")], "train_loss": [3, 2, float("nan")],
+         "val_loss": [3, 2.5, float("nan")], "step": [float("nan")] * 2 + [7],
+         "cost $": [float("nan")] * 2 + [1], "never": float("nan")}
+    )  # fmt: skip
+    table = pd.DataFrame({"run": ["a", "b"], "score": [1.5, float("nan")]})
+    figures = result_figures.draw(curve, table, [], [], ["score"], "x")
+    assert list(figures) == ["loss", "cost__"]
+    assert figures["cost__"].axes[0].get_xlabel() == "step"
+    assert page.result_sentence(table, [], ["score"]) == (
+        "2 runs of 1 setting: score 1.5 (1 of 2 runs)."
+    )
+
+
+def test_classes_are_listed_from_the_worst() -> None:
+    confused = confusion("r0", ["cat", "dog"], [[8, 2], [5, 5]])
+    assert page.by_class(confused).to_numpy().tolist() == [
+        ["dog", "10", "50.00%"], ["cat", "10", "80.00%"],
+    ]  # fmt: skip
 
 
 def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:

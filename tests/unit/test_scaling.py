@@ -154,14 +154,14 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert first.endswith("; too few sizes for a model.")
     rates = study(STRONG[:2], learning_rate=[0.1, 0.2])
     assert list(scaling.sizes(rates, measured(rates))["runs"]) == [1] * 4
-    assert "model" not in size_table(table)
-    assert len(scaling_figure.draw(experiment, table, "study").axes) == 2
+    assert "model" not in size_table(table)[""].tolist()
+    assert len(scaling_figure.draw(experiment, table, 360, "study").axes) == 2
 
 
 def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
     experiment = study([{"nproc_per_node": n, "global_batch_size": 480} for n in (1, 2)])
     table = scaling.sizes(experiment, measured(experiment, cpus=1))
-    (accuracy,) = scaling_figure.draw(experiment, table, "study").axes
+    (accuracy,) = scaling_figure.draw(experiment, table, 360, "study").axes
     assert accuracy.get_ylabel() == "test accuracy"
 
 

@@ -59,7 +59,7 @@ def test_results_curves_and_evaluation_become_tables_figures_and_a_page(loop: Pa
     curves = list(csv.DictReader(io.StringIO((loop / "curves.csv").read_text())))
     assert [float(row["epoch"]) for row in curves] == [1, 2, 3, 4, 5] * 2
     page = (loop / "report.html").read_text()
-    for name in ("loss", "accuracy", "accuracy_by_lr"):
+    for name in ("loss", "accuracy", "accuracy_by_axis"):
         assert (loop / f"figures/{name}.svg").exists()
         assert f'alt="{name.replace("_", " ")}"' in page
     assert (loop / "lr~0.1/outputs/model.pt").exists()
@@ -71,7 +71,7 @@ def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checko
     for name in ("summary.csv", "curves.csv", "report.html"):
         (folder / name).write_text("of another experiment\n")
     jobs = place.jobs(*example("loop"), "--config", "experiment=reused")
-    assert (jobs["train"], jobs["evaluate"], jobs["report"]) == (2, 2, 1)
+    assert (jobs["train"], jobs["evaluate"], jobs["aggregate"]) == (2, 2, 1)
 
 
 @pytest.mark.usefixtures("loop")
@@ -96,7 +96,7 @@ def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     assert "another value of outputs" in refused.stdout
     source = place.path / EXAMPLES / "evaluate.py"
     source.write_text(source.read_text() + "\n# changed\n")
-    assert set(place.jobs(*example("loop"))) == {"evaluate", "report", "all"}
+    assert set(place.jobs(*example("loop"))) == {"evaluate", "aggregate", "all"}
 
 
 @pytest.fixture

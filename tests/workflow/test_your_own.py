@@ -65,7 +65,7 @@ def test_it_was_resumed_and_evaluated_with_its_class_names(done: Checkout) -> No
     assert evaluation["class_names"][:3] == ["eight", "five", "four"]
     assert evaluation["n"] == 360
     assert evaluation["accuracy"] > 0.9
-    figure = (done.path / "results/your-own/confusion.svg").read_text()
+    figure = (done.path / "results/your-own/figures/confusion.svg").read_text()
     assert "seven" in figure
 
 

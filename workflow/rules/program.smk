@@ -1,4 +1,4 @@
-"""In: a program of the user's, and what it reads. Out: each run's outputs and numbers, and their report.
+"""In: a program of the user's, and what it reads. Out: each run's outputs and numbers.
 
 `stage` and `train` form a group: one job, one allocation, so that what is staged is where the program runs.
 """
@@ -12,21 +12,10 @@ NUMBERS = ["run.json", "metrics.csv", "result.json"] + ["evaluation.json"] * boo
     SETTINGS["evaluate"]
 )
 READS = bool(SETTINGS["dataset"] or SETTINGS["files"])
-NUMBERS_OF_RUNS = expand(
-    "results/{{experiment}}/{run}/{file}", run=EXPERIMENT.runs, file=NUMBERS
-)
-# The numbers too: a report of other runs may be there under the same name.
-TARGETS = [
-    *expand(NUMBERS_OF_RUNS, experiment=EXPERIMENT.name),
-    *multiext(
-        f"results/{EXPERIMENT.name}/", "summary.csv", "curves.csv", "report.html"
-    ),
-]
 
 
 localrules:
     collect,
-    report,
 
 
 rule collect:
@@ -166,33 +155,3 @@ rule evaluate:
         " --run {params.run:q}{params.places} --scratch {resources.scratch} --output {params.results:q}\n"
         "python {params.publish:q} --evaluation={params.sources} --output {params.results:q}"
         ") 2>&1 | tee {log:q}"
-
-
-rule report:
-    input:
-        NUMBERS_OF_RUNS,
-    output:
-        summary="results/{experiment}/summary.csv",
-        curves="results/{experiment}/curves.csv",
-        incidents="results/{experiment}/incidents.csv",
-        sums="results/{experiment}/SHA256SUMS",
-        figures=directory("results/{experiment}/figures"),
-        page=report(
-            "results/{experiment}/report.html",
-            category="{experiment}",
-            labels={"what": "report", "form": "page"},
-            caption="../report/summary.rst",
-        ),
-    log:
-        "results/{experiment}/report.log",
-    conda:
-        "../envs/ddp.yaml"
-    params:
-        compare=f"{SCRIPTS}/compare.py",
-        # A function: a text with {name} would be taken for a wildcard.
-        config=lambda wildcards: EXPERIMENT.science,
-        results=subpath(output.summary, parent=True),
-        code=code_sha256("compare.py"),
-    shell:
-        "python {params.compare:q} --config {params.config:q} --results {params.results:q}"
-        " --output {params.results:q} 2>&1 | tee {log:q}"

@@ -46,8 +46,6 @@ FIXED = {"nodes": "nodes", "tasks": "nodes"}
 MOST_PER_CPU = 8
 # Executors that start no job.
 NO_JOBS = ("dryrun", "touch")
-# The rules that make the report.
-REPORTING = ("aggregate", "report")
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
 
@@ -192,7 +190,7 @@ class Session:
             if ("evaluate", name) in wanted - planned:
                 with suppress(FileNotFoundError):
                     self.read(name)
-        if any(rule in REPORTING for rule, _ in wanted - planned):
+        if any(rule == "aggregate" for rule, _ in wanted - planned):
             with suppress(FileNotFoundError):
                 if file := sums.changed(self.results):
                     raise Refusal(
@@ -552,7 +550,7 @@ class Session:
         self.put_back()
         self.forget_states()
         partial = self.results / "partial"
-        tables = [job for rule in REPORTING for job in self.jobs(rule)]
+        tables = self.jobs("aggregate")
         if not missing and tables and self.has_report():
             shutil.rmtree(partial, ignore_errors=True)
             tell(f"report: {self.results}/report.html; table: {self.results}/summary.csv")
@@ -616,10 +614,8 @@ class Session:
         folder.mkdir(parents=True)
         results.write_missing(missing, folder / "missing.csv")
         common = ["--missing", str(folder / "missing.csv"), "--config", self.experiment.science]
-        own = isinstance(self.experiment, ProgramExperiment)
-        program = str(self.scripts / ("compare.py" if own else "aggregate.py"))
         folders = ["--results", str(self.results), "--output", str(folder)]
-        command = [sys.executable, program, *folders, *common]
+        command = [sys.executable, str(self.scripts / "aggregate.py"), *folders, *common]
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return
         tell(

@@ -3,6 +3,7 @@
 `stage` and `train` form a group: one job, one allocation, so that what is staged is where the training runs.
 """
 
+NUMBERS = ["evaluation.json", "history.csv", "run.json"]
 RESUME = {
     "exact": "",
     "other_world_size": " --other-world-size",

@@ -1,27 +1,25 @@
 """Make the tables, the figures and the page of an experiment from the files of its runs.
 
-summary.csv has one row per run, curves.csv one per run and epoch, and confusion.csv the confusion
-matrix of the most accurate run. incidents.csv has what interrupted or slowed the runs. scaling.csv
-has one row per size, if the runs vary in it. report.html shows them, and SHA256SUMS says of which
-bytes all of these are made.
+summary.csv has one row per run, curves.csv one per run and count of its metrics, and incidents.csv
+what interrupted or slowed the runs. confusion.csv is the confusion matrix of the most accurate run,
+if there is one; scaling.csv has one row per size, if the runs vary in it. figures/ has one figure
+per number, report.html shows everything, and SHA256SUMS says of which bytes all of these are made.
 """
 
 import argparse
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
-from matplotlib.figure import Figure
 
 from ddp.base import atomic
-from ddp.base.errors import Refusal, told_in_one_line
-from ddp.experiment.config import Experiment
-from ddp.reporting import accuracy_figures, page, scaling, scaling_figure, sums
+from ddp.base.errors import told_in_one_line
+from ddp.experiment.config import Experiment, parse_option
+from ddp.experiment.programs import read_experiment
+from ddp.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
 from ddp.reporting.figures import STYLE
-from ddp.reporting.results import Finished, read_finished, read_missing
-from ddp.reporting.tables import incident_table, refuse_mixture, write_table
+from ddp.reporting.results import read_missing
+from ddp.reporting.tables import refuse_mixture, write_table
 
 # Sentences of advice that are printed.
 MOST_SHOWN = 20
@@ -38,150 +36,64 @@ def main() -> None:
     add("--output", type=Path, required=True, metavar="FOLDER", help="for tables and figures")
     args = parser.parse_args()
     with told_in_one_line("aggregate"):
-        experiment = Experiment.from_json(args.config)
-        missing = read_missing(args.missing) if args.missing else None
-        left_out = set(missing["run"]) if missing is not None else set()
-        names = [name for name in experiment.runs if name not in left_out]
-        finished = {name: read_run(experiment, name, args.results / name) for name in names}
-        refuse_mixture({name: each.about for name, each in finished.items()})
-        tables = tables_of(experiment, finished)
-        figures = figures_of(experiment, tables, missing)
-        made = []
-        for name, table in tables.items():
-            made.append(args.output / f"{name}.csv")
-            write_table(table, made[-1])
-        for name, figure in figures.items():
-            made.append(args.output / f"{name}.svg")
-            with atomic.replacing(made[-1]) as temporary, mpl.rc_context(STYLE):
-                figure.savefig(temporary, format="svg", metadata={"Date": None})
-        images = {name: (args.output / f"{name}.svg").read_bytes() for name in figures}
-        made.append(args.output / "report.html")
-        atomic.write_text(made[-1], page.report(experiment, tables, missing, images))
-        sources = {
-            args.results / name / file: sha256
-            for name, each in finished.items()
-            for file, sha256 in each.sums.items()
-        }
-        sums.write(args.output, made, sources)
-        if experiment.varies_in_size:
-            for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
-                print(f"scaling: {sentence}")
+        aggregate(args)
 
 
-def read_run(experiment: Experiment, name: str, folder: Path) -> Finished:
-    """The files of a run.
+def aggregate(args: argparse.Namespace) -> None:
+    """Make everything.
 
     Raises:
-        Refusal: one is missing, damaged, or of another run.
+        Refusal: a file of a run is missing, damaged, or of another run, or the runs are of
+            different code or data.
     """
-    try:
-        return read_finished(folder, experiment.runs[name], experiment.config["test_views"])
-    except FileNotFoundError as error:
-        raise Refusal(f"{error.filename} is not there; run snakemake again") from None
-
-
-def tables_of(experiment: Experiment, finished: Mapping[str, Finished]) -> dict[str, pd.DataFrame]:
-    """The tables by name, with the columns that docs/results.md describes."""
-    histories = {name: pd.DataFrame(each.history) for name, each in finished.items()}
-    axes = {name: experiment.axis_values(name) for name in finished}
-    summary = pd.DataFrame(
-        [axes[name] | summary_row(each, histories[name]) for name, each in finished.items()]
-    )
-    best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
-    tables = {
-        "summary": summary,
-        "curves": pd.concat(
-            [run_curves(axes[name], each.evaluation, histories[name])
-             for name, each in finished.items()]
-        ),
-        "confusion": confusion(best, finished[best].evaluation),
-        "incidents": pd.concat(
-            [incident_table(name, each.about) for name, each in finished.items()]
-        ),
-    }  # fmt: skip
-    if experiment.varies_in_size:
-        measured = [
-            scaling.of_run(name, experiment.runs[name], each.about, histories[name],
-                           each.evaluation["accuracy"])
-            for name, each in finished.items()
-        ]  # fmt: skip
-        tables["scaling"] = scaling.sizes(experiment, measured)
-    return tables
-
-
-def figures_of(
-    experiment: Experiment, tables: Mapping[str, pd.DataFrame], missing: pd.DataFrame | None
-) -> dict[str, Figure]:
-    """The figures by name."""
-    summary, curves = tables["summary"], tables["curves"]
-    settings = [axis for axis in experiment.axes if axis != "seed"]
+    experiment = read_experiment(parse_option("--config", args.config), own=True)
+    missing = read_missing(args.missing) if args.missing else None
+    left_out = set(missing["run"]) if missing is not None else set()
+    runs = {
+        name: numbers.read(experiment, name, args.results)
+        for name in experiment.runs
+        if name not in left_out
+    }
+    refuse_mixture({name: run.about for name, run in runs.items()})
+    tables = numbers.tables(experiment, runs)
+    results = numbers.results_of(tables["summary"], experiment.axes)
     title = experiment.name + (
         f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
     )
-    figures = {
-        metric: accuracy_figures.draw(curves, summary, settings, metric, title)
-        for metric in ("accuracy", "loss")
-    }
-    if experiment.numeric_axes:
-        figures["accuracy_by_axis"] = accuracy_figures.draw_axes(
-            summary, settings, experiment.numeric_axes, title
+    figures = result_figures.draw(tables["curves"], tables["summary"], list(experiment.axes),
+                                  experiment.numeric_axes, results, title)  # fmt: skip
+    if "confusion" in tables:
+        figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
+    if isinstance(experiment, Experiment) and "scaling" in tables:
+        figures["scaling"] = scaling_figure.draw(
+            experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
         )
-    figures["confusion"] = accuracy_figures.draw_confusion(tables["confusion"])
-    if experiment.varies_in_size:
-        figures["scaling"] = scaling_figure.draw(experiment, tables["scaling"], title)
-    return figures
-
-
-def confusion(run: str, evaluation: dict[str, Any]) -> pd.DataFrame:
-    """A run's confusion matrix, one row per pair of classes."""
-    names = evaluation["class_names"]
-    rows = [
-        {
-            "run": run,
-            "true_class": true,
-            "predicted_class": predicted,
-            "images": images,
-            "true_name": names[true],
-            "predicted_name": names[predicted],
-        }
-        for true, row in enumerate(evaluation["confusion_matrix"])
-        for predicted, images in enumerate(row)
-    ]
-    return pd.DataFrame(rows)
-
-
-def summary_row(run: Finished, history: pd.DataFrame) -> dict[str, Any]:
-    """One run: test metrics, mean images_per_second over its epochs, and provenance."""
-    about, evaluation = run.about, run.evaluation
-    return {
-        "n": evaluation["n"],
-        "views": evaluation["views"],
-        "accuracy": evaluation["accuracy"],
-        "loss": evaluation["loss"],
-        "plain_accuracy": evaluation["plain"]["accuracy"],
-        "plain_loss": evaluation["plain"]["loss"],
-        "images_per_second": history["images_per_second"].mean(),
-        "seconds": about["seconds"],
-        "attempts": len(about["attempts"]),
-        "commit": about["git"]["commit"],
-        "dirty": about["git"]["dirty"],
-        "code_sha256": about["code_sha256"],
-        "data_sha256": about["data_sha256"],
-        "run_sha256": run.sums["run.json"],
-        "evaluation_sha256": run.sums["evaluation.json"],
+        for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
+            print(f"scaling: {sentence}")
+    made = []
+    for name, table in tables.items():
+        made.append(args.output / f"{name}.csv")
+        write_table(table, made[-1])
+    folder = args.output / "figures"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, figure in figures.items():
+        made.append(folder / f"{name}.svg")
+        with mpl.rc_context(STYLE):
+            figure.savefig(made[-1], format="svg", metadata={"Date": None})
+    images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
+    made.append(args.output / "report.html")
+    atomic.write_text(made[-1], page.report(experiment, tables, results, missing, images))
+    here = {path.name for path in made if path.parent == args.output}
+    for name in sums.made_before(args.output) - here:
+        # Of an earlier report, with other numbers.
+        (args.output / name).unlink(missing_ok=True)
+    sources = {
+        args.results / name / file: sha256
+        for name, run in runs.items()
+        for file, sha256 in run.sums.items()
     }
-
-
-def run_curves(
-    axes: dict[str, Any], evaluation: dict[str, Any], history: pd.DataFrame
-) -> pd.DataFrame:
-    """One run's axes and history, with test loss and accuracy for the kept epochs."""
-    kept = pd.DataFrame(evaluation["checkpoints"], columns=["epoch", "loss", "accuracy"])
-    kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
-    curves = history.merge(kept, on="epoch", how="left", validate="one_to_one")
-    for position, (key, value) in enumerate(axes.items()):
-        curves.insert(position, key, value)
-    return curves
+    sums.write(args.output, made, sources)
 
 
 if __name__ == "__main__":

@@ -1,145 +1,104 @@
 """The report of an experiment: one HTML page that needs no other file and opens with the result."""
 
 import base64
-import html
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
+from scipy import stats
 
 from ddp.experiment.config import SITE, Common, Experiment
 from ddp.reporting import scaling
+from ddp.reporting.difference import LEVEL
+from ddp.reporting.result_figures import is_share
 from ddp.reporting.results import VIEWS
 from ddp.reporting.scaling import counted
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; color: #222 }}
-  body {{ margin: 2rem auto; max-width: 68rem; padding: 0 1rem }}
-  h1 {{ margin-bottom: .2rem }}
-  h2 {{ margin: 2.2rem 0 .6rem }}
-  .result {{ font-size: 1.15rem; margin: 0 0 1.2rem }}
-  .partial {{ background: #fff3cd; border-left: 4px solid #d39e00; padding: .6rem 1rem }}
-  .wide {{ overflow-x: auto }}
-  img {{ max-width: 100%; height: auto }}
-  table {{ border-collapse: collapse }}
-  th, td {{ padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right }}
-  td {{ font-variant-numeric: tabular-nums }}
-  th {{ border-bottom: 2px solid #222 }}
-  th:first-child, td:first-child {{ text-align: left }}
-  .config td, .words td, .words th {{ text-align: left }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
+TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
-# Columns of summary.csv to average over seeds, with their titles and formats.
-MEANS = {
-    "accuracy": ("accuracy", "{:.2%}"),
-    "plain_accuracy": ("accuracy, one view", "{:.2%}"),
-    "loss": ("loss", "{:.4f}"),
+MOST_CLASSES = 50  # of the table of classes
+# Columns that do not differ between seeds, or only go with others.
+NOT_AVERAGED = ("n", "views", "plain_accuracy", "plain_loss", "seconds")
+TITLES = {
+    "n": "test images (n)",
+    "plain_accuracy": "accuracy, one view",
+    "plain_loss": "loss, one view",
+    "images_per_second": "images/s",
 }
 
 
 def report(
-    experiment: Experiment,
+    experiment: Common,
     tables: Mapping[str, pd.DataFrame],
+    results: Sequence[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
 ) -> str:
     """The page as HTML.
 
     Args:
-        tables: the tables that aggregate.py makes, by name.
+        tables: those of `numbers.tables`.
+        results: columns of the summary with the results.
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
-        figures: SVG files by name.
+        figures: SVG files by name, the most important first.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
     settings = [axis for axis in experiment.axes if axis != "seed"]
     pictures = {name: picture(name, content) for name, content in figures.items()}
-    best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
-    parts = [
-        f'<p class="result">{html.escape(result_sentence(summary, settings))}</p>',
-        warning(missing) if missing is not None else "",
-        pictures["accuracy"],
-        "<h2>Mean over seeds</h2>",
-        table(means(summary, settings)),
-        "<h2>Every run</h2>",
-        table(every_run(summary, settings)),
-        scaling_part(experiment, sizes, pictures["scaling"]) if sizes is not None else "",
-        f"<h2>Accuracy by setting</h2>{pictures['accuracy_by_axis']}"
-        if "accuracy_by_axis" in pictures
-        else "",
-        "<h2>Loss</h2>",
-        pictures["loss"],
-        f"<h2>Confusion matrix of the most accurate run, {html.escape(best)}</h2>",
-        pictures["confusion"],
-        "<h2>Configuration</h2>",
-        configuration(experiment.settings),
-        incident_part(tables["incidents"]),
-        "<h2>Provenance</h2>",
-        table(provenance(summary)),
-    ]
-    return PAGE.format(
-        title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
-    )
+    scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
+    first = next(iter(pictures), "")
+    incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
+    incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=experiment.name,
+        table=table,
+        result=result_sentence(summary, settings, results),
+        missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
+        first=pictures.pop(first, ""),
+        means=means(summary, settings, results),
+        runs=every_run(summary, [axis for axis in experiment.axes if axis in summary], results),
+        advice=scaling.advice(experiment, sizes) if isinstance(experiment, Experiment)
+        and sizes is not None else [],
+        scaling=scaled,
+        sizes=None if sizes is None else size_table(sizes),
+        others=list(pictures.values()),
+        confusion=confused,
+        best=tables["confusion"]["run"].iloc[0] if confused else "",
+        classes=by_class(tables["confusion"]) if confused else None,
+        configuration=configuration(experiment.settings),
+        incidents=incidents,
+        provenance=provenance(summary),
+    )  # fmt: skip
 
 
-def of_program(
-    experiment: Common,
-    summary: pd.DataFrame,
-    numbers: list[str],
-    settings: list[str],
-    missing: pd.DataFrame | None,
-    figures: Mapping[str, bytes],
-    incidents: pd.DataFrame,
-) -> str:
-    """The page of an experiment with a program of the user's.
-
-    Args:
-        summary: one row per run.
-        numbers: its columns with results.
-        settings: the axes except the seed.
-        missing, figures: as in `report`.
-        incidents: incidents.csv.
-    """
+def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequence[str]) -> str:
+    """The result in one sentence: runs, images, and the range of the first numbers."""
     groups = len(summary.groupby(settings)) if settings else 1
-    ranges = [
-        f"{column} {summary[column].min():.6g}"
-        + (f" to {summary[column].max():.6g}" if summary[column].nunique() > 1 else "")
-        + missing_words(summary[column])
-        for column in numbers[:MOST_NUMBERS]
-    ]
-    result = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}: {', '.join(ranges)}."
-    axes = [column for column in summary.columns if column in ("run", *experiment.axes)]
-    grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
-    averaged = pd.DataFrame({"runs (n)": grouped.size()})
-    for column in numbers:
-        averaged[column] = grouped[column].agg(
-            lambda values: f"{values.mean():.6g}{missing_words(values)}"
-        )
-        spread = grouped[column].std()
-        if spread.notna().any():
-            averaged[f"± {column}"] = spread.map("{:.2g}".format).where(spread.notna(), "–")
-    parts = [
-        f'<p class="result">{html.escape(result)}</p>',
-        warning(missing) if missing is not None else "",
-        "<h2>Mean over seeds</h2>",
-        table(averaged.reset_index() if settings else averaged),
-        "<h2>Every run</h2>",
-        table(summary[[*axes, *numbers, "attempts"]]),
-        "<h2>Figures</h2>" if figures else "",
-        *(picture(name, content) for name, content in figures.items()),
-        "<h2>Configuration</h2>",
-        configuration(experiment.settings),
-        incident_part(incidents),
-    ]
-    return PAGE.format(
-        title=html.escape(experiment.name), body="\n".join(part for part in parts if part)
-    )
+    runs = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}"
+    if "views" not in summary:
+        shown = [between(summary, column) for column in results[:MOST_NUMBERS]]
+        return f"{runs}: {', '.join(shown)}."
+    images = summary["n"].unique()
+    n = f"{images[0]:,} test images" if len(images) == 1 else "test images"
+    views = " or ".join(VIEWS.get(name, str(name)) for name in summary["views"].unique())
+    plain = between(summary, "plain_accuracy").removeprefix("plain_accuracy ")
+    more = "" if views == VIEWS["plain"] else f" ({plain} with one view)"
+    return f"{runs}, {n}: {between(summary, 'accuracy')} with {views}{more}."
+
+
+def between(summary: pd.DataFrame, column: str) -> str:
+    """A number's name, its lowest and its highest value."""
+    values, form = summary[column], form_of(summary, column)
+    words = form.format(values.min())
+    if values.nunique() > 1:
+        words += f" to {form.format(values.max())}"
+    return f"{column} {words}{missing_words(values)}"
 
 
 def missing_words(values: Any) -> str:
@@ -148,71 +107,70 @@ def missing_words(values: Any) -> str:
     return "" if count == len(values) else f" ({count} of {len(values)} runs)"
 
 
-def result_sentence(summary: pd.DataFrame, settings: list[str]) -> str:
-    """The result in one sentence: runs, images, views, accuracy."""
-    groups = len(summary.groupby(settings)) if settings else 1
-    n = (
-        f"{int(summary['n'].iloc[0]):,} test images"
-        if summary["n"].nunique() == 1
-        else "test images"
-    )
-    views = views_of(summary)
-    plain = (
-        "" if views == VIEWS["plain"] else f" ({between(summary['plain_accuracy'])} with one view)"
-    )
-    runs = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}"
-    return f"{runs}, {n}: accuracy {between(summary['accuracy'])} with {views}{plain}."
+def form_of(summary: pd.DataFrame, column: str) -> str:
+    """How a column's numbers are written."""
+    if is_share(column, summary[[column]]):
+        return "{:.2%}"
+    if pd.api.types.is_integer_dtype(summary[column]):
+        return "{:,}"
+    return "{:,.0f}" if summary[column].abs().min() >= 100 else "{:.5g}"
 
 
-def between(values: Any) -> str:
-    """The lowest and the highest of several shares."""
-    return (
-        f"{values.min():.2%}" if len(values) == 1 else f"{values.min():.2%} to {values.max():.2%}"
-    )
-
-
-def views_of(summary: pd.DataFrame) -> str:
-    """The views of the accuracies, in words."""
-    return " or ".join(VIEWS.get(name, str(name)) for name in summary["views"].unique())
-
-
-def seeds(table: pd.DataFrame, settings: list[str]) -> int:
-    """The largest number of runs that differ only in their seed."""
-    runs = table.drop_duplicates("run")
-    return int(runs.groupby(settings).size().max()) if settings else len(runs)
-
-
-def means(summary: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
-    """One row per setting: number of runs, mean and spread. A single run has no spread."""
+def means(
+    summary: pd.DataFrame, settings: list[str], results: Sequence[str]
+) -> pd.DataFrame | None:
+    """One row per setting: number of runs, means, and the 95 % interval of each (Student's t); None
+    if no two runs differ in their seed only.
+    """
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
-    found = pd.DataFrame({"runs (n)": grouped.size(), "views": grouped["views"].first().map(VIEWS)})
-    for column, (name, form) in MEANS.items():
-        if column == "plain_accuracy" and set(summary["views"]) == {"plain"}:
+    if grouped.size().max() < 2:
+        return None
+    found = pd.DataFrame({"runs (n)": grouped.size()})
+    for column in results:
+        if column in NOT_AVERAGED:
             continue
-        found[name] = grouped[column].mean().map(form.format)
-        spread = grouped[column].std()
-        found[f"± {name}"] = spread.map(form.format).where(spread.notna(), "–")
-        if column == "accuracy":
-            found["lowest to highest"] = grouped[column].agg(between)
-    found["images/s"] = grouped["images_per_second"].mean().map("{:,.0f}".format)
+        form, title = form_of(summary, column), TITLES.get(column, column)
+        found[title] = grouped[column].agg(
+            lambda values, form=form: form.format(values.mean()) + missing_words(values)
+        )
+        half = grouped[column].agg(half_width)
+        if half.notna().any():
+            found[f"± {title} (95 %)"] = half.map(form.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
 
 
-def every_run(summary: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
-    columns = {
-        **{
-            axis: summary[axis]
-            for axis in settings + [axis for axis in summary.columns if axis == "seed"]
-        },
-        "test images (n)": summary["n"].map("{:,}".format),
-        "views": summary["views"].map(VIEWS),
-        "accuracy": summary["accuracy"].map("{:.2%}".format),
-        "accuracy, one view": summary["plain_accuracy"].map("{:.2%}".format),
-        "loss": summary["loss"].map("{:.4f}".format),
-        "images/s": summary["images_per_second"].map("{:,.0f}".format),
-        "seconds": summary["seconds"].map("{:,.0f}".format),
-    }
-    return pd.DataFrame(columns)
+def half_width(values: pd.Series) -> float:
+    """Of the interval of the mean at LEVEL; NaN for fewer than two numbers."""
+    known = values.dropna()
+    if len(known) < 2:
+        return math.nan
+    return float(known.std() / math.sqrt(len(known)) * stats.t.ppf((1 + LEVEL) / 2, len(known) - 1))
+
+
+def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) -> pd.DataFrame:
+    """One row per run; its name if the axes do not tell."""
+    found = summary[axes or ["run"]].copy()
+    if "views" in summary:
+        found["views"] = summary["views"].map(VIEWS)
+    for column in [*results, "attempts"]:
+        values, form = summary[column], form_of(summary, column)
+        found[TITLES.get(column, column)] = values.map(form.format).where(values.notna(), "–")
+    return found
+
+
+def by_class(confused: pd.DataFrame) -> pd.DataFrame:
+    """Images and accuracy of each class, the least accurate first."""
+    images = confused.groupby(["true_class", "true_name"])["images"].sum()
+    right = confused[confused["true_class"] == confused["predicted_class"]]
+    share = right.groupby(["true_class", "true_name"])["images"].sum() / images.clip(lower=1)
+    worst = share.sort_values(kind="stable").index[:MOST_CLASSES]
+    return pd.DataFrame(
+        {
+            "class": [name for _, name in worst],
+            "images (n)": [f"{images[each]:,}" for each in worst],
+            "accuracy": [f"{share[each]:.2%}" for each in worst],
+        }
+    )
 
 
 def provenance(summary: pd.DataFrame) -> pd.DataFrame:
@@ -225,32 +183,15 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
             ("none" if commit is None else commit[:10]) + " + changes" * (dirty is True)
             for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
         ],
-        "code (SHA-256)": summary["code_sha256"].str[:10],
-        "data (SHA-256)": summary["data_sha256"].str[:10],
-        "run.json (SHA-256)": summary["run_sha256"].str[:10],
-        "evaluation (SHA-256)": summary["evaluation_sha256"].str[:10],
-        "attempts": summary["attempts"],
     }
-    return pd.DataFrame(columns)
-
-
-def incident_part(incidents: pd.DataFrame) -> str:
-    """What interrupted the runs and which nodes were slow; nothing if nothing happened."""
-    if not len(incidents):
-        return ""
-    shown = incidents[["run", "time", "text"]].rename(columns={"text": "what"})
-    shown["time"] = shown["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
-    return f'<h2>Interruptions and slow nodes</h2><div class="words">{table(shown)}</div>'
-
-
-def scaling_part(experiment: Experiment, sizes: pd.DataFrame, image: str) -> str:
-    """Advice, figure and table of a scaling study."""
-    sentences = "".join(f"<p>{html.escape(line)}</p>" for line in scaling.advice(experiment, sizes))
-    return f"<h2>Scaling</h2>{sentences}{image}{table(size_table(sizes))}"
+    for column in summary.columns:
+        if column.endswith("_sha256") and summary[column].notna().any():
+            columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
+    return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
 
 
 def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The sizes with the columns that say something here."""
+    """The sizes with the columns that say something here; a few sizes stand side by side."""
     shown = {
         "nodes": ("nodes", "{:d}"),
         "nproc_per_node": ("processes per node", "{:d}"),
@@ -276,34 +217,27 @@ def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
         "accuracy": ("accuracy", "{:.2%}"),
         "seconds_to_target": ("s to target", "{:.1f}"),
     }
-    return pd.DataFrame(
-        {
-            title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
-            for column, (title, form) in shown.items()
-            if sizes[column].notna().any()
-        }
-    )
+    columns = {
+        title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
+        for column, (title, form) in shown.items()
+        if sizes[column].notna().any()
+    }
+    if len(sizes) > len(columns):
+        return pd.DataFrame(columns)
+    # Side by side they fit a narrow page.
+    return pd.DataFrame({"": list(columns)} | {
+        " " * number: values for number, values in enumerate(zip(*columns.values(), strict=True), 1)
+    })  # fmt: skip
 
 
-def warning(missing: pd.DataFrame) -> str:
-    rows = missing[["run", "reason", "log"]].fillna("")
-    line = f"<b>Partial: {len(missing)} runs are missing.</b> They are in no number below."
-    return f'<div class="partial">{line}{table(rows)}</div>'
-
-
-def configuration(config: dict[str, Any]) -> str:
-    rows = [
-        (key, ", ".join(map(str, value)) if isinstance(value, list) else value)
+def configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (key, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
         for key, value in flat(config).items()
     ]
-    cells = "".join(
-        f"<tr><td>{html.escape(key)}</td><td>{html.escape(str(value))}</td></tr>"
-        for key, value in rows
-    )
-    return f'<table class="config">{cells}</table>'
 
 
-def flat(config: dict[str, Any]) -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value["name"] if key == "dataset" and value else value
         for key, value in config.items()
@@ -311,10 +245,10 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(frame: pd.DataFrame) -> str:
-    return f'<div class="wide">{frame.to_html(index=False, border=0)}</div>'
+def table(frame: pd.DataFrame) -> Markup:
+    return Markup(f'<div class="wide">{frame.to_html(index=False, border=0)}</div>')
 
 
-def picture(name: str, content: bytes) -> str:
+def picture(name: str, content: bytes) -> Markup:
     source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
-    return f'<img alt="{html.escape(name.replace("_", " "))}" src="{source}">'
+    return Markup(f'<img alt="{escape(name.replace("_", " "))}" src="{source}">')

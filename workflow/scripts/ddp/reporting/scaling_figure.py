@@ -10,22 +10,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
+from scipy import stats
 
 from ddp.experiment.config import Experiment
 from ddp.reporting import scaling
+from ddp.reporting.difference import LEVEL
 from ddp.reporting.figures import STYLE, colour_of
+from ddp.reporting.result_figures import least_range
 
 PANEL_COLUMNS = 2
 MOST_BARS = 16  # sizes whose accuracies are drawn
+LEAST_MAPPED = 4  # sizes of a map
 
 Rows = list[dict[str, Any]]
 
 
-def draw(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
+def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -> Figure:
     """The panels for which the sizes suffice.
 
     Args:
         table: as `scaling.sizes` returns it.
+        images: of the test split.
     """
     rows = scaling.rows_of(table)
     settings = scaling.by_setting(experiment, rows)
@@ -51,9 +56,12 @@ def draw(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
     if weak:
         panels.append(lambda axes: draw_weak(axes, weak))
     mapped = max(strong.values(), key=len, default=[])
-    if len({row["threads"] for row in mapped}) > 1 and len({r["processes"] for r in mapped}) > 1:
+    # Of fewer sizes the table says as much.
+    if len(mapped) >= LEAST_MAPPED and all(
+        len({row[key] for row in mapped}) > 1 for key in ("threads", "processes")
+    ):
         panels.append(lambda axes: draw_map(axes, mapped))
-    panels.append(lambda axes: draw_accuracy(axes, rows))
+    panels.append(lambda axes: draw_accuracy(axes, rows, images))
     columns = min(PANEL_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     with mpl.rc_context(STYLE):
@@ -152,12 +160,17 @@ def draw_map(axes: Axes, study: Rows) -> None:
     axes.set_title(f"Images per second, batch {batch}", loc="left", fontsize=11)
 
 
-def draw_accuracy(axes: Axes, rows: Rows) -> None:
-    """Test accuracy of each size, mean and range over its runs."""
+def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
+    """Test accuracy of each size: mean over its runs, and the 95 % interval of the share of so many
+    test images (Wilson's).
+    """
     shown = rows[:MOST_BARS]
     for at, row in enumerate(shown):
+        right = stats.binomtest(round(row["accuracy"] * images), images)
+        share = right.proportion_ci(LEVEL, method="wilson")
         axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
-        axes.vlines([at], row["lowest_accuracy"], row["highest_accuracy"], color=colour_of(0, 1))
+        axes.vlines([at], share.low, share.high, color=colour_of(0, 1))
+    least_range(axes)
     labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
     axes.set_xticks(range(len(shown)), labels, fontsize=8)
     axes.set_xlabel("nodes x processes x threads, and global batch")

@@ -59,6 +59,16 @@ def write(folder: Path, made: Iterable[Path], sources: Mapping[Path, str]) -> No
     atomic.write_text(folder / FILE, "".join(lines))
 
 
+def made_before(folder: Path) -> set[str]:
+    """The tables, figures and page of the folder itself that SHA256SUMS names."""
+    try:
+        lines = read_bytes(folder / FILE, MOST).decode().splitlines()
+    except (OSError, ValueError):
+        return set()
+    named = [LINE.fullmatch(line) for line in lines]
+    return {line[2] for line in named if line and re.fullmatch(r"\w+\.(csv|html|svg)", line[2])}
+
+
 def changed(folder: Path) -> str | None:
     """The first file of SHA256SUMS that is missing or not the one that it names.
 

@@ -1,0 +1,63 @@
+"""In: the files of all runs. Out: the experiment's tables, figures and report.html."""
+
+NUMBERS_OF_RUNS = expand(
+    "results/{{experiment}}/{run}/{file}", run=EXPERIMENT.runs, file=NUMBERS
+)
+# The numbers too: a report of other runs may be there under the same name.
+TARGETS = [
+    *expand(NUMBERS_OF_RUNS, experiment=EXPERIMENT.name),
+    *multiext(
+        f"results/{EXPERIMENT.name}/", "summary.csv", "curves.csv", "report.html"
+    ),
+]
+
+
+localrules:
+    aggregate,
+
+
+rule aggregate:
+    input:
+        NUMBERS_OF_RUNS,
+    output:
+        multiext(
+            "results/{experiment}/",
+            "incidents.csv",
+            "SHA256SUMS",
+            *["confusion.csv"] * (not PROGRAM),
+            *["scaling.csv"] * (not PROGRAM and EXPERIMENT.varies_in_size),
+        ),
+        report(
+            directory("results/{experiment}/figures"),
+            patterns=["{name}.svg"],
+            category="{experiment}",
+            labels={"what": "{name}", "form": "figure"},
+        ),
+        report(
+            "results/{experiment}/report.html",
+            category="{experiment}",
+            labels={"what": "report", "form": "page"},
+        ),
+        summary=report(
+            "results/{experiment}/summary.csv",
+            category="{experiment}",
+            labels={"what": "summary", "form": "CSV"},
+        ),
+        curves=report(
+            "results/{experiment}/curves.csv",
+            category="{experiment}",
+            labels={"what": "curves", "form": "CSV"},
+        ),
+    log:
+        "results/{experiment}/aggregate.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        aggregate=f"{SCRIPTS}/aggregate.py",
+        # A function: a text with {name} would be taken for a wildcard.
+        config=lambda wildcards: EXPERIMENT.science,
+        results=subpath(output.summary, parent=True),
+        code=code_sha256("aggregate.py"),
+    shell:
+        "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
+        " --output {params.results:q} 2>&1 | tee {log:q}"
