@@ -108,7 +108,10 @@ def begin(folder: Path) -> None:
     with suppress(OSError):
         (folder / FILE).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESERVED).write_text(" " * RESERVED_BYTES)
+        try:
+            (folder / RESERVED).write_text(" " * RESERVED_BYTES)
+        except OSError:  # the disk is full now
+            (folder / RESERVED).unlink()
 
 
 def end(folder: Path) -> None:
