@@ -32,8 +32,7 @@ def submitted(said: str) -> list[str]:
 
 def on(cluster: Cluster, node: str, program: str) -> list[int]:
     """Processes of a node that run a program, without those that only have it as an argument."""
-    return [
-        pid
-        for pid, line in cluster.processes(node).items()
-        if re.match(rf"\S*python\S* (-u |-m )?\S*{re.escape(program)}( |$)", line)
-    ]
+    # A path may have blanks.
+    first = re.compile(r"\S*python.*?\.py(?= |$)")
+    lines = cluster.processes(node).items()
+    return [pid for pid, line in lines if (m := first.match(line)) and m[0].endswith(program)]
