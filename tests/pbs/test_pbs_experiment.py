@@ -15,8 +15,12 @@ GEOMETRIES = ["nodes=[1, 2, 3]"]
 
 @pytest.fixture(scope="module")
 def through_pbs(checkout: PbsCheckout) -> str:
+    jobs = checkout.path / ".snakemake/pbs"
+    before = set(jobs.glob("*"))
     said = checkout.snakemake(*TINY, *GEOMETRIES, "experiment=pbs")
     assert said.returncode == 0, said.stdout
+    # Scripts and logs of jobs that have ended well are gone.
+    assert set(jobs.iterdir()) == before
     return said.stdout
 
 
@@ -32,8 +36,6 @@ def test_the_graph_through_pbs(checkout: PbsCheckout, through_pbs: str) -> None:
     )
     assert (checkout.path / "results/pbs/report.html").exists()
     assert "Nothing to be done" in checkout.run(*TINY, *GEOMETRIES, "experiment=pbs")
-    # Scripts and logs of jobs that have ended well are gone.
-    assert list((checkout.path / ".snakemake/pbs").iterdir()) == []
 
 
 @pytest.mark.usefixtures("through_pbs")
@@ -62,7 +64,7 @@ def refusal(checkout: PbsCheckout, *options: str) -> str:
 
 def test_what_pbs_does_not_accept_stops_before_the_first_job(checkout: PbsCheckout) -> None:
     unknown = refusal(checkout, "--default-resources", "pbs_queue=nowhere")
-    assert "\npbs: qsub: Unknown queue; asked with qsub -l select=1:" in unknown
+    assert re.search(r"\npbs: qsub: Unknown queue; asked with qsub -l select=\d:", unknown)
     long = refusal(checkout, "--default-resources", "pbs_queue=short")
     assert "\npbs: qsub: Job violates queue and/or server resource limits" in long
     wrong = refusal(checkout, "--default-resources", "pbs_queue=short", "--pbs-request", "sums")

@@ -33,7 +33,6 @@ from ddp.experiment.config import parse_option
 from ddp.experiment.programs import filled
 from ddp.programs.folders import Folders, empty, trace
 from ddp.programs.running import (
-    Ended,
     end_like,
     environment_of,
     started,
@@ -76,12 +75,12 @@ def main() -> None:
         # `launch` records what a training ended with.
         alone = recorded(args.output, "evaluate", MAKE) if args.evaluation else nullcontext()
         with refusals_reported(), alone:
-            ended = run(words, values, contract, stop, args)
-        if args.evaluation and ended.status:
-            line = f"the program {how(ended.status)}"
+            status = run(words, values, contract, stop, args)
+        if args.evaluation and status:
+            line = f"the program {how(status)}"
             tell(line)
             failure.write(args.output, "evaluate", Failure(line))
-    end_like(ended.status)
+    end_like(status)
 
 
 def checked(words: Any) -> list[str]:
@@ -101,8 +100,8 @@ def run(
     contract: Environment,
     stop: Stopping,
     args: argparse.Namespace,
-) -> Ended:
-    """Run the program to its end.
+) -> int:
+    """Run the program to its end; returns its status, as in subprocess.
 
     Raises:
         Stopped: it was asked to stop, and can be continued.
@@ -155,15 +154,15 @@ def run(
         environment = environment_of(places, os.environ, folder)
         directory = args.directory.resolve() if args.directory else work
         with started(command, environment, directory) as process:
-            ended = wait(process, stop, watch)
+            status = wait(process, stop, watch)
         # The last second counts too.
         saved = trace(folders.saved) != before
         if saved and first:
             add_to_report(saved=str(folders.saved))
         refuse_touched_inputs(guards, spoiled)
-        if ended.status == 0:
+        if status == 0:
             refuse_changed_inputs(inputs, spoiled)
-        return judged(ended, stop, saved, folders)
+        return judged(status, stop, saved, folders)
 
 
 def sources_of(args: argparse.Namespace) -> dict[str, DataFolder]:
@@ -220,22 +219,22 @@ def refuse_other_outputs(folders: Folders) -> None:
     refuse_changed(folders.run, files, [name for name in files if "/" in name])
 
 
-def judged(ended: Ended, stop: Stopping, saved: bool, folders: Folders) -> Ended:
-    """The end of the program; Stopped if it can be continued.
+def judged(status: int, stop: Stopping, saved: bool, folders: Folders) -> int:
+    """The status of the program; Stopped if it can be continued.
 
     Raises:
         Stopped: it said so with its status; or it was asked to stop, and ended or saved something.
     """
     where = f"saved in {folders.saved}" if saved else "nothing new was saved"
-    if ended.status == STOPPED:
+    if status == STOPPED:
         add_to_report(stopped=stop.reason or f"exit status {STOPPED}")
         raise Stopped(f"stopped ({stop.reason or 'by itself'}); {where}")
-    if stop.reason and (saved or ended.status == 0):
+    if stop.reason and (saved or status == 0):
         # A program that ends with 0 when it is told to end may not have finished its work.
         add_to_report(stopped=stop.reason)
-        said = f"status {ended.status}" if ended.status >= 0 else f"signal {-ended.status}"
+        said = f"status {status}" if status >= 0 else f"signal {-status}"
         raise Stopped(f"stopped ({stop.reason}) with {said}; {where}")
-    return ended
+    return status
 
 
 def watcher(

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,19 +22,6 @@ from ddp.ranks.stopping import Stopping
 PRIVATE = ("secret", "report", "store")
 # The folder of the module `launched`, which a program may import.
 MODULES = Path(__file__).resolve().parents[3] / "modules"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the program ended.
-
-    Attributes:
-        status: as in subprocess.
-        killed: it did not end when it was asked to.
-    """
-
-    status: int
-    killed: bool = False
 
 
 def without_folder(words: Sequence[str]) -> tuple[list[str], str]:
@@ -122,17 +108,20 @@ def before_the_program(supervisor: int) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def wait(process: subprocess.Popen[bytes], stop: Stopping, check: Callable[[], None]) -> Ended:
+def wait(process: subprocess.Popen[bytes], stop: Stopping, check: Callable[[], None]) -> int:
     """Wait for the end of the program, and pass a request to stop on as SIGTERM.
 
     Args:
         check: called every second; may raise.
+
+    Returns:
+        Its status, as in subprocess.
     """
     asked: float | None = None
     checked = time.monotonic()
     while True:
         with suppress(subprocess.TimeoutExpired):
-            return Ended(process.wait(0.1))
+            return process.wait(0.1)
         now = time.monotonic()
         if now - checked >= 1:
             check()
@@ -142,7 +131,7 @@ def wait(process: subprocess.Popen[bytes], stop: Stopping, check: Callable[[], N
             asked = now
         elif asked is not None and now - asked > PROGRAM_GRACE:
             process.kill()
-            return Ended(process.wait(), killed=True)
+            return process.wait()
 
 
 def end_like(status: int) -> None:
