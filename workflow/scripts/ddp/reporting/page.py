@@ -129,7 +129,9 @@ def means(
     for column in results:
         if column in NOT_AVERAGED:
             continue
-        form, title = form_of(summary, column), TITLES.get(column, column)
+        # The mean of whole numbers is none.
+        form = form_of(summary.astype({column: float}), column)
+        title = TITLES.get(column, column)
         found[title] = grouped[column].agg(
             lambda values, form=form: form.format(values.mean()) + missing_words(values)
         )
