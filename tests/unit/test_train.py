@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,15 +228,15 @@ def test_a_cache_from_which_nothing_can_be_loaded_is_named(digits, tmp_path) -> 
     run = json.dumps(
         {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}
     )
-    cache, output = tmp_path / "cache", tmp_path / "out"
-    cache.mkdir()
-    inside = f'mount -t tmpfs -o noexec,mode=700 tmpfs {cache} && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside, "sh", sys.executable,
-         SCRIPTS / "train.py", "--run", run, "--data", digits, "--output", output],
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    # A long path would be shortened in the line, with what follows it.
+    with tempfile.TemporaryDirectory(dir="/tmp") as cache:
+        inside = f'mount -t tmpfs -o noexec,mode=700 tmpfs {cache} && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c", inside, "sh", sys.executable,
+             SCRIPTS / "train.py", "--run", run, "--data", digits, "--output", tmp_path / "out"],
+            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
         f"train: compile: default loads what it compiles from {cache}, which is mounted noexec on "
