@@ -125,6 +125,13 @@ def test_any_columns_are_drawn_by_their_own_count() -> None:
     )
 
 
+def test_a_checkout_with_changes_is_named() -> None:
+    table = summary("plain", [0.9, 0.9]).assign(dirty=[True, False], data_sha256="a" * 64)
+    shown = page.provenance(table)
+    assert shown["commit"].tolist() == ["0000000000 + changes", "0000000000"]
+    assert shown["data (SHA-256)"].tolist() == ["a" * 10] * 2
+
+
 def test_classes_are_listed_from_the_worst() -> None:
     confused = confusion("r0", ["cat", "dog"], [[8, 2], [5, 5]])
     assert page.by_class(confused).to_numpy().tolist() == [
