@@ -2,11 +2,14 @@
 named.
 """
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -137,6 +140,18 @@ def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:
     assert "starting again" not in training.said
 
 
+def launched_program(
+    script: Path, output: Path, nodes: int, *options: object
+) -> subprocess.CompletedProcess[str]:
+    """A program of the user's, one process a node, run to its end."""
+    run = {"command": [sys.executable, str(script)], "nodes": nodes, "nproc_per_node": 1}
+    return program(
+        "launch", "--nodes", nodes, "--name", "program", *options,
+        "--rank-logs", output / "logs", "--state", output / "state", "--",
+        SCRIPTS / "run_program.py", "--run", json.dumps(run), "--output", output,
+    )  # fmt: skip
+
+
 @pytest.mark.faults
 def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     script = tmp_path / "program.py"
@@ -146,13 +161,7 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
         "(launched.state / 'file').write_text(secrets.token_hex(8))\n"
         "raise ValueError('never')\n"
     )
-    output = tmp_path / "run"
-    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 1, "nproc_per_node": 1}}'
-    done = program(
-        "launch", "--name", "program", "--resume",
-        "--rank-logs", output / "logs", "--state", output / "state", "--",
-        SCRIPTS / "run_program.py", "--run", run, "--output", output,
-    )  # fmt: skip
+    done = launched_program(script, tmp_path / "run", 1, "--resume")
     assert done.returncode == 1
     assert done.stderr.count("starting again from what was saved") == 2
     assert re.search(
@@ -167,7 +176,7 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
     tmp_path, fruitless: int
 ) -> None:
     """As where something ends it again and again before it has begun."""
-    starts, script, output = tmp_path / "starts", tmp_path / "program.py", tmp_path / "run"
+    starts, script = tmp_path / "starts", tmp_path / "program.py"
     script.write_text(
         "import os, signal, launched\n"
         f"with open('{starts}', 'a+') as file:\n"
@@ -178,12 +187,7 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
         "(launched.state / 'file').write_text(str(start))\n"
         "if start == 1: raise ValueError('once')\n"
     )
-    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 1, "nproc_per_node": 1}}'
-    done = program(
-        "launch", "--name", "program", "--resume",
-        "--rank-logs", output / "logs", "--state", output / "state", "--",
-        SCRIPTS / "run_program.py", "--run", run, "--output", output,
-    )  # fmt: skip
+    done = launched_program(script, tmp_path / "run", 1, "--resume")
     assert done.stderr.count("starting again from what was saved") == 3
     assert done.returncode == (fruitless == 3), done.stderr
     assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)
@@ -216,13 +220,7 @@ def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> Non
         dist.all_reduce(number)
         """)
     )
-    output = tmp_path / "run"
-    run = f'{{"command": ["{sys.executable}", "{script}"], "nodes": 2, "nproc_per_node": 1}}'
-    done = program(
-        "launch", "--nodes", 2, "--cpus", 2, "--name", "program", "--timeout", HUNG,
-        "--rank-logs", output / "logs", "--state", output / "state", "--",
-        SCRIPTS / "run_program.py", "--run", run, "--output", output,
-    )  # fmt: skip
+    done = launched_program(script, tmp_path / "run", 2, "--cpus", 2, "--timeout", HUNG)
     assert done.returncode == 1
     assert re.search(
         r"program failed: rank 1 on \S+ hung \(in load_next_file \(\S*program\.py:\d+\)\), and the "

@@ -191,12 +191,11 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             short = short + 1 if time.monotonic() - began < SHORT and not further else 0
             fruitless = 0 if first.saved else fruitless + 1
             if fruitless == MOST_FRUITLESS:
-                said = f"the last {fruitless} starts saved nothing new"
-                failure = replace(first.failure, after=said)
+                failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
                 first = replace(first, failure=failure, in_place=False)
             elif short == MOST_SHORT:
                 said = f"the last {short} starts lasted less than {SHORT} s each"
-                failure = replace(first.failure, after=said)
+                failure = first.failure.then(said)
                 first = replace(first, failure=failure, again=False, in_place=False)
             if not (args.resume and first.in_place and time_for_a_start(scheduler, job)):
                 explain_and_end(first, args, log, scheduler, job)
@@ -232,13 +231,8 @@ def refusals_in(log: Sink, args: argparse.Namespace) -> Iterator[None]:
         yield
     except (Refusal, OSError) as error:
         write(log, f"launch: {error_line(error)}")
-        record(args, refusal(error))
+        record(args, failures.of_error(error))
         raise
-
-
-def refusal(error: Refusal | OSError) -> Failure:
-    kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
-    return Failure(error_line(error), kind)
 
 
 def record(args: argparse.Namespace, failure: Failure) -> None:
@@ -406,7 +400,7 @@ def run(
 def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
     after = f"starting again from what was saved (start {starts + 1} of this job)"
-    failure = replace(first.failure, after=after, again=Again.HERE)
+    failure = first.failure.then(after, Again.HERE)
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
         with suppress(OSError):
@@ -451,13 +445,11 @@ def explain_and_end(
         refused = scheduler.requeue(job, first.saved)
         after = "requeued to resume" if refused is None else f"not requeued: {refused}"
         again = Again.REQUEUED if refused is None else Again.NO
-        after = "; ".join(filter(None, [failure.after, f"job {job.job} is {after}"]))
-        failure = replace(failure, after=after, again=again)
+        failure = failure.then(f"job {job.job} is {after}", again)
     note(args, failure.line)
     preempted = failure.kind == Kind.PREEMPTED
     if preempted and failure.again == Again.NO:
-        after = "run the same command again to resume"
-        failure = replace(failure, after="; ".join(filter(None, [failure.after, after])))
+        failure = failure.then("run the same command again to resume")
     record(args, failure)
     write(log, *first.details, f"launch: {failure.line}")
     verb = "was preempted" if preempted else "failed"
@@ -486,7 +478,7 @@ def logged(log: Path | None, rank_logs: Path | None) -> Iterator[None]:
         if log and not (log.is_symlink() if rank_logs else log.exists()):
             with suppress(OSError), log.open("a") as file:
                 file.write(f"launch: {error_line(error)}\n")
-            failures.write(log.parent, log.stem, refusal(error))
+            failures.write(log.parent, log.stem, failures.of_error(error))
         raise
 
 

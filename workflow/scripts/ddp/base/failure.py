@@ -7,7 +7,7 @@ its beginning.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -72,7 +72,21 @@ class Failure:
     def line(self) -> str:
         """All of it in one line."""
         log = f"its own log is {self.log}" if self.log else ""
-        return "; ".join(filter(None, [self.reason, log, self.after]))
+        return joined(self.reason, log, self.after)
+
+    def then(self, what: str, again: Again = Again.NO) -> "Failure":
+        """The same, with what happened next."""
+        return replace(self, after=joined(self.after, what), again=again)
+
+
+def joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def of_error(error: Refusal | OSError, make: str = "") -> Failure:
+    """What an error that a user can fix has ended; `make` as of `error_line`."""
+    kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
+    return Failure(error_line(error, make), kind)
 
 
 def write(folder: Path, stage: str, failure: Failure) -> None:
@@ -139,6 +153,5 @@ def recorded(folder: Path, stage: str, make: str = "") -> Iterator[None]:
         write(folder, stage, Failure(str(failed)))
         raise
     except (Refusal, OSError) as error:
-        kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
-        write(folder, stage, Failure(error_line(error, make), kind))
+        write(folder, stage, of_error(error, make))
         raise

@@ -99,7 +99,7 @@ class Observer:
     """
 
     def __init__(self, who: str, where: str, log: str, timeout: float) -> None:
-        self.about = Whereabouts(who, where, log=log)
+        self.who, self.where, self.log = who, where, log
         self.last: Whereabouts | None = None
         # As it was in the last look, and in the last two.
         self.state, self.stays = "", ""
@@ -117,11 +117,9 @@ class Observer:
             state = self.stays or self.confirmed(state_of(pid))
             if not state:
                 self.look(pid, state, wait=DELAY)
-            sample = self.sample
             self.last = replace(
-                self.about, state=state, frames=sample.frames, frame=sample.frame,
-                waits=sample.waits,
-            )  # fmt: skip
+                self.sample, who=self.who, where=self.where, log=self.log, state=state
+            )
         elif now >= self.next_state:
             before, state, self.next_state = self.stays, state_of(pid), now + 1
             self.state, self.stays = state, self.confirmed(state)

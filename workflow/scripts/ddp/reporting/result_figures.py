@@ -5,7 +5,9 @@ Colour shows the axis with the most values; each combination of the others has a
 averaged, and a band (curves) or a bar (points) shows their range.
 """
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import matplotlib as mpl
@@ -61,17 +63,26 @@ def draw(
         results: columns of the summary.
     """
     settings = [axis for axis in axes if axis != "seed"]
-    figures: dict[str, Figure] = {}
-    with mpl.rc_context(STYLE):
+
+    def planned() -> Iterator[tuple[str, Callable[[], Figure]]]:
         for count, some in by_count(curves, axes):
             for metric, splits in metrics_of(some, count, axes).items():
-                name = file_name(metric, figures)
-                figures[name] = draw_metric(some, summary, settings, count, metric, splits, title)
+                yield (
+                    metric,
+                    partial(draw_metric, some, summary, settings, count, metric, splits, title),
+                )
         for column in results if numeric else ():
             if column not in NOT_DRAWN and summary[column].notna().any():
-                name = file_name(f"{column}_by_axis", figures)
-                figures[name] = draw_by_axis(summary, settings, numeric, column, title)
-    return dict(list(figures.items())[:MOST_FIGURES])
+                yield (
+                    f"{column}_by_axis",
+                    partial(draw_by_axis, summary, settings, numeric, column, title),
+                )
+
+    figures: dict[str, Figure] = {}
+    with mpl.rc_context(STYLE):
+        for column, make in islice(planned(), MOST_FIGURES):
+            figures[file_name(column, figures)] = make()
+    return figures
 
 
 def by_count(curves: pd.DataFrame, axes: Collection[str]) -> Iterator[tuple[str, pd.DataFrame]]:

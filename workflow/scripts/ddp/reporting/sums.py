@@ -59,38 +59,43 @@ def write(folder: Path, made: Iterable[Path], sources: Mapping[Path, str]) -> No
     atomic.write_text(folder / FILE, "".join(lines))
 
 
-def made_before(folder: Path) -> set[str]:
-    """The tables, figures and page of the folder itself that SHA256SUMS names."""
-    try:
-        lines = read_bytes(folder / FILE, MOST).decode().splitlines()
-    except (OSError, ValueError):
-        return set()
-    named = [LINE.fullmatch(line) for line in lines]
-    return {line[2] for line in named if line and re.fullmatch(r"\w+\.(csv|html|svg)", line[2])}
-
-
-def changed(folder: Path) -> str | None:
-    """The first file of SHA256SUMS that is missing or not the one that it names.
+def read(folder: Path) -> list[tuple[str, str]]:
+    """The lines of SHA256SUMS: a file's path from the folder, and its SHA-256.
 
     Raises:
-        Refusal: SHA256SUMS is damaged.
+        Refusal: it is damaged.
         FileNotFoundError: there is none.
     """
     path = folder / FILE
     try:
         lines = read_bytes(path, MOST).decode().splitlines()
-        named = [LINE.fullmatch(line) for line in lines]
-        if not named or not all(named):
+        named = [line for line in map(LINE.fullmatch, lines) if line]
+        if not named or len(named) < len(lines):
             raise ValueError("a line is not of its form")
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
         raise Refusal(f"{path} is damaged ({reason(error)}); {REMAKE}") from None
-    for line in named:
-        assert line
+    return [(line[2], line[1]) for line in named]
+
+
+def made_before(folder: Path) -> set[str]:
+    """The tables, figures and page of the folder itself that SHA256SUMS names."""
+    try:
+        return {name for name, _ in read(folder) if re.fullmatch(r"\w+\.(csv|html|svg)", name)}
+    except (FileNotFoundError, Refusal):
+        return set()
+
+
+def changed(folder: Path) -> str | None:
+    """The first file of SHA256SUMS that is missing or not the one that it names.
+
+    Raises as `read`.
+    """
+    for name, sha256 in read(folder):
         try:
-            if file_sha256(folder / line[2], 10 * MOST) != line[1]:
-                return line[2]
+            if file_sha256(folder / name, 10 * MOST) != sha256:
+                return name
         except OSError:
-            return line[2]
+            return name
     return None
