@@ -439,31 +439,34 @@ def explain_and_end(
 ) -> NoReturn:
     """Print what failed, requeue the job if that is wanted and useful, and end."""
     failure = first.failure
-    if first.again and args.resume and job.job:
+    requeue = first.again and args.resume and job.job
+    if requeue:
         # A job that is being cancelled must not be requeued.
         time.sleep(CANCELLED_WITHIN)
-        refused = scheduler.requeue(job, first.saved)
-        after = "requeued to resume" if refused is None else f"not requeued: {refused}"
-        again = Again.REQUEUED if refused is None else Again.NO
-        failure = failure.then(f"job {job.job} is {after}", again)
-    note(args, failure.line)
-    preempted = failure.kind == Kind.PREEMPTED
-    if preempted and failure.again == Again.NO:
-        failure = failure.then("run the same command again to resume")
-    record(args, failure)
-    write(log, *first.details, f"launch: {failure.line}")
-    verb = "was preempted" if preempted else "failed"
-    see = f"; see {args.log}" if args.log else ""
-    whole = f"{name_of(args)} {verb}: {failure.line}{see}"
-    for text in first.details:
-        print(text, file=sys.stderr)
-    if failure.again == Again.REQUEUED:
-        tell(whole)
-        if scheduler.ends_requeued:
-            # If this process ended before the scheduler ended the job, Snakemake would take the
-            # job for failed and delete its output.
-            with suppress(Stopped):
-                time.sleep(ENDED_BY_SCHEDULER)
+    # A scheduler that requeues the job ends this process too, which must say first why.
+    with stop_signals() as stop:
+        if requeue:
+            refused = scheduler.requeue(job, first.saved)
+            after = "requeued to resume" if refused is None else f"not requeued: {refused}"
+            again = Again.REQUEUED if refused is None else Again.NO
+            failure = failure.then(f"job {job.job} is {after}", again)
+        note(args, failure.line)
+        preempted = failure.kind == Kind.PREEMPTED
+        if preempted and failure.again == Again.NO:
+            failure = failure.then("run the same command again to resume")
+        record(args, failure)
+        write(log, *first.details, f"launch: {failure.line}")
+        verb = "was preempted" if preempted else "failed"
+        see = f"; see {args.log}" if args.log else ""
+        whole = f"{name_of(args)} {verb}: {failure.line}{see}"
+        for text in first.details:
+            print(text, file=sys.stderr)
+        if failure.again == Again.REQUEUED:
+            tell(whole)
+            if scheduler.ends_requeued:
+                # If this process ended before the scheduler ended the job, Snakemake would take
+                # the job for failed and delete its output.
+                stop.wait(ENDED_BY_SCHEDULER)
     raise Stopped(whole) if preempted else Failed(whole)
 
 
