@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,7 @@ class Job(Training):
         name: str,
         nodes: int = 2,
         more: Mapping[str, object] = {},
+        setup: str = "",
     ) -> None:
         super().__init__(cluster, checkout.path / f"results/{name}/run")
         self.checkout, self.nodes = checkout, nodes
@@ -151,7 +153,7 @@ class Job(Training):
         ]
         self.script = self.results / "job.sh"
         self.script.write_text(
-            f"#!/bin/bash\n{shlex.join([sys.executable, *launch])} --end-with $$ -- "
+            f"#!/bin/bash\n{setup}\n{shlex.join([sys.executable, *launch])} --end-with $$ -- "
             f"{shlex.join(train)}\nexit $?\n"
         )
         self.submit()
@@ -414,10 +416,18 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
 
 
 def test_a_limit_that_is_lowered_meanwhile_is_noticed(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job, tmp_path: Path
 ) -> None:
-    """Three minutes, of which the last is kept for the end. `launch` asks once a minute."""
-    job = Job(cluster, checkout, "lowered")
+    """Three minutes, of which the last is kept for the end. `launch` asks once a minute. A busy
+    controller requeues the job before it answers: the job still says why.
+    """
+    late = tmp_path / "scontrol"
+    late.write_text(
+        f'#!/bin/bash\n{shlex.quote(shutil.which("scontrol") or "")} "$@" || exit 1\n'
+        '[ "$1" != requeue ] || sleep 3\n'
+    )
+    late.chmod(0o755)
+    job = Job(cluster, checkout, "lowered", setup=f"export PATH={shlex.quote(str(tmp_path))}:$PATH")
     job.go_on(1)
     lowered = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=3"]
     assert cluster.run(*lowered).returncode == 0

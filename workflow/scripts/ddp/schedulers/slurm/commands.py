@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ def scontrol(*arguments: str, patience: float = 0) -> str:
             done = subprocess.run(
                 ["scontrol", *arguments],
                 env=environment, capture_output=True, text=True, timeout=60, check=False,
+                preexec_fn=outlast_sigterm,
             )  # fmt: skip
             if not done.returncode:
                 return done.stdout
@@ -56,6 +58,11 @@ def scontrol(*arguments: str, patience: float = 0) -> str:
             )  # fmt: skip
             told = True
         time.sleep(5)
+
+
+def outlast_sigterm() -> None:
+    """Slurm sends it to every process of a job that it requeues, `scontrol requeue` among them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def shown_job(job: str, patience: float = 0) -> str:
