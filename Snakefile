@@ -25,14 +25,14 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 
 
-if PROGRAM:
-
-    include: "workflow/rules/program.smk"
-
-else:
+if EXPERIMENT.built_in:
 
     include: "workflow/rules/train.smk"
     include: "workflow/rules/evaluate.smk"
+
+else:
+
+    include: "workflow/rules/program.smk"
 
 
 include: "workflow/rules/aggregate.smk"

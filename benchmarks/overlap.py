@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp.experiment.config import Run
+from ddp.experiment.config import Run, read_run
 from ddp.models.classifier import Classifier, build
 from ddp.ranks.memory import keep_freed_memory
 from ddp.training.gradients import Gradients, distributed
@@ -52,7 +52,7 @@ def process(rank: int, work: str) -> None:
     # of that time.
     store = FileStore(f"{work}/overlap-{os.getppid()}.store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    run = Run.from_json(
+    run = read_run(
         json.dumps({"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"})
     )
     torch.manual_seed(rank)

@@ -20,6 +20,7 @@ from measured import Measured
 
 from ddp.data.datasets import DATASETS
 from ddp.experiment.config import Experiment
+from ddp.training.sizes import training_images
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 # So many images are held out that training takes some ten seconds.
@@ -41,7 +42,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
             output,
         )
         still = about["saving"]["seconds"] / about["saving"]["times"]
-        epoch = default.training_images(DATASETS["cifar10"].train_images) / speed
+        epoch = training_images(default, DATASETS["cifar10"].train_images) / speed
         size = max(path.stat().st_size for path in (output / "state").glob("*.safetensors"))
         details = {
             "saves": about["saving"]["times"],

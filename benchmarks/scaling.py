@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import ROOT, train
 
-from ddp.experiment.config import Run
+from ddp.experiment.config import read_run
 from ddp.models.classifier import Classifier, build
 from ddp.reporting.figures import PALETTE, STYLE
 from ddp.reporting.step_model import (
@@ -135,7 +135,7 @@ def trained(
         "nproc_per_node": processes,
         "device": "cpu",
     }
-    train(Run.from_json(json.dumps(default_config() | keys)), data, output, processes * threads)
+    train(read_run(json.dumps(default_config() | keys)), data, output, processes * threads)
     with (output / "history.csv").open() as file:
         _, *rates = (float(row["images_per_second"]) for row in csv.DictReader(file))
     return median(rates)

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from ddp.checkpointing.saver import Saver
 from ddp.data.folder import DataFolder
 from ddp.data.staging import stage
-from ddp.experiment.config import Run
+from ddp.experiment.config import Run, read_run
 from ddp.ranks.process_group import Process, process_group
 from ddp.ranks.stopping import Stopping
 from ddp.training.loop import Training
@@ -60,7 +60,7 @@ class Case:
             "validation_fraction": 1 - self.batch * self.steps / IMAGES,
             "device": "cpu",
         }
-        return Run.from_json(json.dumps(given | self.keys | keys))
+        return read_run(json.dumps(given | self.keys | keys))
 
 
 # A round of a network takes one or two seconds on two cores.

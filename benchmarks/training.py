@@ -1,6 +1,5 @@
 """Trainings and evaluations by the programs, in their own processes, as users run them."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -72,4 +71,4 @@ def evaluate(output: Path, data: Path, views: str) -> dict[str, Any]:
 
 def seeds_of(run: Run, seeds: int) -> list[Run]:
     """The same run with the seeds 0, 1, and so on."""
-    return [dataclasses.replace(run, seed=seed) for seed in range(seeds)]
+    return [run.with_values(seed=seed) for seed in range(seeds)]

@@ -1,7 +1,7 @@
 """Write the generated parts of the documentation: `make docs`.
 
-The table of keys in config/README.md comes from the schema and the declarations of data sets and
-models; docs/packages.svg from the imports of the library. Graphviz draws the picture.
+The tables of keys in config/README.md, and the schema for editors, come from what declares the
+keys; docs/packages.svg from the imports of the library. Graphviz draws the picture.
 """
 
 import ast
@@ -16,30 +16,48 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from ddp.experiment.programs import SHARED, properties  # noqa: E402
-from ddp.experiment.schema import schema  # noqa: E402
+from ddp.base.reading import SCHEMAS  # noqa: E402
+from ddp.experiment.keys import OF_PROGRAMS, keys_of  # noqa: E402
+
+FOR_EDITORS = SCHEMAS / "config.schema.yaml"
+MADE = "# Made by `make docs` from experiment.schema.yaml and the classifier's parameters.yaml.\n"
 
 
 def main() -> None:
     readme = ROOT / "config" / "README.md"
     text = readme.read_text()
     table = re.compile(r"(?<=\|---\|---\|---\|\n)(\| `.*\n)+")
-    tables = iter([key_rows(schema()["properties"]), key_rows(own_keys())])
-    readme.write_text(table.sub(lambda _: "\n".join(next(tables)) + "\n", text, count=2))
+    made = iter(tables())
+    readme.write_text(table.sub(lambda _: "\n".join(next(made)) + "\n", text, count=3))
+    FOR_EDITORS.write_text(editor_schema())
     picture = subprocess.run(["dot", "-Tsvg"], input=packages_dot(), capture_output=True, text=True)
     if picture.returncode:
         sys.exit(f"docs: dot failed: {picture.stderr.strip()}")
     (ROOT / "docs" / "packages.svg").write_text(picture.stdout)
 
 
-def key_rows(properties: dict[str, Any]) -> list[str]:
-    """A row of a table in config/README.md for each key."""
-    return [key_row(key, spec) for key, spec in keys(properties).items()]
+def tables() -> list[list[str]]:
+    """The rows of the tables in config/README.md: of the keys of every experiment, the parameters
+    of the classifier, and the keys for a user's own program.
+    """
+    every = keys_of({})
+    flat = keys(every.properties)
+    own = ("program", "command", *OF_PROGRAMS)
+    groups: list[list[str]] = [[], [], []]
+    for key, spec in flat.items():
+        group = 1 if key in every.parameters else 2 if key in own else 0
+        groups[group].append(key_row(key, spec))
+    return groups
 
 
-def own_keys() -> dict[str, Any]:
-    """The keys of an experiment with a program of the user's that no other experiment has."""
-    return {key: spec for key, spec in properties().items() if key not in SHARED}
+def editor_schema() -> str:
+    """The keys of an experiment with the classifier, for an editor: YAML with one line per key."""
+    schema = keys_of({}).schema
+    lines = [f"  {json.dumps(key)}: {json.dumps(spec, ensure_ascii=False)}"
+             for key, spec in schema["properties"].items()]  # fmt: skip
+    rest = [f"{json.dumps(key)}: {json.dumps(part)}"
+            for key, part in schema.items() if key != "properties"]  # fmt: skip
+    return MADE + "\n".join([*rest, '"properties":', *lines]) + "\n"
 
 
 def keys(properties: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:

@@ -56,9 +56,9 @@ from ddp.data.own.declaration import Own
 from ddp.data.own.importing import import_own
 from ddp.data.own.pictures import Unreadable, read_header, read_image
 from ddp.data.staging import stage
-from ddp.experiment.config import Experiment, Run
-from ddp.experiment.programs import read_experiment
-from ddp.experiment.schema import read_config, with_types
+from ddp.experiment.config import Experiment, read_run
+from ddp.experiment.file import read_config
+from ddp.experiment.keys import keys_of
 from ddp.models import weights
 from ddp.programs.folders import Folders, prepare
 from ddp.reporting import sums
@@ -375,12 +375,12 @@ def hostile_config(path: Path, draw: Draw, canary: Path) -> None:
 
 
 EXPERIMENT = Experiment.from_config(CONFIG)
-PROGRAM_RUN = read_experiment({"experiment": "program", "command": ["true"]}).runs["run"]
+PROGRAM_RUN = Experiment.from_config({"experiment": "program", "command": ["true"]}).runs["run"]
 
 
 def read_state(results: Path) -> None:
     """As `newest` reads it, and then as a training loads it."""
-    run = Run.from_json(
+    run = read_run(
         json.dumps(
             {
                 "dataset": "digits",
@@ -394,9 +394,7 @@ def read_state(results: Path) -> None:
     for path, _ in state.states(results / "fuzz/seed~0/state"):
         with suppress(ValueError):
             found, _content = state.read(path)
-            state.Request(
-                run, "d" * 64, "c" * 64, "x", fresh=False, other_world_size=False
-            ).differs(found)
+            state.Request(run, "d" * 64, "c" * 64, "x", "exact").differs(found)
 
 
 def read_owner(results: Path) -> None:
@@ -454,7 +452,8 @@ def read_official(results: Path) -> None:
 
 
 def configured(results: Path) -> None:
-    Experiment.from_config(with_types(read_config(results / "config.yaml")))
+    config = read_config(results / "config.yaml")
+    Experiment.from_config(keys_of(config).with_types(config))
 
 
 def watched(results: Path) -> None:

@@ -416,18 +416,20 @@ def test_a_job_longer_than_its_time_is_finished_by_several(
 
 
 def test_a_limit_that_is_lowered_meanwhile_is_noticed(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job, tmp_path: Path
+    cluster: Cluster, checkout: SlurmCheckout, whole: Job
 ) -> None:
     """Three minutes, of which the last is kept for the end. `launch` asks once a minute. A busy
     controller requeues the job before it answers: the job still says why.
     """
-    late = tmp_path / "scontrol"
+    # Where the nodes see it.
+    late = checkout.path / "late/scontrol"
+    late.parent.mkdir()
     late.write_text(
         f'#!/bin/bash\n{shlex.quote(shutil.which("scontrol") or "")} "$@" || exit 1\n'
         '[ "$1" != requeue ] || sleep 3\n'
     )
     late.chmod(0o755)
-    job = Job(cluster, checkout, "lowered", setup=f"export PATH={shlex.quote(str(tmp_path))}:$PATH")
+    job = Job(cluster, checkout, "lowered", setup=f"export PATH='{late.parent}':$PATH")
     job.go_on(1)
     lowered = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=3"]
     assert cluster.run(*lowered).returncode == 0

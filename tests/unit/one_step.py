@@ -4,7 +4,6 @@ A few steps of `steps.Stepper` on a linear model, whose weights rank 0 saves.
 """
 
 import sys
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,11 +15,14 @@ from ddp.training.gradients import distributed
 from ddp.training.steps import Stepper, average_batchnorm
 
 with process_group("cpu") as process:
-    run = replace(
-        Experiment.from_config({"experiment": "test"}).runs["run"],
-        nproc_per_node=process.world_size,
-        weight_decay=0.0,
-        gradient_compression=sys.argv[2],
+    run = (
+        Experiment.from_config({"experiment": "test"})
+        .runs["run"]
+        .with_values(
+            nproc_per_node=process.world_size,
+            weight_decay=0.0,
+            gradient_compression=sys.argv[2],
+        )
     )
     generator = torch.Generator().manual_seed(0)
     images, labels = (

@@ -1,6 +1,5 @@
 """The configuration: its runs, its refusals word by word, and its README."""
 
-import dataclasses
 import json
 import math
 import os
@@ -17,15 +16,21 @@ from ddp.base.errors import Refusal
 from ddp.data.datasets import DATASETS
 from ddp.data.own.declaration import KEYS
 from ddp.data.sources import READERS
-from ddp.experiment.config import SITE, Experiment, Run, default_run
+from ddp.experiment.config import Experiment, read_run
+from ddp.experiment.file import read_config
+from ddp.experiment.keys import keys_of
 from ddp.experiment.paths import with_paths
-from ddp.experiment.programs import read_experiment
-from ddp.experiment.schema import read_config, schema, with_types
 from ddp.experiment.table import with_table
 from ddp.launching.plan import launcher_names
 from ddp.models.names import OWN_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILT_IN = keys_of({})
+
+
+def typed(config: dict) -> dict:
+    return keys_of(config).with_types(config)
+
 
 # Every bad configuration here is refused with exactly this line.
 REFUSED = [
@@ -161,8 +166,8 @@ REFUSED = [
     ),
     (
         {"validation_fraction": 0, "validation_seed": [0, 1]},
-        "validation_seed: an axis that validation_fraction 0 ignores; give one value, or a "
-        "fraction above 0",
+        "validation_seed: an axis that validation_fraction: 0.0 ignores; give one value, or "
+        "another validation_fraction",
     ),
     ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
     (
@@ -192,17 +197,16 @@ REFUSED = [
     ),
     (
         {"model": ["airbench", "resnet18"], "widths": [[8, 8, 8], [9, 9, 9]]},
-        "widths: an axis that model resnet18 ignores; give one value, or only airbench and "
-        "airbench96",
+        "widths: an axis that model: resnet18 ignores; give one value, or another model",
     ),
     (
         {"optimizer": ["sgd", "adamw"], "momentum": [0.8, 0.9]},
-        "momentum: an axis that optimizer adamw ignores; give one value, or only sgd and muon",
+        "momentum: an axis that optimizer: adamw ignores; give one value, or another optimizer",
     ),
     (
         {"gradient_compression": ["none", "bf16"]},
-        "gradient_compression: an axis that a single process ignores; give one value, or more "
-        "processes",
+        "gradient_compression: an axis that world_size: 1 ignores; give one value, or another "
+        "world_size",
     ),
     (
         {"model": "resnet9", "optimizer": "muon"},
@@ -339,11 +343,13 @@ def test_numeric_axes_are_those_that_accuracy_can_be_drawn_against() -> None:
 
 def test_a_command_line_needs_only_what_differs_from_the_defaults() -> None:
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
-    for run in Experiment.from_config(config).runs.values():
+    quickstart = Experiment.from_config(config)
+    for run in quickstart.runs.values():
         contract = Environment(nodes=run.nodes, nproc_per_node=run.nproc_per_node)
-        assert Run.from_json(run.changes(), contract) == run
-        assert len(run.changes()) < 160
-    assert default_run().changes() == "{}"
+        assert read_run(quickstart.changes(run), contract) == run
+        assert len(quickstart.changes(run)) < 160
+    default = Experiment.from_config({"experiment": "other"})
+    assert default.changes(default.runs["run"]) == "{}"
 
 
 def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
@@ -360,7 +366,7 @@ def test_runs_are_the_product_of_the_axes_in_the_order_of_the_schema() -> None:
     assert list(experiment.axes) == ["widths", "learning_rate", "nodes", "seed"]
     run = experiment.runs["widths~16-16-16_learning_rate~0.5_nodes~2_seed~1"]
     assert (run.widths, run.learning_rate, run.nodes, run.seed, run.epochs) == (
-        (16, 16, 16),
+        [16, 16, 16],
         0.5,
         2,
         1,
@@ -384,7 +390,7 @@ def test_keys_vary_together_in_runs_and_are_combined_with_the_axes(tmp_path) -> 
     assert not pattern.fullmatch("global_batch_size~250_nodes~2_seed~0")
     table = tmp_path / "runs.csv"
     table.write_text("nodes,global_batch_size\n1,250\n2,500\n")
-    read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]}, [])
+    read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]}, [], BUILT_IN)
     assert Experiment.from_config(read).runs == experiment.runs
 
 
@@ -443,12 +449,9 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         "compile": "default",
         "gradient_compression": "bf16",
     }
-    for field in dataclasses.fields(Run):
-        default = getattr(
-            next(iter(Experiment.from_config({"experiment": "test"}).runs.values())), field.name
-        )
-        if field.name in others:
-            other = others[field.name]
+    for name, default in Experiment.from_config({"experiment": "test"}).runs["run"].values.items():
+        if name in others:
+            other = others[name]
         else:
             other = (
                 (not default)
@@ -457,20 +460,19 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
                 if isinstance(default, float)
                 else default + 1
             )
-        first = list(default) if field.name == "widths" else default
         config = (
-            {field.name: [first, other]}
-            if field.name != "dataset"
-            else {"dataset": {"name": [first, other]}}
+            {name: [default, other]}
+            if name != "dataset"
+            else {"dataset": {"name": [default, other]}}
         )
         experiment = Experiment.from_config(
             {"experiment": "test", "global_batch_size": 502}
-            | ({"nodes": 2} if field.name == "gradient_compression" else {})
-            | ({"model": OWN_MODEL} if field.name == "model_args" else {})
+            | ({"nodes": 2} if name == "gradient_compression" else {})
+            | ({"model": OWN_MODEL} if name == "model_args" else {})
             | config
         )
-        assert list(experiment.axes) == [field.name], field.name
-        assert len(experiment.runs) == 2, field.name
+        assert list(experiment.axes) == [name], name
+        assert len(experiment.runs) == 2, name
 
 
 def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
@@ -483,13 +485,8 @@ def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:
-    site = (
-        *("experiment", "dataset", "widths", "model", "gradient_compression", "test_views"),
-        *("crop_size", "test_size", "runs", "batch_per_process", "learning_rate_rule", *SITE),
-    )
-    config = {
-        key: [spec["default"]] for key, spec in schema()["properties"].items() if key not in site
-    }
+    site = ("dataset", "widths", "model", "gradient_compression", "crop_size", "test_size")
+    config = {key: [spec["default"]] for key, spec in BUILT_IN.axes.items() if key not in site}
     with pytest.raises(
         Refusal,
         match=r"29 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
@@ -501,13 +498,13 @@ def test_a_run_survives_the_command_line() -> None:
     for run in Experiment.from_config(
         {"experiment": "test", "seed": [0, 1], "widths": [[8, 8, 8]]}
     ).runs.values():
-        assert Run.from_json(run.to_json()) == run
+        assert read_run(run.to_json()) == run
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"seed": [0, 1]}', '{"sed": 1}'])
 def test_a_run_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(Refusal):
-        Run.from_json(text)
+        read_run(text)
 
 
 def test_text_from_the_command_line_gets_its_type_but_where_text_is_wanted() -> None:
@@ -525,7 +522,7 @@ def test_text_from_the_command_line_gets_its_type_but_where_text_is_wanted() -> 
         "dataset": {"archive": None, "url": "1"},
         "experiment": "2024",
     }
-    assert with_types(given) == wanted
+    assert typed(given) == wanted
 
 
 def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
@@ -545,7 +542,7 @@ def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
         for value in (run.epochs, run.widths, run.seed, run.cpus_per_proc, run.learning_rate)
     ] == [
         "10",
-        "(8, 8, 8)",
+        "[8, 8, 8]",
         "1000",
         "2",
         "1.0",
@@ -575,42 +572,30 @@ def test_the_science_of_a_configuration_leaves_the_site_out() -> None:
 def test_every_experiment_we_ship_is_valid_for_us_and_for_an_editor(path: Path) -> None:
     config = yaml.safe_load(path.read_text())
     assert Experiment.from_config(config).name
-    jsonschema.Draft202012Validator(schema()).validate(config)
+    editor = yaml.safe_load(generate.FOR_EDITORS.read_text())
+    jsonschema.Draft202012Validator(editor).validate(config)
 
 
-def test_the_readme_has_every_key_with_the_schema_s_default_and_description() -> None:
-    rows = [
-        *generate.key_rows(schema()["properties"]),
-        *generate.key_rows(generate.own_keys()),
-    ]
+def test_the_readme_and_the_editor_s_schema_have_every_key() -> None:
     found = [
         line
         for line in (ROOT / "config" / "README.md").read_text().splitlines()
         if line.startswith("| `")
     ]
-    assert found == rows, "run make docs"
+    assert found == [row for table in generate.tables() for row in table], "run make docs"
+    assert generate.FOR_EDITORS.read_text() == generate.editor_schema(), "run make docs"
 
 
-def test_schema_and_library_know_the_same_keys_and_names() -> None:
-    assert jsonschema.Draft202012Validator.check_schema(schema()) is None
-    site = {
-        *("experiment", "dataset.source", "dataset.archive", "dataset.url", "test_views"),
-        *("runs", "batch_per_process", "learning_rate_rule"),
-        *(f"dataset.{key}" for key in KEYS),
-        *SITE,
-    }
-    assert {
-        key.replace("dataset.name", "dataset") for key in generate.keys(schema()["properties"])
-    } - site == {field.name for field in dataclasses.fields(Run)}
-    assert {*schema()["properties"]["launcher"]["enum"], "none"} == set(launcher_names())
-    named = schema()["properties"]["dataset"]["properties"]["name"]["description"]
-    assert all(f"`{name}`" in named for name in DATASETS)
-    sources = schema()["properties"]["dataset"]["properties"]["source"]["enum"]
-    assert sources == ["auto", *READERS]
+def test_the_schema_knows_the_names_that_the_library_declares() -> None:
+    assert jsonschema.Draft202012Validator.check_schema(BUILT_IN.schema) is None
+    properties = BUILT_IN.schema["properties"]
+    assert {*properties["launcher"]["enum"], "none"} == set(launcher_names())
+    dataset = properties["dataset"]["properties"]
+    assert all(f"`{name}`" in dataset["name"]["description"] for name in DATASETS)
+    assert dataset["source"]["enum"] == ["auto", *READERS]
+    assert set(KEYS) <= dataset.keys()
     assert all(set(spec.sources) <= set(READERS) for spec in DATASETS.values())
-    assert all(
-        f"`{model}`" in schema()["properties"]["model"]["description"] for model in OWN_MODELS
-    )
+    assert all(f"`{model}`" in properties["model"]["description"] for model in OWN_MODELS)
 
 
 def test_the_conda_environment_has_the_versions_of_the_lock() -> None:
@@ -704,7 +689,7 @@ def test_a_file_that_no_user_would_write_is_refused_at_once_and_in_one_line(
     path = tmp_path / "x.yaml"
     path.write_bytes(content)
     with pytest.raises(Refusal) as refused:
-        Experiment.from_config(with_types(read_config(path)))
+        Experiment.from_config(typed(read_config(path)))
     said = str(refused.value)
     assert wanted in said
     assert len(said) <= 189
@@ -726,7 +711,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
 def test_json_may_be_indented_with_tabs(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{\n\t"experiment": "a",\n\t"seed": [1, 2]\n}\n')
-    assert len(Experiment.from_config(with_types(read_config(path))).runs) == 2
+    assert len(Experiment.from_config(typed(read_config(path))).runs) == 2
 
 
 def test_models_and_weights_of_single_runs_are_relative_to_the_configuration(tmp_path) -> None:
@@ -735,20 +720,20 @@ def test_models_and_weights_of_single_runs_are_relative_to_the_configuration(tmp
     mine, old = (os.path.relpath(tmp_path / name) for name in ("mine.py", "old.safetensors"))
     runs = [{"model": "mine.py:Net", "initial_weights": "old.safetensors"}, {"model": "airbench"}]
     expected = [{"model": f"{mine}:Net", "initial_weights": old}, {"model": "airbench"}]
-    assert with_paths({"runs": runs}, [tmp_path])["runs"] == expected
+    assert with_paths({"runs": runs}, [tmp_path], BUILT_IN)["runs"] == expected
     (tmp_path / "runs.csv").write_text("model,initial_weights\nmine.py:Net,old.safetensors\n")
-    config = with_paths({"runs": "runs.csv"}, [tmp_path])
-    assert with_table(config, [tmp_path])["runs"] == expected[:1]
+    config = with_paths({"runs": "runs.csv"}, [tmp_path], BUILT_IN)
+    assert with_table(config, [tmp_path], BUILT_IN)["runs"] == expected[:1]
 
 
 def test_cells_of_a_table_may_be_lists_and_mappings(tmp_path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text('model_args,flip\n"{width: 4, kernels: [3, 5]}",TRUE\n')
-    rows = with_table({"runs": str(table)}, [])["runs"]
+    rows = with_table({"runs": str(table)}, [], BUILT_IN)["runs"]
     assert rows == [{"model_args": {"width": 4, "kernels": [3, 5]}, "flip": True}]
     table.write_text('model_args\n"{width: 4"\n')
     with pytest.raises(Refusal, match='model_args: "{width: 4" is not a list or mapping'):
-        with_table({"runs": str(table)}, [])
+        with_table({"runs": str(table)}, [], BUILT_IN)
 
 
 DOCUMENTED = [
@@ -764,4 +749,4 @@ def test_the_configurations_of_the_docs_are_valid(page, block, monkeypatch) -> N
     monkeypatch.chdir(ROOT)
     assert page
     # Programs read one without running the code that it names, which the reader is to write.
-    read_experiment(with_types(yaml.safe_load(block)), own=True)
+    Experiment.from_config(typed(yaml.safe_load(block)), reading=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp.base.errors import Refusal
-from ddp.experiment.programs import ProgramExperiment
+from ddp.experiment.config import Experiment
 from ddp.reporting import difference
 from ddp.reporting.difference import Results
 
@@ -23,7 +23,7 @@ def program(name: str, **keys: Any) -> dict[str, Any]:
 
 def experiment(config: dict[str, Any], found: dict[tuple[float, int], dict[str, float]]) -> Results:
     """Runs of a program with these numbers, by learning rate and seed."""
-    parsed = ProgramExperiment.from_config(config)
+    parsed = Experiment.from_config(config)
     numbers = {}
     for name, run in parsed.runs.items():
         key = (run.values["lr"], run.seed)

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ddp.base.provenance import now
-from ddp.experiment.programs import ProgramExperiment
+from ddp.experiment.config import Experiment
 from ddp.programs.folders import Folders, prepare
 from ddp.reporting.events import RunEvents, points_of
 from programs import program
@@ -28,7 +28,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
     tmp_path: Path,
 ) -> None:
-    experiment = ProgramExperiment.from_config(CONFIG)
+    experiment = Experiment.from_config(CONFIG)
     run = tmp_path / "lr~0.1"
     (run / "work").mkdir(parents=True)
     metrics = run / "work/metrics.csv"

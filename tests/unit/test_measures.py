@@ -9,8 +9,9 @@ import pytest
 
 from ddp.base.errors import Refusal
 from ddp.data.files import below, collect, fingerprint, read_files
-from ddp.experiment.programs import ProgramExperiment, filled
-from ddp.experiment.schema import with_types
+from ddp.experiment.command import filled
+from ddp.experiment.config import Experiment
+from ddp.experiment.keys import keys_of
 from ddp.experiment.table import with_table
 from ddp.programs.folders import Folders, differences, prepare, read_request
 from ddp.programs.outputs import publish
@@ -190,8 +191,8 @@ def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
     assert filled([word], {"lr": 0.1, "on": True}) == [wanted]
 
 
-def program(**keys: object) -> ProgramExperiment:
-    return ProgramExperiment.from_config({"experiment": "test"} | keys)
+def program(**keys: object) -> Experiment:
+    return Experiment.from_config({"experiment": "test"} | keys)
 
 
 def test_parameters_and_keys_are_axes() -> None:
@@ -239,7 +240,7 @@ def test_texts_that_name_something_stay_texts(tmp_path: Path) -> None:
                        "rate": "1e-3", "seeds": ["0", "1"], "on": "true"},
         "seed": "1e3", "nodes": "2",
     }  # fmt: skip
-    run = ProgramExperiment.from_config(with_types(config)).runs["subject~01_seeds~1"]
+    run = Experiment.from_config(keys_of(config).with_types(config)).runs["subject~01_seeds~1"]
     assert run.parameters == {
         "subject": "01", "release": "1.10", "hash": "12e4567", "rate": 0.001, "seeds": 1,
         "on": True,
@@ -249,7 +250,7 @@ def test_texts_that_name_something_stay_texts(tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text("subject,rate,nodes\n01,0.10,1\n10,0.05,2\n,,\n")
     given = {"experiment": "test", "program": "t.py", "runs": str(table)}
-    runs = ProgramExperiment.from_config(with_table(given, [])).runs
+    runs = Experiment.from_config(with_table(given, [], keys_of(given))).runs
     assert [(run.parameters, run.nodes) for run in runs.values()] == [
         ({"subject": "01", "rate": 0.1}, 1),
         ({"subject": "10", "rate": 0.05}, 2),

@@ -63,7 +63,7 @@ def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:
     before = code_sha256("train.py")
-    edit(scripts / "ddp" / "experiment" / "schema.py", "unknown key", "key unknown to us")
+    edit(scripts / "ddp" / "experiment" / "keys.py", "unknown key", "key unknown to us")
     assert code_sha256("train.py") == before
 
 

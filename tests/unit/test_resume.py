@@ -356,7 +356,7 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(
         (left / "state" / "owner.json").unlink()
         assert (
             f"train: no usable state in {left}/state, {len(states(left))} skipped; "
-            "starting from scratch" in complete(left, digits, "--fresh", **how).said
+            "starting from scratch" in complete(left, digits, "--resume=fresh", **how).said
         )
         complete(tmp_path / "alone", digits, **how)
         assert result(left) == result(tmp_path / "alone")
@@ -418,7 +418,7 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     assert training.end() == 1
     assert training.said.splitlines()[-1].endswith(
         ".safetensors is a state of another run: it was on 2 processes and is on 1 "
-        "(to resume anyway: resume=other_world_size); undo that, "
+        "(to resume the last whole epoch: resume=anyway); undo that, "
         "or start over: resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there

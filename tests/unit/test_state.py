@@ -19,7 +19,7 @@ from ddp.experiment.config import Experiment
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 DATA, CODE = "d" * 64, "c" * 64
-WANTED = Request(RUN, DATA, CODE, "process 2 on here", fresh=False, other_world_size=False)
+WANTED = Request(RUN, DATA, CODE, "process 2 on here", "exact")
 
 
 def some_state(
@@ -148,14 +148,14 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
 
 @pytest.mark.parametrize(("change", "told"), [
     ({"learning_rate": 0.25}, f"learning_rate was 0.25 and is {RUN.learning_rate}"),
-    ({"epochs": 5, "seed": 3}, f"epochs was 5 and is {RUN.epochs}, seed was 3 and is {RUN.seed}"),
+    ({"epochs": 5, "seed": 3}, f"seed was 3 and is {RUN.seed}, epochs was 5 and is {RUN.epochs}"),
     ({"nproc_per_node": 7, "device": "cuda", "cpus_per_proc": 3}, None),
 ])  # fmt: skip
 def test_another_configuration_is_refused_another_place_is_not(tmp_path, change, told) -> None:
     put(
         tmp_path,
-        some_state(1, run=dataclasses.asdict(RUN) | change),
-        some_state(2, 4, run=dataclasses.asdict(RUN) | change),
+        some_state(1, run=RUN.values | change),
+        some_state(2, 4, run=RUN.values | change),
     )
     there = names(tmp_path)
     if told:
@@ -174,7 +174,7 @@ def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
     """Its results are complete, so the configuration may change, although an older state exists
     too.
     """
-    other = dataclasses.asdict(RUN) | {"learning_rate": 0.25}
+    other = RUN.values | {"learning_rate": 0.25}
     put(tmp_path, *(some_state(epoch, run=other) for epoch in (RUN.epochs - 1, RUN.epochs)))
     lines: list[str] = []
     assert state.newest(tmp_path, WANTED, lines.append) is None
@@ -189,7 +189,7 @@ def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:
 
 def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) -> None:
     """Otherwise a job that is requeued repeatedly would never end."""
-    fresh = dataclasses.replace(WANTED, fresh=True)
+    fresh = dataclasses.replace(WANTED, resume="fresh")
     put(tmp_path, some_state(1), some_state(2, by=fresh.by))
     assert state.newest(tmp_path, fresh, print) is not None
     assert places(tmp_path) == [(2, 0), (1, 0)]
@@ -202,14 +202,12 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may
     put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
     with pytest.raises(
         Refusal,
-        match=r"tep=000009.safetensors .* it was on 2 processes and is on 1 "
-        r"\(to resume anyway: resume=other_world_size\)",
+        match=r"p=000009.safetensors .* it was on 2 processes and is on 1 "
+        r"\(to resume the last whole epoch: resume=anyway\)",
     ):
         state.newest(tmp_path, WANTED, print)
     lines: list[str] = []
-    content = state.newest(
-        tmp_path, dataclasses.replace(WANTED, other_world_size=True), lines.append
-    )
+    content = state.newest(tmp_path, dataclasses.replace(WANTED, resume="anyway"), lines.append)
     assert content is not None
     assert State.decode(content).step == 0
     assert (

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +82,7 @@ def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
 
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])
 def test_the_learning_rate_rises_and_falls_once_and_is_never_nought(warmup) -> None:
-    run = replace(RUN, warmup=warmup, epochs=4, learning_rate=2.0)
+    run = RUN.with_values(warmup=warmup, epochs=4, learning_rate=2.0)
     rates = [optimizers.learning_rate(run, 25, done) for done in range(100)]
     assert 0 < min(rates) <= max(rates) <= 2.0
     peak = rates.index(max(rates))
@@ -122,7 +121,7 @@ def test_validation_divides_the_sums_once() -> None:
 )
 def test_the_optimizer_is_the_one_asked_for(optimizer, kind) -> None:
     classifier = build("airbench", (8, 8, 8), 10)
-    assert type(optimizers.make_optimizer(replace(RUN, optimizer=optimizer), classifier)) is kind
+    assert type(optimizers.make_optimizer(RUN.with_values(optimizer=optimizer), classifier)) is kind
 
 
 def test_what_is_orthogonalised_keeps_its_directions_and_loses_its_sizes() -> None:
@@ -150,7 +149,7 @@ def test_muon_keeps_the_filters_norm_and_leaves_the_rest_to_sgd() -> None:
     classifier.fit_to(images)
     beside = copy.deepcopy(classifier)
     pair = [
-        optimizers.make_optimizer(replace(RUN, optimizer=name), network)
+        optimizers.make_optimizer(RUN.with_values(optimizer=name), network)
         for name, network in (("muon", classifier), ("sgd", beside))
     ]
     for network, optimizer in zip((classifier, beside), pair, strict=True):
@@ -189,12 +188,12 @@ def trained(run: Run, steps_taken: int = 20) -> list[float]:
 
 @pytest.fixture(scope="module")
 def exact() -> list[float]:
-    return trained(replace(RUN, precision="fp32"))
+    return trained(RUN.with_values(precision="fp32"))
 
 
 @pytest.mark.parametrize(("precision", "close"), [("bf16", 0.1), ("fp16", 0.05)])
 def test_other_precisions_learn_the_same_with_a_larger_error(exact, precision, close) -> None:
-    rounded = trained(replace(RUN, precision=precision))
+    rounded = trained(RUN.with_values(precision=precision))
     assert exact != rounded
     # fp16's scaler skips its first steps, until its scale fits.
     assert rounded[-1] < exact[0] - 0.3
@@ -203,7 +202,7 @@ def test_other_precisions_learn_the_same_with_a_larger_error(exact, precision, c
 
 @pytest.mark.faults
 def test_a_compiled_training_is_the_same_training() -> None:
-    plain, compiled = trained(RUN, 5), trained(replace(RUN, compile="default"), 5)
+    plain, compiled = trained(RUN, 5), trained(RUN.with_values(compile="default"), 5)
     assert compiled == pytest.approx(plain, rel=1e-3)
 
 
@@ -247,7 +246,7 @@ def test_a_cache_from_which_nothing_can_be_loaded_is_named(digits, tmp_path) -> 
 def test_fp16_is_none_the_worse_for_an_overflow_in_the_first_step() -> None:
     classifier = build("airbench", (8, 8, 8), 10)
     optimizer, scaler = (
-        optimizers.make_optimizer(replace(RUN, precision="fp16"), classifier),
+        optimizers.make_optimizer(RUN.with_values(precision="fp16"), classifier),
         torch.amp.GradScaler("cpu"),
     )
     before = [p.detach().clone() for p in classifier.parameters()]
@@ -277,7 +276,7 @@ def test_what_an_optimizer_keeps_is_taken_up_in_the_order_of_the_weights(name) -
     ) -> tuple[Classifier, torch.optim.Optimizer]:
         torch.manual_seed(0)
         classifier = build("airbench", (8, 8, 8), 10).to(memory_format=order)
-        optimizer = optimizers.make_optimizer(replace(RUN, optimizer=name), classifier)
+        optimizer = optimizers.make_optimizer(RUN.with_values(optimizer=name), classifier)
         if state:
             optimizers.load_optimizer_state(optimizer, copy.deepcopy(state))
         for p in classifier.parameters():

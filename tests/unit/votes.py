@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,12 @@ with process_group("cpu") as process:
             stop="SIGTERM" if first else None, gradient=BAD if second else FINE
         ),
     }
-    run = replace(
-        Experiment.from_config({"experiment": "test"}).runs["run"],
-        nproc_per_node=process.world_size,
+    run = (
+        Experiment.from_config({"experiment": "test"})
+        .runs["run"]
+        .with_values(
+            nproc_per_node=process.world_size,
+        )
     )
     torch.manual_seed(process.rank)
     images, labels = torch.randn(8, 12), torch.randint(0, 10, (8,))

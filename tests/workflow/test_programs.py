@@ -74,6 +74,22 @@ def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checko
     assert (jobs["train"], jobs["evaluate"], jobs["aggregate"]) == (2, 2, 1)
 
 
+def test_a_program_declares_its_parameters(place: Checkout) -> None:
+    """A character-level transformer with an evaluation and parameters of its own."""
+    text = ["--configfile", f"{EXAMPLES}/text/text.yaml", "--config", "layers=1", "steps=60"]
+    refused = place.snakemake("-n", *text, "widht=8")
+    assert "config: widht: unknown key; did you mean width?" in refused.stderr
+    refused = place.snakemake("-n", *text, "heads=3")
+    assert "config: heads: 3 do not share a width of 64; use a divisor of it" in refused.stderr
+    place.run(*text, "save_every=20", "preflight=false")
+    (row,) = csv.DictReader(io.StringIO((place.path / "results/text/summary.csv").read_text()))
+    # 256 without any training.
+    assert 5 < float(row["perplexity"]) < 40
+    assert [int(line["step"]) for line in metrics(place.path / "results/text/run")] == [20, 40, 60]
+    # It changes no result.
+    assert place.jobs(*text, "save_every=5", "preflight=false") == {}
+
+
 @pytest.mark.usefixtures("loop")
 def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     assert place.jobs(*example("loop")) == {}

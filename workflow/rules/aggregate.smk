@@ -24,8 +24,8 @@ rule aggregate:
             "results/{experiment}/",
             "incidents.csv",
             "SHA256SUMS",
-            *["confusion.csv"] * (not PROGRAM),
-            *["scaling.csv"] * (not PROGRAM and EXPERIMENT.varies_in_size),
+            *["confusion.csv"] * EXPERIMENT.built_in,
+            *["scaling.csv"] * (EXPERIMENT.built_in and EXPERIMENT.varies_in_size),
         ),
         report(
             directory("results/{experiment}/figures"),

@@ -19,10 +19,8 @@ from ddp.base.environment import forget_others
 from ddp.base.errors import Refusal, error_line
 from ddp.base.provenance import code_sha256
 from ddp.experiment import job_size
-from ddp.experiment.paths import with_paths
-from ddp.experiment.programs import ProgramExperiment, read_experiment
-from ddp.experiment.schema import read_config, with_types
-from ddp.experiment.table import with_table
+from ddp.experiment.config import Experiment
+from ddp.experiment.file import read_config
 from ddp.models.names import code_of
 from ddp.schedulers import registry
 from session import Session
@@ -41,9 +39,7 @@ try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
     FOLDERS = [Path(each).parent for each in reversed(workflow.configfiles)]
-    EXPERIMENT = read_experiment(
-        with_table(with_paths(with_types(config), FOLDERS), FOLDERS)
-    )
+    EXPERIMENT = Experiment.from_files(config, FOLDERS)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
 except Refusal as refusal:
@@ -64,7 +60,6 @@ def check_results():
 call_when_planned(check_results)
 
 
-PROGRAM = isinstance(EXPERIMENT, ProgramExperiment)
 # A site's own settings are resources, not parameters: if they change, nothing is trained again.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
 LAUNCHER = EXPERIMENT.config["launcher"]

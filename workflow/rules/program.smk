@@ -47,7 +47,7 @@ rule stage:
     conda:
         "../envs/ddp.yaml"
     resources:
-        **sized_by(job_size.program_size),
+        **sized_by(job_size.training_size),
         runtime=10,
         transport=transport,
         hosts=HOSTS,
@@ -83,7 +83,7 @@ rule train:
         "../envs/ddp.yaml"
     threads: cpus_of
     resources:
-        **sized_by(job_size.program_size),
+        **sized_by(job_size.training_size),
         runtime=120,
         transport=transport,
         hosts=HOSTS,
@@ -91,6 +91,8 @@ rule train:
         scratch=SCRATCH,
         timeout=SETTINGS["timeout"],
         resume=SETTINGS["resume"],
+        # Changes no result, so it trains nothing again.
+        settings=json.dumps(EXPERIMENT.parameters_for(False)),
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
         prepare=f"{SCRIPTS}/prepare.py",
@@ -120,7 +122,7 @@ rule train:
         "[ {resources.preflight} = false ] ||"
         " launch --log {params.results:q}/preflight.log -- {params.preflight:q}\n"
         "launch --log {log:q} --name {params.name:q} -- {params.program:q}"
-        " --run {params.run:q}{params.places}{params.directory}"
+        " --run {params.run:q} --settings {resources.settings:q}{params.places}{params.directory}"
         " --scratch {resources.scratch} --output {params.results:q}\n"
         "python {params.publish:q} --outputs {params.outputs:q}"
         " --output {params.results:q} 2>&1 | tee -a {log:q}"
@@ -146,12 +148,13 @@ rule evaluate:
         program=f"{SCRIPTS}/run_program.py",
         publish=f"{SCRIPTS}/publish.py",
         command=lambda wildcards: json.dumps(EXPERIMENT.evaluation),
+        settings=json.dumps(EXPERIMENT.parameters_for("evaluation")),
         sources=EXPERIMENT.evaluation_sha256,
         run=lambda wildcards: run_of(wildcards).to_json(),
         places=places_of,
         results=subpath(input.about, parent=True),
     shell:
         "(OMP_NUM_THREADS={threads} python {params.program:q} --evaluation {params.command:q}"
-        " --run {params.run:q}{params.places} --scratch {resources.scratch} --output {params.results:q}\n"
+        " --run {params.run:q} --settings {params.settings:q}{params.places} --scratch {resources.scratch} --output {params.results:q}\n"
         "python {params.publish:q} --evaluation={params.sources} --output {params.results:q}"
         ") 2>&1 | tee {log:q}"

@@ -31,10 +31,10 @@ from ddp.checkpointing.replaced import FINISHED
 from ddp.data.datasets import DATASETS
 from ddp.data.files import below, fingerprint, read_files
 from ddp.data.folder import MANIFEST, SOURCE, DataFolder
+from ddp.data.own.declaration import Own
 from ddp.experiment import job_size
-from ddp.experiment.config import Experiment, edges
-from ddp.experiment.programs import ProgramExperiment
-from ddp.models.names import code_of, is_own
+from ddp.experiment.config import Experiment
+from ddp.models.names import code_of
 from ddp.programs.folders import Folders, read_request
 from ddp.reporting import measures, progress, results, sums
 from ddp.schedulers import registry
@@ -58,9 +58,7 @@ class Session:
         scripts: folder of the programs.
     """
 
-    def __init__(
-        self, workflow: Any, experiment: Experiment | ProgramExperiment, scripts: str
-    ) -> None:
+    def __init__(self, workflow: Any, experiment: Experiment, scripts: str) -> None:
         self.workflow, self.experiment, self.scripts = workflow, experiment, Path(scripts)
         self.results = Path("results") / experiment.name
         self.watch = Watch()
@@ -91,13 +89,14 @@ class Session:
             # A syntax error in the user's file is found here.
             _ = self.experiment.own.settings
         self.refuse_missing_archive()
-        if isinstance(self.experiment, ProgramExperiment):
+        if self.experiment.built_in:
+            refuse_missing_weights(self.experiment, self.results)
+        else:
             refuse_missing_program(self.experiment)
             # Looks at every file.
             _ = self.files_fingerprint
-        else:
-            refuse_missing_weights(self.experiment, self.results)
-            self.refuse_unfit_runs(self.experiment)
+        if own := self.experiment.own:
+            self.experiment.check({own.name: self.facts_of(own)})
         tell(self.experiment.summary)
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
@@ -141,7 +140,7 @@ class Session:
             found.append(f"other images of {own.name}")
         elif run.dataset and (data := self.data_folder(run.dataset)) is not None:
             found += ["other data"] * (about["data_sha256"] != data.sha256)
-        if isinstance(self.experiment, ProgramExperiment):
+        if not self.experiment.built_in:
             config = self.experiment.config
             if about["sources_sha256"] != self.experiment.sources_sha256:
                 found.append(f"{self.experiment.program_name} has changed")
@@ -209,7 +208,7 @@ class Session:
             Refusal: a file is damaged, or of another run.
         """
         folder = self.results / name
-        if isinstance(self.experiment, ProgramExperiment):
+        if not self.experiment.built_in:
             evaluated = bool(self.experiment.evaluation)
             return measures.line_of(
                 measures.read_measured(folder, self.experiment.runs[name], evaluated)
@@ -354,31 +353,15 @@ class Session:
                 "the official archive"
             )
 
-    def refuse_unfit_runs(self, experiment: Experiment) -> None:
-        """Refuse runs that the user's own images, as far as they are known, do not fit."""
-        own = experiment.own
-        if own is None:
-            return
-        # Imported here, because torch takes seconds.
-        from ddp.models.fitting import refuse_uncallable
-        from ddp.training.data import refuse_unfit_data, refuse_unfit_network
-
-        data, tried = self.data_folder(own.name), set()
-        for run in experiment.runs.values():
-            keys = json.dumps([value for key, value in vars(run).items() if key != "seed"])
-            if keys in tried:
-                continue
-            tried.add(keys)
-            try:
-                if data:
-                    refuse_unfit_data(run, data)
-                elif own.image_size and own.channels and own.classes:
-                    window = edges(run.crop_size) or own.image_size
-                    refuse_unfit_network(run, window, own.channels, own.classes)
-                elif is_own(run.model):
-                    refuse_uncallable(run.model, run.model_args)
-            except Refusal as refusal:
-                raise Refusal(f"config: {refusal}") from None
+    def facts_of(self, own: Own) -> dict[str, Any]:
+        """The user's own images, as far as they are known, for a program's `check`."""
+        if (data := self.data_folder(own.name)) is not None:
+            shape = dict(zip(("height", "width", "channels"), data.image_shape, strict=True))
+            images = {f"{split}_images": n for split, n in data.manifest["images"].items()}
+            return {"name": own.name, "classes": data.classes} | shape | images
+        height, width = own.image_size or (None, None)
+        return {"name": own.name, "classes": own.classes, "channels": own.channels,
+                "height": height, "width": width}  # fmt: skip
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""
@@ -432,10 +415,8 @@ class Session:
         found = job_size.USUAL
         if data is not None:
             found = job_size.Images(*data.image_shape[:2], data.bytes)
-        if isinstance(self.experiment, ProgramExperiment):
-            known = found.bytes if dataset else 0
-            found = replace(found, bytes=known + self.files_bytes)
-        return found
+        files = self.files_bytes if self.experiment.config["files"] else 0
+        return replace(found, bytes=(found.bytes if dataset else 0) + files)
 
     def start(self) -> None:
         """Check what the jobs need, before the first one starts.
@@ -534,7 +515,7 @@ class Session:
             (self.results / progress.JOBS).unlink()
         last = "evaluate" if self.jobs("evaluate") else "train"
         # A program of the user's may have its numbers from the training.
-        measured = last == "evaluate" or isinstance(self.experiment, ProgramExperiment)
+        measured = last == "evaluate" or not self.experiment.built_in
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
         lines: dict[str, str] = {}
         missing = []
@@ -636,7 +617,7 @@ class Session:
                 continue
             if not is_whole(folder) or not is_state_of(folder, self.experiment):
                 continue
-            if isinstance(self.experiment, ProgramExperiment):
+            if not self.experiment.built_in:
                 # A program may have left its only result there.
                 with suppress(OSError):
                     Folders(folder).finished.touch()
@@ -674,12 +655,12 @@ def is_whole(folder: Path) -> bool:
         return (folder / "run.json").is_file()
 
 
-def is_state_of(folder: Path, experiment: Experiment | ProgramExperiment) -> bool:
+def is_state_of(folder: Path, experiment: Experiment) -> bool:
     """Whether the state in a run's folder is of the training that has written its results, and not
     of one that is to replace them.
     """
     with suppress(OSError, Refusal):
-        if isinstance(experiment, ProgramExperiment):
+        if not experiment.built_in:
             about = results.read_about(folder / "run.json", "program_run")
             return bool(read_request(Folders(folder))["attempts"] == about["attempts"])
         return (folder / "state" / FINISHED).read_text() == file_sha256(folder / "run.json")
@@ -701,7 +682,7 @@ def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
             )
 
 
-def refuse_missing_program(experiment: ProgramExperiment) -> None:
+def refuse_missing_program(experiment: Experiment) -> None:
     """Refuse a program that is not there or is no Python, and a missing directory."""
     refuse_unknown_program(experiment)
     directory = experiment.config["directory"]
@@ -715,7 +696,7 @@ def refuse_missing_program(experiment: ProgramExperiment) -> None:
             raise Refusal(f"config: {which}: {refusal}") from None
 
 
-def refuse_unknown_program(experiment: ProgramExperiment) -> None:
+def refuse_unknown_program(experiment: Experiment) -> None:
     """Refuse a name that is neither a file nor a module, and a command that is not there."""
     given = {key: experiment.config[key] for key in ("program", "evaluate")}
     if isinstance(given["evaluate"], list):

@@ -4,15 +4,10 @@
 """
 
 NUMBERS = ["evaluation.json", "history.csv", "run.json"]
-RESUME = {
-    "exact": "",
-    "other_world_size": " --other-world-size",
-    "fresh": " --fresh",
-}
 SAVING = (
     f"--save-every-epochs {EXPERIMENT.config['save_every_epochs']}"
     f" --save-every-seconds {EXPERIMENT.config['save_every_seconds']}"
-    f"{RESUME[EXPERIMENT.config['resume']]}"
+    f" --resume {EXPERIMENT.config['resume']}"
 )
 
 
@@ -76,7 +71,7 @@ rule train:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
         run=lambda wildcards: run_of(wildcards).to_json(),
-        changes=lambda wildcards: run_of(wildcards).changes(),
+        changes=lambda wildcards: EXPERIMENT.changes(run_of(wildcards)),
         geometry=geometry_of,
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),

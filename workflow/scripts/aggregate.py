@@ -14,8 +14,7 @@ import matplotlib as mpl
 
 from ddp.base import atomic
 from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import Experiment, parse_option
-from ddp.experiment.programs import read_experiment
+from ddp.experiment.config import Experiment
 from ddp.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
 from ddp.reporting.figures import STYLE
 from ddp.reporting.results import read_missing
@@ -46,7 +45,7 @@ def aggregate(args: argparse.Namespace) -> None:
         Refusal: a file of a run is missing, damaged, or of another run, or the runs are of
             different code or data.
     """
-    experiment = read_experiment(parse_option("--config", args.config), own=True)
+    experiment = Experiment.from_json(args.config)
     missing = read_missing(args.missing) if args.missing else None
     left_out = set(missing["run"]) if missing is not None else set()
     runs = {
@@ -64,7 +63,7 @@ def aggregate(args: argparse.Namespace) -> None:
                                   experiment.numeric_axes, results, title)  # fmt: skip
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
-    if isinstance(experiment, Experiment) and "scaling" in tables:
+    if "scaling" in tables:
         figures["scaling"] = scaling_figure.draw(
             experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
         )

@@ -4,13 +4,14 @@ A dry run checks more, but Snakemake reads the file first, and shows a traceback
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from ddp.base.errors import told_in_one_line
-from ddp.experiment.paths import with_paths
-from ddp.experiment.programs import read_experiment
-from ddp.experiment.schema import read_config, with_types
-from ddp.experiment.table import with_table
+from ddp.experiment.config import Experiment
+from ddp.experiment.file import read_config
+from ddp.experiment.keys import keys_of
+from ddp.experiment.paths import with_program
 
 
 def main() -> None:
@@ -18,11 +19,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path)
-    path = parser.parse_args().file
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON schema of its keys, for an editor"
+    )
+    args = parser.parse_args()
     with told_in_one_line("check"):
-        folders = [path.parent]
-        config = with_paths(with_types(read_config(path)), folders)
-        experiment = read_experiment(with_table(config, folders))
+        config, folders = read_config(args.file), [args.file.parent]
+        if args.schema:
+            print(json.dumps(keys_of(with_program(config, folders)).schema, indent=2))
+            return
+        experiment = Experiment.from_files(config, folders)
         if experiment.own:
             experiment.own.refuse_missing()
         print(experiment.summary)

@@ -29,8 +29,8 @@ from ddp.data.files import read_files
 from ddp.data.folder import DataFolder
 from ddp.data.guard import Guard
 from ddp.data.staging import stage
+from ddp.experiment.command import filled
 from ddp.experiment.config import parse_option
-from ddp.experiment.programs import filled
 from ddp.programs.folders import Folders, empty, trace
 from ddp.programs.running import (
     end_like,
@@ -54,6 +54,8 @@ def main() -> None:
     add = parser.add_argument
     add("--run", required=True, metavar="JSON",
         help="the values of the run, with the words of its command")  # fmt: skip
+    add("--settings", default="{}", metavar="JSON",
+        help="values of parameters that do not change what it comes to")  # fmt: skip
     add("--data", type=Path, help="the shared data folder, with its manifest")
     add("--files", type=Path, help="the folder that collect.py has made")
     add("--directory", type=Path, help="where it starts; default: its results folder")
@@ -68,7 +70,7 @@ def main() -> None:
         # Before anything is started that a signal should reach.
         stop = listen(contract.stop_at)
         adopt_orphans()
-        values = parse_option("--run", args.run)
+        values = parse_option("--run", args.run) | parse_option("--settings", args.settings)
         words = checked(values.get("command"))
         if args.evaluation:
             words = checked(json.loads(args.evaluation))

@@ -54,7 +54,7 @@ from ddp.checkpointing.state import (
 )
 from ddp.data.folder import DataFolder
 from ddp.data.staging import Staged, stage
-from ddp.experiment.config import Run
+from ddp.experiment.config import Run, read_run
 from ddp.models import weights
 from ddp.models.names import code_of
 from ddp.ranks.probe import outliers, probe
@@ -95,18 +95,15 @@ def main() -> None:
     add("--images-in", choices=("auto", "disk", "memory"), default="auto",
         help="where the training images are, as images_in in config/README.md")  # fmt: skip
     add("--probe", action="store_true", help="measure network, disks and processors first")
-    resume = parser.add_mutually_exclusive_group()
-    resume.add_argument(
-        "--fresh", action="store_true", help="start over, without the states of other jobs"
-    )
-    resume.add_argument("--other-world-size", action="store_true",
-                        help="resume the last whole epoch on another world size")  # fmt: skip
+    add("--resume", choices=("exact", "anyway", "fresh"), default="exact",
+        help="a state of the same world size; or the last whole epoch of another; or none that "
+        "another job has saved")  # fmt: skip
     args = parser.parse_args()
     with told_in_one_line("train", MAKE):
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
         contract = Environment.read()
-        run = Run.from_json(args.run, contract)
+        run = read_run(args.run, contract)
         data = DataFolder.read(args.data)
         # The first rank of a node reads all data before the others go on.
         patience = (contract.timeout or TIMEOUT) + data.bytes / SLOW
@@ -142,13 +139,13 @@ def train(
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
-        request = Request(run, data.sha256, code, name, args.fresh, args.other_world_size)
+        request = Request(run, data.sha256, code, name, args.resume)
         resumed = resume(training, folder, request)
         if owner:
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
             clear(args.output, training)
-            if args.fresh and not resumed:
+            if args.resume == "fresh" and not resumed:
                 incidents.forget(folder)
             slow_nodes = outliers(probed["nodes"]) if probed else []
             for line in slow_nodes:
@@ -344,7 +341,7 @@ def publish(
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
     incidents.note_checkout(folder, git["commit"], git_state()["commit"])
     about = {
-        "config": asdict(training.run),
+        "config": training.run.values,
         "git": git,
         "files": of_files(output, ["model.safetensors", "history.csv", *names]),
         "code_sha256": training.code_sha256,

@@ -37,6 +37,7 @@ NO_RESULT = (
     "ddp.reporting.results",
     "ddp.reporting.sums",
     "ddp.reporting.tables",
+    "ddp.training.limits",
 )
 
 

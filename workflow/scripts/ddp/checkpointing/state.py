@@ -17,7 +17,8 @@ from torch import Tensor
 from ddp.base import atomic, tree
 from ddp.base.errors import Refusal
 from ddp.base.reading import NotAFile, file_sha256, read_bytes
-from ddp.experiment.config import GEOMETRY, Run
+from ddp.experiment.config import Run
+from ddp.experiment.keys import GEOMETRY
 
 FORMAT = 3
 SUFFIX = ".safetensors"
@@ -231,24 +232,24 @@ class Request:
 
     Attributes:
         by: who trains, see `State.attempts`.
-        fresh: start over.
-        other_world_size: resume the last whole epoch of another number of processes.
+        resume: `fresh` starts over, `anyway` resumes the last whole epoch of another number of
+            processes.
     """
 
     run: Run
     data_sha256: str
     code_sha256: str
     by: str
-    fresh: bool
-    other_world_size: bool
+    resume: str
 
     def skip_reason(self, state: State) -> str | None:
         """Why to skip a state that could be resumed; None to resume it."""
         # With `fresh`, a job still resumes its own states; otherwise it would start over after each
         # requeue.
-        if self.fresh and all(attempt["by"] != self.by for attempt in state.attempts):
+        if self.resume == "fresh" and all(attempt["by"] != self.by for attempt in state.attempts):
             return "is not resumed, as requested"
-        if state.step and len(state.ranks) != self.run.world_size and self.other_world_size:
+        other = len(state.ranks) != self.run.world_size
+        if state.step and other and self.resume == "anyway":
             return f"is in the middle of an epoch on {len(state.ranks)} processes"
         return None
 
@@ -268,10 +269,10 @@ class Request:
             found.append(
                 f"the code has changed since commit {str(state.attempts[-1]['commit'])[:12]}"
             )
-        if len(state.ranks) != self.run.world_size and not self.other_world_size:
+        if len(state.ranks) != self.run.world_size and self.resume != "anyway":
             found.append(
                 f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (to "
-                "resume anyway: resume=other_world_size)"
+                "resume the last whole epoch: resume=anyway)"
             )
         return found
 

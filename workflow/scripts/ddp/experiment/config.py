@@ -3,211 +3,130 @@
 Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
-import dataclasses
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+import jsonschema
 
 from ddp.base.environment import Environment
 from ddp.base.errors import Refusal, shown
 from ddp.base.reading import parse_json
 from ddp.data.addresses import refuse_credentials
 from ddp.data.datasets import DATASETS
+from ddp.data.folder import MANIFEST
 from ddp.data.own.declaration import Own
-from ddp.experiment.schema import validate
-from ddp.models.names import (
-    OWN_MODELS,
-    TIMM,
-    Form,
-    is_own,
-    refuse_unknown_model,
-    with_muon,
-    with_widths,
+from ddp.experiment import command
+from ddp.experiment.keys import (
+    GEOMETRY,
+    MOST_RUNS,
+    PATTERN_WORDS,
+    SHARED,
+    SIZE,
+    Keys,
+    keys_of,
 )
+from ddp.experiment.paths import with_paths, with_program
+from ddp.experiment.table import with_table
 
-# Keys that change no result, besides the source of the data.
-SITE = (
-    "launcher",
-    "hosts",
-    "scratch",
-    "save_every_epochs",
-    "save_every_seconds",
-    "resume",
-    "replace",
-    "timeout",
-    "probe",
-    "preflight",
-    "images_in",
-)
-# Where a run is computed. `launch` takes these keys and passes them on to the program.
-SIZE = ("nodes", "nproc_per_node", "cpus_per_proc")
-GEOMETRY = (*SIZE, "device")
-# A key, one of its values, and a key that has no meaning with that value.
-IGNORED = (
-    ("loss", "squared_error", "label_smoothing"),
-    ("loss", "focal", "label_smoothing"),
-    ("crop", "shift", "crop_area"),
-    ("crop", "resized", "shift"),
-)
 MOST_SHOWN = 8  # values of an axis that are listed one by one
-# Runs of an experiment. A dry run of 10,000 takes half a minute.
-MOST_RUNS = 10_000
 UNFIT = re.compile(r"[^A-Za-z0-9._,=+-]")  # in a name of a folder
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
+PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+# Columns of summary.csv that are not the program's.
+COLUMNS = (
+    *("seconds", "attempts", "commit", "dirty"),
+    *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
+)
+# How a value grows with the number of processes, as a parameter such as learning_rate_rule says.
+GROWTH: dict[str, Callable[[int], float]] = {
+    "none": lambda _processes: 1.0,
+    "linear": float,
+    "square_root": math.sqrt,
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: every key that can change its result, as in config/README.md."""
+    """One run: every key that can change its result. Its parameters are attributes too.
 
-    dataset: str
-    model: str
-    model_args: dict[str, Any]
-    initial_weights: str | None
-    widths: tuple[int, int, int]
-    epochs: int
-    global_batch_size: int
-    optimizer: str
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    warmup: float
-    schedule: str
-    loss: str
-    label_smoothing: float
-    flip: bool
-    crop: str
-    crop_size: int | list[int] | None
-    crop_area: float
-    test_size: int | list[int] | None
-    colour: float
-    order: str
-    shift: int
-    cutout: int
-    validation_fraction: float
-    validation_seed: int
-    checkpoint_every: int
+    Attributes:
+        dataset: to stage; None for none.
+        parameters: the program's.
+        command: the words that start the program, with its arguments; `{name}` stands for a value
+            or a folder. Empty for the built-in one.
+    """
+
+    dataset: str | None
     nodes: int
     nproc_per_node: int
     cpus_per_proc: int | str
     device: str
-    precision: str
-    compile: str
-    gradient_compression: str
     seed: int
+    parameters: dict[str, Any]
+    command: tuple[str, ...] = ()
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """Every key."""
-        return vars(self)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["parameters"][name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc_per_node
 
-    def validation_images(self, train_images: int) -> int:
-        """Number of training images held out for validation, of so many in the data set."""
-        return round(self.validation_fraction * train_images)
+    @property
+    def geometry(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in GEOMETRY} | {"world_size": self.world_size}
 
-    def training_images(self, train_images: int) -> int:
-        """Number of images of an epoch, of so many in the data set."""
-        return train_images - self.validation_images(train_images)
-
-    def refuse_unfit_sizes(self, height: int, width: int) -> None:
-        """Refuse a run that needs larger images than its data set has.
-
-        Raises:
-            Refusal: naming the key to change.
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every key; with a command what `{name}` may stand for, and what the program finds in
+        LAUNCH_PARAMETERS.
         """
-        for key in ("crop_size", "test_size"):
-            size = edges(getattr(self, key)) or (1, 1)
-            if size[0] > height or size[1] > width:
-                raise Refusal(
-                    f"{key}: {size[0]} x {size[1]} is larger than the {height} x {width} images of "
-                    f"{self.dataset}; use at most that"
-                )
-        window = edges(self.crop_size) or (height, width)
-        if self.cutout > min(window):
-            raise Refusal(
-                f"cutout: {self.cutout} is more than the {window[0]} x {window[1]} pixels of an "
-                "image; use less"
-            )
-
-    def refuse_unfit_counts(self, train_images: int) -> None:
-        """Refuse a run that needs more images than the train split of its data set has.
-
-        Raises:
-            Refusal: naming the key to change.
-        """
-        held_out = self.validation_images(train_images)
-        training = self.training_images(train_images)
-        if training < 1 or (self.validation_fraction and not held_out):
-            raise Refusal(
-                f"validation_fraction: {self.validation_fraction} of the {train_images:,} images "
-                f"of {self.dataset} leaves {held_out} for validation and {training} for training; "
-                "both need one"
-            )
-        if self.global_batch_size > training:
-            raise Refusal(
-                f"global_batch_size: {self.global_batch_size} is more than the {training:,} "
-                f"training images of {self.dataset}; use at most that"
-            )
-        # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
-        share = training // -(-training // self.global_batch_size) // self.world_size
-        if share < 2:
-            raise Refusal(
-                f"global_batch_size: {self.global_batch_size} on {self.world_size} processes "
-                f"leaves a process {share} images in some steps, too few for BatchNorm; use "
-                f"{4 * self.world_size} or more"
-            )
+        keys: dict[str, Any] = {key: getattr(self, key) for key in SHARED}
+        if self.command:
+            keys = {"command": self.command} | keys | {"world_size": self.world_size}
+        return keys | self.parameters
 
     def to_json(self) -> str:
-        """Every key, as a JSON object."""
-        return json.dumps(vars(self))
+        """Every value, as a JSON object."""
+        return json.dumps(self.values)
 
-    def changes(self) -> str:
-        """The keys that differ from the schema's defaults, without the geometry, as JSON.
-
-        This is what a command line needs: `launch` passes the geometry on in the environment.
-        """
-        default = vars(default_run())
-        changed = {key: value for key, value in vars(self).items() if value != default[key]}
-        return json.dumps({key: value for key, value in changed.items() if key not in GEOMETRY})
-
-    @staticmethod
-    def from_json(text: str, contract: Environment | None = None) -> "Run":
-        """A run from the JSON object on a program's command line.
-
-        Args:
-            contract: has the geometry, unless the text has it.
-
-        Raises:
-            Refusal: it is not a JSON object, or not one valid run.
-        """
-        given = parse_option("--run", text)
-        config = (
-            {"experiment": "run"}
-            | geometry_of(contract)
-            | given
-            | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
-        )
-        experiment = Experiment.from_config(config, own=True)
-        if experiment.axes:
-            raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
-        return next(iter(experiment.runs.values()))
+    def with_values(self, **values: Any) -> "Run":
+        """The run with other values of some keys."""
+        shared = {key: values.pop(key, getattr(self, key)) for key in SHARED}
+        return Run(parameters=self.parameters | values, command=self.command, **shared)
 
 
-def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """Height and width, from one or two numbers."""
-    if size is None:
-        return None
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def read_run(text: str, contract: Environment | None = None) -> Run:
+    """A run of the built-in program from the JSON object on a command line.
+
+    Args:
+        contract: has the geometry, unless the text has it.
+
+    Raises:
+        Refusal: it is not a JSON object, or not one valid run.
+    """
+    given = parse_option("--run", text)
+    config = (
+        {"experiment": "run"}
+        | geometry_from(contract)
+        | given
+        | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
+    )
+    experiment = Experiment.from_config(config, reading=True)
+    if experiment.axes:
+        raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
+    return next(iter(experiment.runs.values()))
 
 
 def parse_option(option: str, text: str) -> dict[str, Any]:
@@ -225,7 +144,7 @@ def parse_option(option: str, text: str) -> dict[str, Any]:
     return found
 
 
-def geometry_of(contract: Environment | None) -> dict[str, Any]:
+def geometry_from(contract: Environment | None) -> dict[str, Any]:
     """The geometry from `launch`, as keys of the configuration."""
     given = {key: getattr(contract, key, None) for key in GEOMETRY}
     cpus = given["cpus_per_proc"]
@@ -237,30 +156,209 @@ def geometry_of(contract: Environment | None) -> dict[str, Any]:
 @cache
 def default_run() -> Run:
     """The run of a configuration with nothing but a name."""
-    return next(iter(Experiment.from_config({"experiment": "default"}).runs.values()))
+    return next(iter(Experiment.from_config({"experiment": "default"}, reading=True).runs.values()))
 
 
 @dataclass(frozen=True)
-class Common:
+class Experiment:
     """A named product of axes.
 
     Attributes:
+        keys: what its configuration may have.
         config: the resolved configuration, every key present.
         axes: the keys that were given as lists, with their values, in the schema's order.
         runs: every run under the name of its folder, such as `nodes~2_seed~0`.
     """
 
     name: str
+    keys: Keys
     config: dict[str, Any]
     axes: dict[str, list[Any]]
-    runs: Mapping[str, Any]
+    runs: dict[str, Run]
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], reading: bool = False) -> "Experiment":
+        """Check the configuration, fill in the defaults and multiply out the axes.
+
+        Args:
+            reading: for programs that only read. A data set that is not built in need not be
+                declared, as they read its manifest, and no code of the user's is run.
+
+        Raises:
+            Refusal: a key is unknown, has the wrong type, or contradicts another one.
+        """
+        keys = keys_of(config)
+        resolved = keys.validate(config)
+        refuse_bad_names(resolved, keys)
+        refuse_bad_growth(config, resolved, keys)
+        undeclared = resolved["parameters"]
+        name = resolved["dataset"]["name"] if resolved["dataset"] else None
+        values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
+        values |= undeclared
+        axes = {
+            key: value
+            for key, value in values.items()
+            if (isinstance(value, list) if key in undeclared else keys.is_axis(key, value))
+        }
+        if resolved["dataset"]:
+            refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
+        pairs = resolved["runs"]
+        refuse_too_many(axes, len(pairs))
+        refuse_bad_paths(resolved)
+        words = () if keys.built_in else tuple(command.command(resolved))
+        order = list(values)
+        runs = {}
+        for run_name, point in product(axes, pairs, order):
+            chosen = values | point
+            missing = [key for key in keys.of_run if key not in chosen and key not in resolved]
+            if missing:
+                raise Refusal(f"config: {missing[0]}: is missing; the program has no default of it")
+            parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
+            parameters |= {key: value for key, value in chosen.items()
+                           if key not in keys.axes and key not in parameters}  # fmt: skip
+            shared = {key: chosen[key] for key in SHARED}
+            run = Run(parameters=parameters, command=words, **shared)
+            run = run.with_values(**scaled(run, resolved, keys))
+            if words:
+                refuse_unknown_names(run, resolved, keys)
+            runs[run_name] = run
+        found = Experiment(
+            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs
+        )
+        if not reading:
+            found.check({name: facts_of(name) for name in found.datasets})
+        return found
+
+    @staticmethod
+    def from_json(text: str) -> "Experiment":
+        """An experiment from the JSON object on a program's command line.
+
+        Raises:
+            Refusal: it is not a JSON object, or not a valid configuration.
+        """
+        return Experiment.from_config(parse_option("--config", text), reading=True)
+
+    @staticmethod
+    def from_files(config: Mapping[str, Any], folders: Sequence[Path]) -> "Experiment":
+        """An experiment from what its files and a command line give, with the user's paths.
+
+        Args:
+            folders: of the configuration files, see `with_paths`.
+
+        Raises:
+            Refusal: as `from_config`; or the table of its runs is none.
+        """
+        located = with_program(config, folders)
+        keys = keys_of(located)
+        located = with_paths(keys.with_types(located), folders, keys)
+        return Experiment.from_config(with_table(located, folders, keys))
+
+    def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the program's own `check` look at every run, and refuse an axis without an effect.
+
+        Args:
+            datasets: what is known of each data set, see `facts_of`.
+
+        Raises:
+            Refusal: naming the key to change.
+        """
+        if self.keys.declared is None:
+            return
+        seen = set()
+        for run in self.runs.values():
+            unused = self.unused_axes(run)
+            # Nothing that a check looks at depends on the seed.
+            identity = json.dumps(run.with_values(seed=0).values, default=str)
+            if identity not in seen:
+                seen.add(identity)
+                dataset = datasets.get(run.dataset) if run.dataset else None
+                self.keys.declared.check(run.parameters, run.geometry, dataset)
+            if unused:
+                raise Refusal(f"config: {unused[0]}")
+
+    def unused_axes(self, run: Run) -> list[str]:
+        """The axes that have no effect on a run, each in a line."""
+        lines = []
+        for key in self.axes:
+            for other, spec in self.keys.properties[key].get("only_with", {}).items():
+                value = getattr(run, other)
+                if not jsonschema.Draft202012Validator(spec).is_valid(value):
+                    lines.append(
+                        f"{key}: an axis that {other}: {value} ignores; give one value, or another "
+                        f"{other}"
+                    )
+        return lines
+
+    @property
+    def built_in(self) -> bool:
+        """Whether its program is the built-in classifier."""
+        return self.keys.built_in
+
+    def changes(self, run: Run) -> str:
+        """The keys of a run of the built-in program that differ from the defaults, without the
+        geometry, as JSON: what a command line needs, as `launch` passes the geometry on.
+        """
+        default = default_run().values
+        changed = {key: value for key, value in run.values.items() if value != default[key]}
+        return json.dumps({key: value for key, value in changed.items() if key not in GEOMETRY})
+
+    def parameters_for(self, result: bool | str) -> dict[str, Any]:
+        """The declared parameters that change no result (False), or only that of the evaluation
+        (`evaluation`). They are the same in all runs.
+        """
+        return {
+            key: self.config[key]
+            for key in self.keys.parameters
+            if self.keys.properties[key].get("result", True) == result
+        }
+
+    @property
+    def program_name(self) -> str:
+        """The program in messages."""
+        return "train" if self.built_in else command.name_of(command.command(self.config))
+
+    @property
+    def evaluation(self) -> tuple[str, ...]:
+        """The words of the user's program that evaluates; empty for none."""
+        return command.evaluation(self.config)
+
+    @property
+    def sources_sha256(self) -> str:
+        """SHA-256 of the user's program's file, or the command's, and of the modules beside it
+        that it imports.
+
+        Raises:
+            Refusal: a file is missing, or is no Python.
+        """
+        return command.words_sha256(command.command(self.config))
+
+    @property
+    def evaluation_sha256(self) -> str:
+        """The same of the program that evaluates."""
+        return command.words_sha256(self.evaluation) if self.evaluation else ""
+
+    @property
+    def science(self) -> str:
+        """What the results depend on, as JSON: the keys that differ from the defaults, without
+        those that change no result.
+        """
+        default = self.keys.validate({"experiment": self.name})
+        changed = {
+            key: value
+            for key, value in self.config.items()
+            if key not in self.keys.site and value != default.get(key)
+        }
+        dataset = self.config["dataset"] and {"dataset": {"name": self.config["dataset"]["name"]}}
+        return json.dumps({"experiment": self.name} | changed | (dataset or {}))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration without the keys that each run has a value of its own for."""
+        """The configuration without the keys that change no result, and without those that each
+        run has a value of its own for.
+        """
         own = {key for pair in self.config["runs"] for key in pair}
-        if self.config.get("batch_per_process") is not None:
-            own.add("global_batch_size")
+        own |= set(self.keys.site)
+        own |= {key for key in self.config if per_process(self.keys, key, self.config) is not None}
         return {key: value for key, value in self.config.items() if key not in own}
 
     @property
@@ -335,74 +433,6 @@ class Common:
         return "_".join(names) or "run"
 
 
-@dataclass(frozen=True)
-class Experiment(Common):
-    """An experiment with the built-in trainer."""
-
-    runs: dict[str, Run]
-
-    @staticmethod
-    def from_config(config: Mapping[str, Any], own: bool = False) -> "Experiment":
-        """Check the configuration, fill in the defaults and multiply out the axes.
-
-        Args:
-            own: for programs. A data set that is not built in need not be declared, as they read
-                its manifest, and the model is not looked at.
-
-        Raises:
-            Refusal: a key is unknown, has the wrong type, or contradicts another one.
-        """
-        resolved = validate(config)
-        values = resolved | {"dataset": resolved["dataset"]["name"]}
-        fields = [field.name for field in dataclasses.fields(Run)]
-        axes = {key: values[key] for key in fields if is_axis(key, values[key])}
-        refuse_bad_batches(config, resolved)
-        refuse_impossible_source(axes.get("dataset", [values["dataset"]]), resolved["dataset"], own)
-        refuse_too_many(axes, len(resolved["runs"]))
-        refuse_bad_paths(resolved)
-        pairs = resolved["runs"]
-        runs = {}
-        for name, point in product(axes, pairs, fields):
-            chosen = {key: values[key] for key in fields} | point
-            chosen |= scaled(chosen, resolved)
-            run = Run(**chosen | {"widths": tuple(chosen["widths"])})
-            try:
-                # Not by programs that only read: it runs the code of the user's own network.
-                if not own:
-                    refuse_unusable_model(run)
-                refuse_impossible(run, axes)
-            except Refusal as refusal:
-                raise Refusal(f"config: {refusal}") from None
-            runs[name] = run
-        return Experiment(resolved["experiment"], resolved, all_axes(axes, pairs, fields), runs)
-
-    @staticmethod
-    def from_json(text: str) -> "Experiment":
-        """An experiment from the JSON object on a program's command line.
-
-        Raises:
-            Refusal: it is not a JSON object, or not a valid configuration.
-        """
-        return Experiment.from_config(parse_option("--config", text), own=True)
-
-    @property
-    def science(self) -> str:
-        """What the results depend on, as JSON: the keys that differ from the schema's
-        defaults, without SITE.
-        """
-        default = validate({"experiment": self.name})
-        changed = {
-            key: value
-            for key, value in self.config.items()
-            if key not in SITE and value != default[key]
-        }
-        return json.dumps(
-            {"experiment": self.name}
-            | changed
-            | {"dataset": {"name": self.config["dataset"]["name"]}}
-        )
-
-
 def product(
     axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -452,45 +482,113 @@ def all_axes(
     return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
 
 
-def scaled(chosen: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The global batch and the learning rate of a run with `batch_per_process`; empty without."""
-    per_process = config["batch_per_process"]
-    if per_process is None:
-        return {}
-    processes = chosen["nodes"] * chosen["nproc_per_node"]
-    factor = {"none": 1.0, "linear": float(processes), "square_root": math.sqrt(processes)}
-    return {
-        "global_batch_size": per_process * processes,
-        "learning_rate": chosen["learning_rate"] * factor[config["learning_rate_rule"]],
-    }
+def facts_of(dataset: str) -> dict[str, Any]:
+    """What a program's `check` is told of a data set: its name, and of a built-in one the numbers
+    of its images, their size and channels, and its number of classes.
+    """
+    if dataset not in DATASETS:
+        return {"name": dataset}
+    known = DATASETS[dataset]
+    shape = dict(zip(("height", "width", "channels"), known.image_shape, strict=True))
+    images = {"train_images": known.train_images, "test_images": known.test_images}
+    return {"name": dataset, "classes": known.classes} | shape | images
 
 
-def refuse_bad_batches(given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def per_process(keys: Keys, key: str, config: Mapping[str, Any]) -> int | None:
+    """The size for each process that a key is a multiple of, if one is given."""
+    other = keys.properties.get(key, {}).get("per_process")
+    return config[other] if other else None
+
+
+def scaled(run: Run, config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The parameters of a run that follow from the number of its processes."""
+    found = {}
+    for key in keys.of_run:
+        if (size := per_process(keys, key, config)) is not None:
+            found[key] = size * run.world_size
+        if rule := keys.properties[key].get("grows_by"):
+            found[key] = getattr(run, key) * GROWTH[config[rule]](run.world_size)
+    return found
+
+
+def refuse_bad_growth(given: Mapping[str, Any], config: Mapping[str, Any], keys: Keys) -> None:
     """Refuse two sizes of a batch, and a rule without a size per process.
+
+    Args:
+        given: the configuration without the defaults.
 
     Raises:
         Refusal: naming the key.
     """
-    paired = any("global_batch_size" in run for run in config["runs"])
-    if config["batch_per_process"] is None:
-        if config["learning_rate_rule"] != "none":
+    sizes = {key: spec["per_process"] for key, spec in keys.properties.items()
+             if "per_process" in spec}  # fmt: skip
+    for key, other in sizes.items():
+        if config[other] is not None and any(key in part for part in (given, *config["runs"])):
+            raise Refusal(f"config: {other}: {key} is given too; keep one of them")
+    for spec in keys.properties.values():
+        rule = spec.get("grows_by")
+        if rule and config[rule] != "none" and all(config[each] is None for each in sizes.values()):
             raise Refusal(
-                "config: learning_rate_rule: scales with batch_per_process; give that, or leave "
+                f"config: {rule}: scales with {' or '.join(sizes.values())}; give that, or leave "
                 "the rule out"
             )
-    elif "global_batch_size" in given or paired:
-        raise Refusal("config: batch_per_process: global_batch_size is given too; keep one of them")
 
 
-# Keys whose single value may be a list.
-LISTS = ("widths", "crop_size", "test_size")
+def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
+    """Refuse names of parameters that mean something else, and outputs that are no paths of their
+    own.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    together = set().union(*config["runs"]) - keys.axes.keys()
+    names = [*keys.parameters, *config["parameters"], *together]
+    for name in names:
+        if not isinstance(name, str) or not PARAMETER.fullmatch(name):
+            raise Refusal(f"config: runs: {shown(name)} is not {PATTERN_WORDS['parameters']}")
+        taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+        if name in SHARED or name in taken:
+            where = "give it beside program" if name in SHARED else "choose another name"
+            raise Refusal(f"config: parameters.{name}: has a meaning of its own; {where}")
+    for path in config["outputs"]:
+        parts = PurePosixPath(path)
+        unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
+        # Braces would be Snakemake's wildcards; stars are for a shell.
+        if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
+            raise Refusal(
+                f"config: outputs: {shown(path)} is not a path inside the results folder; give "
+                "one such as model.pt, or a folder"
+            )
+    outputs = [PurePosixPath(path) for path in config["outputs"]]
+    for number, path in enumerate(outputs):
+        for other in outputs[:number]:
+            if path == other or path in other.parents or other in path.parents:
+                raise Refusal(
+                    f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
+                    "one is inside the other; keep one of them"
+                )
+    names = [PurePosixPath(path).name for path in config["files"]]
+    for name in names:
+        if not name or names.count(name) > 1 or name == MANIFEST:
+            raise Refusal(
+                f"config: files: {shown(name)} is there twice, is {MANIFEST}, or has no name; "
+                "files are staged in one folder and need names of their own"
+            )
 
 
-def is_axis(key: str, value: Any) -> bool:
-    """Whether the value is a list of values."""
-    return isinstance(value, list) and (
-        key not in LISTS or any(isinstance(each, list) for each in value)
-    )
+def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:
+    """Refuse `{name}` in the words of a program that stands for nothing.
+
+    Raises:
+        Refusal: naming it.
+    """
+    absent = {"data"} if run.dataset is None else set()
+    absent |= set() if config["files"] else {"files"}
+    known = {*run.values, *keys.parameters}
+    folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
+    command.refuse_unknown_names("arguments", run.command, known | folders)
+    folders = set(command.OF_EVALUATION) - absent - {"state"}
+    command.refuse_unknown_names("evaluate", command.evaluation(config), known | folders)
 
 
 def run_name(point: Mapping[str, Any]) -> str:
@@ -543,78 +641,6 @@ def any_of(texts: frozenset[str]) -> str:
     return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(sorted(alternatives))})"
 
 
-def refuse_unusable_model(run: Run) -> None:
-    """Refuse a model that nobody has, or that cannot take the images of a built-in data set.
-
-    This runs the code of the user's own network.
-
-    Raises:
-        Refusal: naming the model and the remedy.
-    """
-    refuse_unknown_model(run.model)
-    if run.dataset in DATASETS and run.model not in OWN_MODELS:
-        # Imported here, because torch takes seconds.
-        from ddp.models.fitting import refuse_unfit_model
-
-        built_in = DATASETS[run.dataset]
-        form = Form(*built_in.image_shape, built_in.classes)
-        refuse_unfit_model(run.model, run.widths, run.model_args, form)
-
-
-def refuse_impossible(run: Run, axes: Mapping[str, Any]) -> None:
-    """Refuse keys that contradict each other.
-
-    Raises:
-        Refusal: naming the key to change.
-    """
-    if run.global_batch_size % run.world_size:
-        raise Refusal(
-            f"global_batch_size: {run.global_batch_size} does not divide among "
-            f"{run.world_size} processes "
-            f"({run.nodes} nodes x {run.nproc_per_node}); "
-            f"use {max(1, round(run.global_batch_size / run.world_size)) * run.world_size}"
-        )
-    if built_in := DATASETS.get(run.dataset):
-        run.refuse_unfit_counts(built_in.train_images)
-        run.refuse_unfit_sizes(*built_in.image_shape[:2])
-    if not run.validation_fraction and "validation_seed" in axes:
-        raise Refusal(
-            "validation_seed: an axis that validation_fraction 0 ignores; give one value, "
-            "or a fraction above 0"
-        )
-    if run.model not in with_widths() and "widths" in axes:
-        raise Refusal(
-            f"widths: an axis that model {run.model} ignores; give one value, or only "
-            f"{' and '.join(with_widths())}"
-        )
-    if run.model_args and not (is_own(run.model) or run.model.startswith(TIMM)):
-        raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
-    for key, value, ignored in IGNORED:
-        if getattr(run, key) == value and ignored in axes:
-            raise Refusal(
-                f"{ignored}: an axis that {key}: {value} ignores; give one value, or another {key}"
-            )
-    if run.optimizer == "adamw" and "momentum" in axes:
-        raise Refusal(
-            "momentum: an axis that optimizer adamw ignores; give one value, or only sgd and muon"
-        )
-    if run.world_size == 1 and "gradient_compression" in axes:
-        raise Refusal(
-            "gradient_compression: an axis that a single process ignores; give one value, "
-            "or more processes"
-        )
-    if run.optimizer == "muon" and run.model not in with_muon():
-        raise Refusal(
-            f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
-            f"of {run.model}; use sgd or adamw"
-        )
-    if run.optimizer == "muon" and run.precision == "fp16":
-        raise Refusal(
-            "precision: muon cannot skip the steps that the gradient scaler of fp16 "
-            "rejects; use bf16, or sgd or adamw"
-        )
-
-
 def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:
     """Refuse a repeated value on an axis, and too many runs.
 
@@ -658,12 +684,12 @@ def refuse_bad_paths(config: Mapping[str, Any]) -> None:
 
 
 def refuse_impossible_source(
-    datasets: Sequence[str], settings: Mapping[str, Any], own: bool
+    datasets: Sequence[str], settings: Mapping[str, Any], reading: bool
 ) -> None:
     """Refuse a source that does not have the data set.
 
     Args:
-        own: a data set that is not built in need not be declared.
+        reading: a data set that is not built in need not be declared.
 
     Raises:
         Refusal: naming the key to change.
@@ -690,7 +716,7 @@ def refuse_impossible_source(
     source = settings["source"]
     for dataset in datasets:
         if dataset not in DATASETS:
-            if own:
+            if reading:
                 continue
             raise Refusal(
                 f"config: dataset.name: {shown(dataset)} is not one of {', '.join(DATASETS)}; for "

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from ddp.base.errors import Refusal
 from ddp.experiment.config import Run
-from ddp.experiment.programs import ProgramRun
 from ddp.schedulers.base import Size
 
 # CPUs of a process if the run leaves them open. A GPU needs fewer; for a CPU node with more, set
@@ -41,8 +40,12 @@ MOST_CACHE_MB = 16_000
 
 
 def training_size(run: Run, images: Images = USUAL) -> Size:
-    """What `stage` and `train` ask for. Both ask for the same: they run in one job."""
-    share = run.global_batch_size / run.world_size
+    """What `stage` and `train` ask for. Both ask for the same: they run in one job.
+
+    A program with a data set and a global_batch_size gets memory for the pixels of its share.
+    """
+    batch = run.parameters.get("global_batch_size") if run.dataset else 0
+    share = batch / run.world_size if isinstance(batch, int | float) else 0
     pixels_mb = int(share * images.height * images.width * BYTES_PER_PIXEL / 1e6)
     cache_mb = min(int(images.bytes / 1e6), MOST_CACHE_MB)
     process_mb = PROCESS_MB[run.device]
@@ -59,27 +62,13 @@ def training_size(run: Run, images: Images = USUAL) -> Size:
     )
 
 
-def program_size(run: ProgramRun, images: Images = USUAL) -> Size:
-    """What `stage` and `train` ask for with a user's program, of which only the data are known."""
-    cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
-    cache_mb = min(int(images.bytes / 1e6), MOST_CACHE_MB)
-    return Size(
-        nodes=run.nodes,
-        cpus=run.nproc_per_node * cpus,
-        gpus=run.nproc_per_node if run.device == "cuda" else 0,
-        memory=run.nproc_per_node * PROCESS_MB[run.device] + max(0, cache_mb - USUAL_MB),
-        launches=True,
-        scratch=int(images.bytes / 1e6),
-    )
-
-
-def evaluation_size(run: Run | ProgramRun, _images: Images = USUAL) -> Size:
+def evaluation_size(run: Run, _images: Images = USUAL) -> Size:
     """What `evaluate` asks for: one process on one node."""
     gpus = 1 if run.device == "cuda" else 0
     return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device], launches=False)
 
 
-def cpus_on_one_machine(run: Run | ProgramRun, cores: int) -> int:
+def cpus_on_one_machine(run: Run, cores: int) -> int:
     """The CPUs of all processes of a run on this machine; all of its cores for `auto`."""
     return cores if run.cpus_per_proc == "auto" else run.world_size * int(run.cpus_per_proc)
 

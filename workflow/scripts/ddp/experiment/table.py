@@ -10,23 +10,18 @@ import yaml
 
 from ddp.base.errors import Refusal, reason, shown
 from ddp.base.reading import read_bytes
+from ddp.experiment.file import MOST_BYTES
+from ddp.experiment.keys import Keys, kinds
 from ddp.experiment.paths import with_paths
-from ddp.experiment.schema import (
-    MOST_BYTES,
-    TEXT_KEYS,
-    is_program,
-    typed_rows,
-    with_types,
-)
 
 MOST_ROWS = 10_000
 
 
-def with_table(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+def with_table(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -> dict[str, Any]:
     """The configuration with the rows of the CSV file that `runs` names, a column per key.
 
     Args:
-        folders: as for `with_paths`.
+        folders, keys: as for `with_paths`.
 
     Raises:
         Refusal: the file is missing, or is no such table.
@@ -51,26 +46,26 @@ def with_table(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, 
     header = [name.strip() for name in lines[0]]
     if len(set(header)) < len(header) or not all(header):
         raise Refusal(f"config: runs: {path}: the first line must name every key, each once")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(header):
             raise Refusal(
                 f"config: runs: {path}: row {number} has {len(line)} cells, not {len(header)}"
             )
         rows.append(dict(zip(header, map(str.strip, line), strict=True)))
-    if is_program(config):
-        return dict(config) | {"runs": typed_rows(rows, as_written=False)}
-    typed = [{key: cell_value(key, cell) for key, cell in row.items()} for row in rows]
-    return dict(config) | {"runs": [with_paths(with_types(row), folders) for row in typed]}
+    if keys.declared:
+        rows = [{key: cell_value(key, cell, keys) for key, cell in row.items()} for row in rows]
+    typed = keys.typed_rows(rows, as_written=False)
+    return dict(config) | {"runs": [with_paths(row, folders, keys) for row in typed]}
 
 
-def cell_value(key: str, cell: str) -> Any:
+def cell_value(key: str, cell: str, keys: Keys) -> Any:
     """What a cell stands for: a list or a mapping as in YAML, or a text.
 
     Raises:
         Refusal: it is an incomplete list or mapping.
     """
-    if key in TEXT_KEYS:
+    if key in keys.axes and kinds(keys.axes[key]) <= {"string", "null"}:
         return cell
     if cell in ("TRUE", "FALSE"):  # as spreadsheets write them
         return cell.lower()

@@ -12,14 +12,13 @@ import numpy as np
 from scipy import stats
 
 from ddp.base.errors import Refusal
-from ddp.experiment.config import SITE, Common, Experiment, value_text
-from ddp.experiment.programs import ProgramExperiment
+from ddp.experiment.config import Experiment, value_text
 from ddp.reporting.measures import read_measured
 from ddp.reporting.progress import read_record
 from ddp.reporting.results import read_finished
 
 LEVEL = 0.95  # of the intervals
-# Keys that name files, besides those of SITE.
+# Keys that name files.
 NO_SETTING = ("experiment", "runs")
 
 
@@ -33,7 +32,7 @@ class Results:
         views: of the accuracies; empty for a program of the user's.
     """
 
-    experiment: Common
+    experiment: Experiment
     numbers: dict[str, dict[str, float]]
     data: frozenset[str]
     views: frozenset[str]
@@ -83,7 +82,7 @@ def read(folder: Path) -> Results:
     return Results(experiment, numbers, frozenset(data), frozenset(views))
 
 
-def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
+def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
     """A run's numbers, and run.json with the views of its accuracy; None if it is not finished.
 
     Raises:
@@ -91,7 +90,7 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
     """
     try:
         run = experiment.runs[folder.name]
-        if isinstance(experiment, Experiment):
+        if experiment.built_in:
             finished = read_finished(folder, run, experiment.config["test_views"])
             about, evaluation = finished.about, finished.evaluation
             found = {
@@ -103,8 +102,7 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
             if evaluation["views"] == "plain":
                 del found["accuracy, one view"]
             return found, about | {"views": evaluation["views"]}
-        evaluated = isinstance(experiment, ProgramExperiment) and bool(experiment.evaluation)
-        measured = read_measured(folder, run, evaluated)
+        measured = read_measured(folder, run, bool(experiment.evaluation))
         numbers = measured.numbers | {"seconds": measured.about["seconds"]}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         return finite, measured.about
@@ -112,7 +110,7 @@ def of_run(experiment: Common, folder: Path) -> tuple[dict[str, float], dict[str
         return None
 
 
-def settings(before: Common, after: Common) -> list[str]:
+def settings(before: Experiment, after: Experiment) -> list[str]:
     """The keys whose values differ, as `key before -> after`."""
     one, other = flat(before.settings), flat(after.settings)
     return [
@@ -126,7 +124,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that may change a result; those of a data set and of parameters by themselves."""
     found: dict[str, Any] = {}
     for key, value in config.items():
-        if key in SITE or key in NO_SETTING:
+        if key in NO_SETTING:
             continue
         if key == "dataset" and value:
             found[key] = value["name"]

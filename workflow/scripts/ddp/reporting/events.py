@@ -8,8 +8,7 @@ from typing import Any
 
 from ddp.base.errors import Refusal
 from ddp.base.optional import tensorboard
-from ddp.experiment.config import Common, Experiment
-from ddp.experiment.programs import ProgramExperiment
+from ddp.experiment.config import Experiment
 from ddp.reporting.measures import read_measured
 from ddp.reporting.progress import count_of, read_rows
 from ddp.reporting.results import read_finished
@@ -80,13 +79,13 @@ class RunEvents:
             self.file.close()
 
 
-def points_of(experiment: Common, folder: Path) -> tuple[list[Point], dict[int, float]]:
+def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[int, float]]:
     """What a run has to show so far, and when each step was, in seconds since the epoch.
 
     A program may have written a row twice; the later one counts. Steps are those of the first
     column: epochs, or what the program counts.
     """
-    built_in = isinstance(experiment, Experiment)
+    built_in = experiment.built_in
     path = folder / ("history.csv" if built_in else "work/metrics.csv")
     rows: dict[int, dict[str, float]] = {}
     for row in read_rows(path):
@@ -104,11 +103,11 @@ def points_of(experiment: Common, folder: Path) -> tuple[list[Point], dict[int, 
     return points + [(last, *pair) for pair in final(experiment, folder)], times(rows, path)
 
 
-def final(experiment: Common, folder: Path) -> list[tuple[str, float]]:
+def final(experiment: Experiment, folder: Path) -> list[tuple[str, float]]:
     """The numbers of a finished run; none before."""
     run = experiment.runs[folder.name]
     try:
-        if isinstance(experiment, ProgramExperiment):
+        if not experiment.built_in:
             found = read_measured(folder, run, bool(experiment.evaluation)).numbers
             return [
                 (f"result/{key}", value) for key, value in found.items() if not math.isnan(value)

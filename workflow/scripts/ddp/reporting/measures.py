@@ -13,7 +13,7 @@ from typing import Any
 from ddp.base import atomic
 from ddp.base.errors import Refusal, reason, shown
 from ddp.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
-from ddp.experiment.programs import ProgramRun
+from ddp.experiment.config import Run
 from ddp.reporting.results import read_own_about
 from ddp.reporting.sums import REMAKE, of_files, refuse_changed
 
@@ -153,7 +153,7 @@ class Measured:
         return self.result | self.evaluation
 
 
-def read_measured(folder: Path, run: ProgramRun, evaluated: bool) -> Measured:
+def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
     """The numbers of a run, after comparing its files with each other.
 
     Args:
@@ -200,7 +200,7 @@ def write_result(path: Path, result: Mapping[str, float]) -> None:
     atomic.write_text(path, json.dumps(finite, indent=2) + "\n")
 
 
-def result_line(folder: Path, run: ProgramRun, evaluated: bool) -> str:
+def result_line(folder: Path, run: Run, evaluated: bool) -> str:
     """The results of a run in one line, or the reason why they cannot be read."""
     try:
         found = read_measured(folder, run, evaluated)

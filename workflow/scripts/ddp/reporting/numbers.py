@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ddp.base.errors import Refusal
-from ddp.experiment.config import Experiment, Run
-from ddp.experiment.programs import COLUMNS, ProgramExperiment, ProgramRun
+from ddp.experiment.config import COLUMNS, Experiment, Run
 from ddp.reporting import scaling
 from ddp.reporting.measures import read_measured
 from ddp.reporting.results import read_finished
@@ -38,7 +37,7 @@ class Numbers:
     sums: dict[str, str]
 
 
-def read(experiment: Experiment | ProgramExperiment, name: str, results: Path) -> Numbers:
+def read(experiment: Experiment, name: str, results: Path) -> Numbers:
     """The numbers of a run.
 
     Args:
@@ -48,7 +47,7 @@ def read(experiment: Experiment | ProgramExperiment, name: str, results: Path) -
         Refusal: a file of the run is missing, damaged, or of another run.
     """
     try:
-        if isinstance(experiment, Experiment):
+        if experiment.built_in:
             views = experiment.config["test_views"]
             return of_classifier(results / name, experiment.runs[name], views)
         axes = ["run", *experiment.axes]
@@ -71,7 +70,7 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     return Numbers(found.about, results, rows, confusion, found.sums)
 
 
-def of_program(folder: Path, run: ProgramRun, evaluated: bool, axes: Collection[str]) -> Numbers:
+def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -> Numbers:
     """The numbers that it has written. One of the evaluation's may have the name of one of the
     training's, and any of them that of one of the axes.
     """
@@ -90,9 +89,7 @@ def unused(name: str, origin: str, taken: Collection[str]) -> str:
     return name
 
 
-def tables(
-    experiment: Experiment | ProgramExperiment, runs: Mapping[str, Numbers]
-) -> dict[str, pd.DataFrame]:
+def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.DataFrame]:
     """The tables by name, with the columns that docs/results.md describes."""
     axes = {name: experiment.axis_values(name) for name in runs}
     summary = pd.DataFrame([axes[name] | summary_row(each) for name, each in runs.items()])
@@ -108,7 +105,7 @@ def tables(
     if any(each.confusion for each in runs.values()):
         best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
         found["confusion"] = confusion(best, *(runs[best].confusion or ([], [])))
-    if isinstance(experiment, Experiment) and experiment.varies_in_size:
+    if experiment.built_in and experiment.varies_in_size:
         measured = [
             scaling.of_run(name, experiment.runs[name], each.about, each.rows,
                            each.results["accuracy"])

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 from scipy import stats
 
-from ddp.experiment.config import SITE, Common, Experiment
+from ddp.experiment.config import Experiment
 from ddp.reporting import scaling
 from ddp.reporting.difference import LEVEL
 from ddp.reporting.result_figures import is_share
@@ -33,7 +33,7 @@ TITLES = {
 
 
 def report(
-    experiment: Common,
+    experiment: Experiment,
     tables: Mapping[str, pd.DataFrame],
     results: Sequence[str],
     missing: pd.DataFrame | None,
@@ -63,8 +63,8 @@ def report(
         first=pictures.pop(first, ""),
         means=means(summary, settings, results),
         runs=every_run(summary, [axis for axis in experiment.axes if axis in summary], results),
-        advice=scaling.advice(experiment, sizes) if isinstance(experiment, Experiment)
-        and sizes is not None else [],
+        advice=scaling.advice(experiment, sizes) if experiment.built_in and sizes is not None
+        else [],
         scaling=scaled,
         sizes=None if sizes is None else size_table(sizes),
         others=list(pictures.values()),
@@ -243,7 +243,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value["name"] if key == "dataset" and value else value
         for key, value in config.items()
-        if key not in ("experiment", *SITE) and value not in (None, [], {})
+        if key != "experiment" and value not in (None, [], {})
     }
 
 

@@ -17,8 +17,7 @@ from ddp.base.reading import MOST, parse_form, read_bytes
 from ddp.base.timeouts import BETWEEN, LEASE
 from ddp.checkpointing import incidents
 from ddp.checkpointing.owner import LIVE, look
-from ddp.experiment.config import Common, Experiment, Run, parse_option
-from ddp.experiment.programs import ProgramExperiment, ProgramRun, read_experiment
+from ddp.experiment.config import Experiment, parse_option
 from ddp.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -57,7 +56,7 @@ class Progress:
     interruptions: int = 0
 
 
-def read_all(experiment: Common, folder: Path, now: float | None = None) -> list[Progress]:
+def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> list[Progress]:
     """The progress of every run, in the order of the experiment.
 
     Args:
@@ -65,15 +64,15 @@ def read_all(experiment: Common, folder: Path, now: float | None = None) -> list
         now: in seconds since the epoch.
     """
     moment = time.time() if now is None else now
-    own = isinstance(experiment, ProgramExperiment)
-    evaluated = not own or bool(experiment.config["evaluate"])
+    own = not experiment.built_in
+    evaluated = not own or bool(experiment.evaluation)
     jobs = read_quietly(folder / JOBS, "jobs")
     found = []
     for name, run in experiment.runs.items():
-        epochs = run.epochs if isinstance(run, Run) else None
+        epochs = None if own else run.epochs
         read = (
             partial(measures.result_line, run=run, evaluated=evaluated)
-            if isinstance(run, ProgramRun)
+            if own
             else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
         )
         each = read_one(name, folder / name, epochs, own, evaluated, read, moment)
@@ -235,7 +234,7 @@ def since_save(state: Path, own: bool, now: float) -> float | None:
     return max(0.0, now - max(times)) if times else None
 
 
-def read_record(folder: Path) -> Experiment | ProgramExperiment:
+def read_record(folder: Path) -> Experiment:
     """An experiment, as the newest command on it configured it.
 
     Args:
@@ -251,4 +250,4 @@ def read_record(folder: Path) -> Experiment | ProgramExperiment:
             f"{folder / RECORD} is not there; give the folder of an experiment that has been "
             "started, such as results/quickstart"
         ) from None
-    return read_experiment(parse_option(str(folder / RECORD), text), own=True)
+    return Experiment.from_config(parse_option(str(folder / RECORD), text), reading=True)

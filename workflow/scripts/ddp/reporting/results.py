@@ -14,7 +14,6 @@ from ddp.base import atomic, failure
 from ddp.base.errors import Refusal, reason
 from ddp.base.reading import MOST, read_json
 from ddp.experiment.config import Run
-from ddp.experiment.programs import ProgramRun
 from ddp.reporting.history import read_history
 from ddp.reporting.sums import REMAKE, of_files, refuse_changed
 
@@ -37,7 +36,7 @@ class Missing:
     log: str = ""
 
 
-def changed(about: Path, run: Run | ProgramRun) -> list[str]:
+def changed(about: Path, run: Run) -> list[str]:
     """What has changed in a run's configuration since it was trained, as `epochs 4 -> 5`.
 
     Args:
@@ -56,17 +55,16 @@ def changed(about: Path, run: Run | ProgramRun) -> list[str]:
     return differences(before, run)
 
 
-def form_of(run: Run | ProgramRun) -> str:
+def form_of(run: Run) -> str:
     """The schema of its run.json."""
-    return "program_run" if isinstance(run, ProgramRun) else "run"
+    return "program_run" if run.command else "run"
 
 
-def differences(before: dict[str, Any], run: Run | ProgramRun) -> list[str]:
+def differences(before: dict[str, Any], run: Run) -> list[str]:
     """What a configuration of run.json has differently, as `key before -> now`."""
-    own = isinstance(run, ProgramRun)
     now = json.loads(run.to_json())
     # A key of the built-in trainer that is not there is newer than the run.
-    keys = dict.fromkeys([*before, *now]) if own else [key for key in now if key in before]
+    keys = dict.fromkeys([*before, *now]) if run.command else [key for key in now if key in before]
     return [
         f"{key} {before.get(key, 'not given')} -> {now.get(key, 'not given')}"
         for key in keys
@@ -87,7 +85,7 @@ def read_about(path: Path, form: str = "run") -> dict[str, Any]:
     return read_json(path, form, "train the run again")
 
 
-def read_own_about(folder: Path, run: Run | ProgramRun) -> dict[str, Any]:
+def read_own_about(folder: Path, run: Run) -> dict[str, Any]:
     """run.json of this run, and of no other.
 
     Raises:

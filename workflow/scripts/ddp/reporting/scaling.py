@@ -12,7 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from ddp.experiment.config import SIZE, Experiment, Run
+from ddp.experiment.config import Experiment, Run
+from ddp.experiment.keys import SIZE
 from ddp.reporting.step_model import Model, Step, fit, last_that_pays
 
 # What the sizes of one study may differ in; in its learning rate too if it is paired with them.

@@ -2,9 +2,11 @@
 
 from ddp.data.batches import Augmentation
 from ddp.data.folder import DataFolder
-from ddp.experiment.config import Run, edges
+from ddp.experiment.config import Run
 from ddp.models.fitting import refuse_unfit_model
 from ddp.models.names import Form
+from ddp.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
+from ddp.training.sizes import edges
 
 # Edge from which `crop: auto` resizes random boxes.
 PHOTOGRAPH = 96
@@ -33,21 +35,10 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
         Refusal: naming the key to change.
     """
     height, width, channels = data.image_shape
-    train_images = data.manifest["images"]["train"]
-    run.refuse_unfit_counts(train_images)
-    run.refuse_unfit_sizes(height, width)
-    refuse_unfit_network(run, how(run, data).window, channels, data.classes)
-
-
-def refuse_unfit_network(run: Run, window: tuple[int, int], channels: int, classes: int) -> None:
-    """Refuse a network that does not take what training or evaluation shows it.
-
-    Args:
-        window: height and width of what it sees in training.
-
-    Raises:
-        Refusal: naming the model and the problem.
-    """
+    refuse_contradictions(run)
+    refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
+    refuse_unfit_sizes(run, data.dataset, height, width)
+    window = how(run, data).window
     for size in {window, edges(run.test_size) or window}:
-        form = Form(*size, channels, classes)
+        form = Form(*size, channels, data.classes)
         refuse_unfit_model(run.model, run.widths, run.model_args, form)

@@ -6,7 +6,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ddp.data.folder import DataFolder, content_sha256
 from ddp.data.guard import Guard
 from ddp.data.shares import Shares, fits
 from ddp.data.staging import Staged, discard
-from ddp.experiment.config import Run, edges
+from ddp.experiment.config import Run
 from ddp.models.classifier import build, images_sums, moments, some
 from ddp.models.weights import warm_start
 from ddp.ranks.process_group import Process, all_reduce, everyone_is_here
@@ -33,6 +32,7 @@ from ddp.reporting.history import HISTORY
 from ddp.training.data import how, refuse_unfit_data
 from ddp.training.gradients import distributed
 from ddp.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
+from ddp.training.sizes import edges, validation_images
 from ddp.training.steps import Stepper, average_batchnorm, random_state, set_random_state, validate
 
 # Bytes of neighbouring images that `order: blocks` reads in one piece.
@@ -73,7 +73,7 @@ class Training:
         everyone_is_here()
         images, labels = here.split("train")
         held_in, held_out = batches.validation_split(
-            len(labels), run.validation_images(len(labels)), run.validation_seed
+            len(labels), validation_images(run, len(labels)), run.validation_seed
         )
         resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
         self.shares = Shares(images, held_in, how(run, data), process.device, resident)
@@ -260,7 +260,7 @@ class Training:
                     )
         self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
         return State(
-            run=asdict(self.run),
+            run=self.run.values,
             data_sha256=self.data.sha256,
             code_sha256=self.code_sha256,
             epoch=self.epoch,

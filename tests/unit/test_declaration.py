@@ -1,0 +1,144 @@
+"""Programs that declare their parameters have the checks and messages of the built-in one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp.base.errors import Refusal
+from ddp.experiment.config import Experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMETERS: dict[str, Any] = {
+    "lr": {"type": "number", "exclusiveMinimum": 0},
+    "width": {"type": "integer", "minimum": 1, "default": 8},
+    "sizes": {"type": "array", "items": {"type": "integer"}, "default": [3, 4]},
+    "start": {"type": ["string", "null"], "default": None, "format": "path"},
+    "name": {"type": "string", "default": "01"},
+    "every": {"type": "integer", "default": 3, "result": False},
+    "views": {"enum": ["one", "two"], "default": "one", "result": "evaluation"},
+    "decay": {"type": "number", "default": 0, "only_with": {"width": {"minimum": 8}}},
+    "batch": {"type": "integer", "default": 32, "per_process": "share"},
+    "share": {"type": ["integer", "null"], "default": None},
+}
+CHECK = """
+def check(parameters, geometry, dataset):
+    if parameters["width"] % geometry["world_size"]:
+        raise ValueError(f"width: {parameters['width']} does not divide; use a multiple")
+    assert dataset is None or dataset["classes"] == 10
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "first.bin").write_text("")
+    declare(tmp_path, PARAMETERS)
+    (tmp_path / "check.py").write_text(CHECK)
+    return tmp_path
+
+
+def declare(place: Path, parameters: dict[str, Any]) -> None:
+    text = yaml.safe_dump({"properties": parameters}, sort_keys=False)
+    (place / "parameters.yaml").write_text(text)
+
+
+def experiment(place: Path, **keys: Any) -> Experiment:
+    return Experiment.from_files(
+        {"experiment": "mine", "program": "train.py", "lr": 0.5} | keys, [place]
+    )
+
+
+def test_declared_parameters_are_keys_axes_and_values_of_runs(place: Path) -> None:
+    found = experiment(place, lr=["0.1", 1], sizes=[[1, 2], [3]], seed=[0, 1], start="first.bin")
+    assert next(iter(found.runs)) == "lr~0.1_sizes~1-2_seed~0"
+    run = found.runs["lr~1.0_sizes~3_seed~1"]
+    assert run.parameters == {
+        "lr": 1.0, "width": 8, "sizes": [3], "start": run.start, "name": "01", "decay": 0.0,
+        "batch": 32,
+    }  # fmt: skip
+    assert Path(run.start).resolve() == place / "first.bin"
+    assert found.numeric_axes == ["lr"]
+    assert Experiment.from_json(found.science).runs == found.runs
+
+
+def test_what_changes_no_result_is_no_part_of_a_run(place: Path) -> None:
+    found = experiment(place, every=9, views="two")
+    assert found.runs == experiment(place).runs
+    assert found.parameters_for(False) == {"every": 9}
+    assert found.parameters_for("evaluation") == {"views": "two"}
+    assert "every" not in found.science
+
+
+def test_a_value_may_be_a_multiple_of_the_processes(place: Path) -> None:
+    runs = experiment(place, share=10, nodes=[1, 4]).runs
+    assert [run.batch for run in runs.values()] == [10, 40]
+
+
+def test_parameters_vary_together_in_a_table(place: Path) -> None:
+    (place / "runs.csv").write_text('lr,sizes,name\n0.1,"[1, 2]",01\n0.2,"[3]",2\n')
+    given = {"experiment": "mine", "program": "train.py", "runs": "runs.csv"}
+    runs = Experiment.from_files(given, [place]).runs
+    assert [(run.lr, run.sizes, run.name) for run in runs.values()] == [
+        (0.1, [1, 2], "01"), (0.2, [3], "2"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "line"), [
+    ({"widht": 3}, "widht: unknown key; did you mean width?"),
+    ({"width": "x"}, 'width: "x" is not a whole number'),
+    ({"width": [8, 0]}, "width: 0 is too small; the least is 1"),
+    ({"views": "three"}, 'views: "three" is not one of one, two'),
+    ({"lr": []}, "lr: [] is too short; an axis needs at least one value"),
+    ({"width": 9, "nodes": 2}, "width: 9 does not divide; use a multiple"),
+    ({"parameters": {"a": 1}},
+     "parameters: the program declares its own; give them beside program"),
+    ({"width": 4, "decay": [0.0, 0.1]},
+     "decay: an axis that width: 4 ignores; give one value, or another width"),
+    ({"share": 4, "batch": 8}, "share: batch is given too; keep one of them"),
+    ({"every": [1, 2]}, "every: [1, 2] is not a whole number"),
+    ({"lr": None}, "lr: null is not a number"),
+])  # fmt: skip
+def test_a_mistake_is_one_line_before_any_job(place: Path, keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        experiment(place, **keys)
+    assert str(refused.value) == f"config: {line}"
+
+
+def test_a_value_without_a_default_must_be_given(place: Path) -> None:
+    with pytest.raises(Refusal, match="config: lr: is missing; the program has no default of it"):
+        Experiment.from_files({"experiment": "mine", "program": "train.py"}, [place])
+
+
+@pytest.mark.parametrize(("parameters", "said"), [
+    ({"lr": {"type": "nummer"}}, "lr: 'nummer' is not valid"),
+    ({"lr": {"type": "number", "default": "x"}}, "lr: default: 'x' is not of type 'number'"),
+    ({"lr": {"$ref": "http://127.0.0.1/x"}}, "lr: $ref is not supported; write it out"),
+    ({"lr": {"type": "number", "result": "no"}}, "enum in properties.lr.result"),
+    ({"lr": {"grows_by": "rule"}}, 'lr: "rule" is no parameter'),
+    ({"lr": {"only_with": {"nods": {}}}}, "only_with: nods is no key of a run"),
+    ({"nodes": {"type": "integer"}}, "nodes is a key of every experiment; choose another name"),
+    ({"world_size": {"type": "integer"}}, "has a meaning of its own; choose another name"),
+    ({"1r": {"type": "integer"}}, "pattern in properties"),
+])  # fmt: skip
+def test_a_declaration_that_is_none_is_refused(
+    place: Path, parameters: dict[str, Any], said: str
+) -> None:
+    declare(place, parameters)
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_files({"experiment": "mine", "program": "train.py"}, [place])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "1 / 0", "def check(:", ""])
+def test_a_check_that_fails_by_itself_is_named(place: Path, code: str) -> None:
+    (place / "check.py").write_text(code)
+    with pytest.raises(Refusal, match=r"^config: program: .*check.py: \w+"):
+        experiment(place)
+
+
+def test_reading_a_record_runs_no_code_of_the_users(place: Path) -> None:
+    science = experiment(place).science
+    (place / "check.py").write_text("raise SystemExit(3)")
+    assert list(Experiment.from_json(science).runs) == ["run"]

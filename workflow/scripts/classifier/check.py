@@ -1,0 +1,51 @@
+"""What the workflow asks the classifier before any job: can such a run be trained?"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ddp.data.datasets import DATASETS
+from ddp.models.names import OWN_MODELS, Form, is_own, refuse_unknown_model
+from ddp.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
+from ddp.training.sizes import edges
+
+
+def check(
+    parameters: Mapping[str, Any], geometry: Mapping[str, Any], dataset: Mapping[str, Any]
+) -> None:
+    """Refuse a run that cannot be trained. This runs the code of the user's own network.
+
+    Args:
+        dataset: its name, and what is known of it, see `experiment.config.facts_of`.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    run = SimpleNamespace(**parameters, **geometry)
+    refuse_unfit_network(run, dataset)
+    refuse_contradictions(run)
+    if dataset.get("train_images"):
+        refuse_unfit_counts(run, dataset["name"], dataset["train_images"])
+        refuse_unfit_sizes(run, dataset["name"], dataset["height"], dataset["width"])
+
+
+def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
+    """Refuse a network that nobody has, or that does not take what it will be shown."""
+    refuse_unknown_model(run.model)
+    if dataset["name"] in DATASETS and run.model in OWN_MODELS:
+        return
+    # Imported here, because torch takes seconds.
+    height, width, channels, classes = (
+        dataset.get(key) for key in ("height", "width", "channels", "classes")
+    )
+    if height and width and channels and classes:
+        from ddp.models.fitting import refuse_unfit_model
+
+        window = edges(run.crop_size) or (height, width)
+        for size in {window, edges(run.test_size) or window}:
+            form = Form(size[0], size[1], channels, classes)
+            refuse_unfit_model(run.model, run.widths, run.model_args, form)
+    elif "classes" in dataset and is_own(run.model):
+        from ddp.models.fitting import refuse_uncallable
+
+        refuse_uncallable(run.model, run.model_args)

@@ -1,0 +1,21 @@
+"""How many images a run trains and validates on, and of which size; free of torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """Height and width, from one or two numbers."""
+    if size is None:
+        return None
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def validation_images(run: Any, train_images: int) -> int:
+    """Number of training images held out for validation, of so many in the data set."""
+    return round(run.validation_fraction * train_images)
+
+
+def training_images(run: Any, train_images: int) -> int:
+    """Number of images of an epoch, of so many in the data set."""
+    return train_images - validation_images(run, train_images)
