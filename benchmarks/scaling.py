@@ -24,6 +24,7 @@ import torch.distributed as dist
 import yaml
 from matplotlib.axes import Axes
 from measured import Measured
+from step_fits import Compute, fit_compute, fit_network, step_seconds
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -33,14 +34,7 @@ from training import ROOT, train
 from ddp.experiment.config import read_run
 from ddp.models.classifier import Classifier, build
 from ddp.reporting.figures import PALETTE, STYLE
-from ddp.reporting.step_model import (
-    Compute,
-    Network,
-    fit_compute,
-    fit_network,
-    last_that_pays,
-    step_seconds,
-)
+from ddp.reporting.step_model import Network, last_that_pays
 
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3

@@ -385,9 +385,6 @@ def test_keys_vary_together_in_runs_and_are_combined_with_the_axes(tmp_path) -> 
     ]
     assert experiment.axes == {"global_batch_size": [250, 500], "nodes": [1, 2], "seed": [0, 1]}
     assert Experiment.from_json(experiment.science).runs == experiment.runs
-    pattern = re.compile(experiment.name_pattern)
-    assert pattern.fullmatch("global_batch_size~250_nodes~1_seed~0")
-    assert not pattern.fullmatch("global_batch_size~250_nodes~2_seed~0")
     table = tmp_path / "runs.csv"
     table.write_text("nodes,global_batch_size\n1,250\n2,500\n")
     read = with_table({"experiment": "test", "runs": str(table), "seed": [0, 1]}, [], BUILT_IN)
@@ -473,15 +470,6 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         )
         assert list(experiment.axes) == [name], name
         assert len(experiment.runs) == 2, name
-
-
-def test_the_name_pattern_matches_the_runs_and_nothing_else() -> None:
-    experiment = Experiment.from_config(
-        {"experiment": "test", "learning_rate": [0.1, 1], "seed": [0, 1, 10]}
-    )
-    assert all(re.fullmatch(experiment.name_pattern, name) for name in experiment.runs)
-    assert not re.fullmatch(experiment.name_pattern, "learning_rate~0x1_seed~0")
-    assert not re.fullmatch(experiment.name_pattern, "learning_rate~0.1_seed~2")
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:

@@ -22,6 +22,7 @@ from ddp.experiment import job_size
 from ddp.experiment.config import Experiment
 from ddp.experiment.file import read_config
 from ddp.models.names import code_of
+from ddp.reporting.results import shortened
 from ddp.schedulers import registry
 from session import Session
 from patches import call_when_planned, end_in_a_thread
@@ -117,6 +118,11 @@ onerror:
 
 def run_of(wildcards):
     """The run of a folder name."""
+    if wildcards.run not in EXPERIMENT.runs:
+        raise WorkflowError(
+            f"{EXPERIMENT.name} has no run {wildcards.run}; its runs are "
+            f"{shortened(list(EXPERIMENT.runs))}"
+        )
     return EXPERIMENT.runs[wildcards.run]
 
 
@@ -166,5 +172,5 @@ def cpus_of(wildcards):
 
 wildcard_constraints:
     experiment=EXPERIMENT.name,
-    run=EXPERIMENT.name_pattern,
+    run="[^/]+",
     dataset="|".join(EXPERIMENT.datasets) or "none",

@@ -419,19 +419,6 @@ class Experiment:
             for key, value in values.items()
         }
 
-    @property
-    def name_pattern(self) -> str:
-        """Regular expression for the names of the runs. Its length grows with the axes, not
-        with their product.
-        """
-        if self.config["runs"]:
-            return any_of(frozenset(self.runs))
-        names = (
-            f"{key}~{any_of(frozenset(map(value_text, values)))}"
-            for key, values in self.axes.items()
-        )
-        return "_".join(names) or "run"
-
 
 def product(
     axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
@@ -613,32 +600,6 @@ def values_text(values: Sequence[Any]) -> str:
         if len(texts) <= MOST_SHOWN
         else f"{', '.join(texts[:3])}, … {texts[-1]}: {len(texts):,} values"
     )
-
-
-def any_of(texts: frozenset[str]) -> str:
-    """Regular expression for exactly these texts, short for a range of numbers:
-    `[01234](?:|[01])`.
-
-    Snakemake puts it into the pattern of every file and matches it for every job. With all seeds
-    listed in it, 8 of the 50 s of a dry run of 5,000 runs went there (profiled).
-    """
-    # First characters by what may follow: characters with the same continuations form a class.
-    followers: dict[str, set[str]] = {}
-    for text in texts:
-        if text:
-            followers.setdefault(text[0], set()).add(text[1:])
-    first_characters: dict[frozenset[str], list[str]] = {}
-    for first, rest in followers.items():
-        first_characters.setdefault(frozenset(rest), []).append(first)
-    alternatives = [""] if "" in texts else []
-    for after, firsts in first_characters.items():
-        one_of = (
-            re.escape(firsts[0])
-            if len(firsts) == 1
-            else f"[{''.join(map(re.escape, sorted(firsts)))}]"
-        )
-        alternatives.append(one_of + any_of(after))
-    return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(sorted(alternatives))})"
 
 
 def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:

@@ -44,19 +44,6 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Compute:
-    """The computation of one process.
-
-    Attributes:
-        image: seconds per image.
-        step: seconds per step, for any number of images.
-    """
-
-    image: float
-    step: float = 0.0
-
-
-@dataclass(frozen=True)
 class Step:
     """A measured step.
 
@@ -108,27 +95,6 @@ class Model:
         return sum(self.parts(step).values())
 
 
-def step_seconds(
-    processes: int,
-    batch: float,
-    compute: Compute,
-    network: Network,
-    size: float,
-    at_once: int | None = None,
-) -> float:
-    """Seconds of a step on a global batch, without overlap of the all-reduce and the backward
-    pass.
-
-    Args:
-        size: of all gradients, in bytes as sent.
-        at_once: the most processes that can compute at the same time, if they share CPUs.
-    """
-    sharing = processes / min(processes, at_once or processes)
-    return sharing * (
-        compute.step + compute.image * batch / processes
-    ) + network.all_reduce_seconds(processes, size)
-
-
 def last_that_pays(seconds: Callable[[int], float], least: float = 0.1, most: int = MOST) -> int:
     """The first power of 2 of processes at which doubling gains less than the share `least`, or
     the first of at least `most`.
@@ -137,37 +103,6 @@ def last_that_pays(seconds: Callable[[int], float], least: float = 0.1, most: in
     while processes < most and seconds(processes) >= (1 + least) * seconds(2 * processes):
         processes *= 2
     return processes
-
-
-def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
-    """Fit to all-reduces as (processes, bytes, seconds): least squares of relative errors."""
-    rows = np.array(
-        [
-            (2 * (processes - 1), 2 * (processes - 1) / processes * size)
-            for processes, size, _ in measured
-        ]
-    )
-    hop, byte = nonnegative(rows, [seconds for _, _, seconds in measured])
-    return Network(hop, 1 / byte)
-
-
-def fit_compute(
-    measured: Sequence[tuple[int, int, float]], network: Network, size: float, at_once: int
-) -> Compute:
-    """Fit to steps as (processes, global batch, seconds), minus their time on the network."""
-    sharing = [processes / min(processes, at_once) for processes, _, _ in measured]
-    rows = np.array(
-        [
-            (share, share * batch / processes)
-            for share, (processes, batch, _) in zip(sharing, measured, strict=True)
-        ]
-    )
-    left = [
-        max(seconds - network.all_reduce_seconds(processes, size), 1e-9)
-        for processes, _, seconds in measured
-    ]
-    step, image = nonnegative(rows, left)
-    return Compute(image, step)
 
 
 def fit(measured: Sequence[Step]) -> Model | None:

@@ -1,0 +1,73 @@
+"""Fits of the network and of the computation to steps that were measured for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp.reporting.step_model import Network, nonnegative
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The computation of one process.
+
+    Attributes:
+        image: seconds per image.
+        step: seconds per step, for any number of images.
+    """
+
+    image: float
+    step: float = 0.0
+
+
+def step_seconds(
+    processes: int,
+    batch: float,
+    compute: Compute,
+    network: Network,
+    size: float,
+    at_once: int | None = None,
+) -> float:
+    """Seconds of a step on a global batch, without overlap of the all-reduce and the backward
+    pass.
+
+    Args:
+        size: of all gradients, in bytes as sent.
+        at_once: the most processes that can compute at the same time, if they share CPUs.
+    """
+    sharing = processes / min(processes, at_once or processes)
+    return sharing * (
+        compute.step + compute.image * batch / processes
+    ) + network.all_reduce_seconds(processes, size)
+
+
+def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
+    """Fit to all-reduces as (processes, bytes, seconds): least squares of relative errors."""
+    rows = np.array(
+        [
+            (2 * (processes - 1), 2 * (processes - 1) / processes * size)
+            for processes, size, _ in measured
+        ]
+    )
+    hop, byte = nonnegative(rows, [seconds for _, _, seconds in measured])
+    return Network(hop, 1 / byte)
+
+
+def fit_compute(
+    measured: Sequence[tuple[int, int, float]], network: Network, size: float, at_once: int
+) -> Compute:
+    """Fit to steps as (processes, global batch, seconds), minus their time on the network."""
+    sharing = [processes / min(processes, at_once) for processes, _, _ in measured]
+    rows = np.array(
+        [
+            (share, share * batch / processes)
+            for share, (processes, batch, _) in zip(sharing, measured, strict=True)
+        ]
+    )
+    left = [
+        max(seconds - network.all_reduce_seconds(processes, size), 1e-9)
+        for processes, _, seconds in measured
+    ]
+    step, image = nonnegative(rows, left)
+    return Compute(image, step)
