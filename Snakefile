@@ -22,7 +22,8 @@ report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
+include: "workflow/rules/inputs.smk"
+include: "workflow/rules/stage.smk"
 
 
 if EXPERIMENT.built_in:

@@ -59,5 +59,8 @@ rule aggregate:
         results=subpath(output.summary, parent=True),
         code=code_sha256("aggregate.py"),
     shell:
-        "python {params.aggregate:q} --config {params.config:q} --results {params.results:q}"
-        " --output {params.results:q} 2>&1 | tee {log:q}"
+        "python {params.aggregate:q}"
+        " --config {params.config:q}"
+        " --results {params.results:q}"
+        " --output {params.results:q}"
+        " 2>&1 | tee {log:q}"

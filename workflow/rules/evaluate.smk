@@ -24,6 +24,12 @@ rule evaluate:
         trust=trust_of,
         code=code_sha256("evaluate.py"),
     shell:
-        "GOMP_SPINCOUNT=10000 OMP_NUM_THREADS={threads} python {params.evaluate:q} --data {params.data:q}"
-        " --model {input.model:q} --checkpoints {input.checkpoints:q}"
-        " --device {params.device} --views {params.views}{params.trust} --output {output:q} 2>&1 | tee {log:q}"
+        "GOMP_SPINCOUNT=10000 OMP_NUM_THREADS={threads}"
+        " python {params.evaluate:q}"
+        " --data {params.data:q}"
+        " --model {input.model:q}"
+        " --checkpoints {input.checkpoints:q}"
+        " --device {params.device}"
+        " --views {params.views}{params.trust}"
+        " --output {output:q}"
+        " 2>&1 | tee {log:q}"

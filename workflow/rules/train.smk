@@ -1,42 +1,14 @@
-"""In: a data set's manifest. Out: staging.json, and a run's weights, checkpoints, history.csv and run.json.
-
-`stage` and `train` form a group: one job, one allocation, so that what is staged is where the training runs.
-"""
+"""In: a data set's manifest. Out: a run's weights, checkpoints, history.csv and run.json."""
 
 NUMBERS = ["evaluation.json", "history.csv", "run.json"]
-SAVING = (
-    f"--save-every-epochs {EXPERIMENT.config['save_every_epochs']}"
-    f" --save-every-seconds {EXPERIMENT.config['save_every_seconds']}"
-    f" --resume {EXPERIMENT.config['resume']}"
+# What changes no result.
+SETTINGS = shlex.join(
+    [
+        f"--{key.replace('_', '-')}={EXPERIMENT.config[key]}"
+        for key in ("save_every_epochs", "save_every_seconds", "images_in", "resume")
+    ]
+    + ["--probe"] * EXPERIMENT.config["probe"]
 )
-
-
-rule stage:
-    input:
-        manifest=data_of,
-    output:
-        report="results/{experiment}/{run}/staging.json",
-    log:
-        "results/{experiment}/{run}/stage.log",
-    group:
-        "training"
-    conda:
-        "../envs/ddp.yaml"
-    resources:
-        **sized_by(job_size.training_size),
-        runtime=10,
-        transport=transport,
-        hosts=HOSTS,
-        scratch=SCRATCH,
-    params:
-        launch=f"{SCRIPTS}/launch.py",
-        stage=f"{SCRIPTS}/stage.py",
-        nodes=lambda wildcards: run_of(wildcards).nodes,
-        data=subpath(input.manifest, parent=True),
-    shell:
-        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher none --resume --nodes {params.nodes}"
-        " --log {log:q} --collect {output.report:q} --"
-        " {params.stage:q} --data {params.data:q} --scratch {resources.scratch}"
 
 
 rule train:
@@ -64,9 +36,7 @@ rule train:
         launcher=LAUNCHER,
         scratch=SCRATCH,
         timeout=EXPERIMENT.config["timeout"],
-        saving=SAVING,
-        images_in=EXPERIMENT.config["images_in"],
-        probe=" --probe" if EXPERIMENT.config["probe"] else "",
+        settings=SETTINGS,
     params:
         launch=f"{SCRIPTS}/launch.py",
         train=f"{SCRIPTS}/train.py",
@@ -78,8 +48,22 @@ rule train:
         code=code_sha256("train.py"),
         network=lambda wildcards: code_of(run_of(wildcards).model),
     shell:
-        "python {params.launch:q} --transport {resources.transport}{resources.hosts} --launcher {resources.launcher}"
-        " --end-with $PPID --resume --timeout {resources.timeout} {params.geometry} --cpus {threads} --cpus-per-node {resources.cpus_per_task}"
-        " --log {log:q} --rank-logs {params.results:q}/logs --state {params.results:q}/state --"
-        " {params.train:q} --run {params.changes:q} --data {params.data:q}"
-        " --scratch {resources.scratch} --output {params.results:q} --images-in {resources.images_in}{resources.probe} {resources.saving}"
+        "python {params.launch:q}"
+        " --transport {resources.transport}{resources.hosts}"
+        " --launcher {resources.launcher}"
+        " {params.geometry}"
+        " --cpus {threads}"
+        " --cpus-per-node {resources.cpus_per_task}"
+        " --end-with $PPID"
+        " --resume"
+        " --timeout {resources.timeout}"
+        " --log {log:q}"
+        " --rank-logs {params.results:q}/logs"
+        " --state {params.results:q}/state"
+        " --"
+        " {params.train:q}"
+        " --run {params.changes:q}"
+        " --data {params.data:q}"
+        " --scratch {resources.scratch}"
+        " --output {params.results:q}"
+        " {resources.settings}"

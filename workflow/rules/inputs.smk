@@ -1,8 +1,9 @@
-"""In: the configuration. Out: results/data/<dataset>/, the arrays and their manifest."""
+"""In: the configuration. Out: data sets as arrays with a manifest, and the hashes of the user's files."""
 
 
 localrules:
     fetch,
+    collect,
 
 
 ORIGIN = shlex.join(
@@ -35,5 +36,29 @@ rule fetch:
         content=lambda wildcards: SESSION.fingerprint or "2",
         folder=subpath(output.manifest, parent=True),
     shell:
-        "python {params.fetch:q} --dataset {wildcards.dataset} {resources.origin}"
-        " --output {params.folder:q} 2>&1 | tee {log:q}"
+        "python {params.fetch:q}"
+        " --dataset {wildcards.dataset}"
+        " {resources.origin}"
+        " --output {params.folder:q}"
+        " 2>&1 | tee {log:q}"
+
+
+rule collect:
+    output:
+        manifest="results/{experiment}/files/manifest.json",
+    log:
+        "results/{experiment}/collect.log",
+    conda:
+        "../envs/ddp.yaml"
+    params:
+        collect=f"{SCRIPTS}/collect.py",
+        files=lambda wildcards: EXPERIMENT.config["files"],
+        content=lambda wildcards: SESSION.files_fingerprint,
+        folder=subpath(output.manifest, parent=True),
+    shell:
+        "python {params.collect:q}"
+        " --files {params.files:q}"
+        " --name {wildcards.experiment}-files"
+        " --content {params.content}"
+        " --output {params.folder:q}"
+        " 2>&1 | tee {log:q}"

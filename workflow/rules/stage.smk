@@ -1,0 +1,39 @@
+"""In: the manifests of a run's inputs. Out: staging.json, where each node has its copies.
+
+`stage` and `train` form a group: one job, one allocation, so that what is staged is where the training runs.
+"""
+
+
+rule stage:
+    input:
+        sources_of,
+    output:
+        report="results/{experiment}/{run}/staging.json",
+    log:
+        "results/{experiment}/{run}/stage.log",
+    group:
+        "training"
+    conda:
+        "../envs/ddp.yaml"
+    resources:
+        **sized_by(job_size.training_size),
+        runtime=10,
+        transport=transport,
+        hosts=HOSTS,
+        scratch=SCRATCH,
+    params:
+        launch=f"{SCRIPTS}/launch.py",
+        stage=f"{SCRIPTS}/stage.py",
+        nodes=lambda wildcards: run_of(wildcards).nodes,
+        places=places_of,
+    shell:
+        "python {params.launch:q}"
+        " --transport {resources.transport}{resources.hosts}"
+        " --launcher none"
+        " --nodes {params.nodes}"
+        " --resume"
+        " --log {log:q}"
+        " --collect {output.report:q}"
+        " --"
+        " {params.stage:q}{params.places}"
+        " --scratch {resources.scratch}"
