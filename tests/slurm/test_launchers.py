@@ -106,6 +106,17 @@ def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path
     assert temporary_files(cluster) == before
 
 
+def test_by_itself_it_needs_no_options(cluster: Cluster, folder: Path) -> None:
+    program = folder / "hello.py"
+    program.write_text("import os\nprint(os.uname().nodename, os.environ['RANK'], flush=True)\n")
+    said = job(cluster, folder, ["--nodes", 3, "--", program])
+    assert "status 0" in said
+    assert all(f"n{number + 1} {number}" in said for number in range(3)), said
+    logs = re.search(r"launch: the logs of the ranks are in (launch-\d+)/", said)
+    assert logs
+    assert (folder / logs[1] / "rank=2.log").read_text() == "n3 2\n"
+
+
 def temporary_files(cluster: Cluster) -> list[str]:
     """Ours, on all nodes; torch keeps caches there too."""
     found = []

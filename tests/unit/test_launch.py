@@ -146,6 +146,15 @@ def test_a_defect_shows_its_last_lines_and_keeps_its_log(tmp_path) -> None:
     )
 
 
+def test_what_is_no_log_is_not_removed(tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    launch = ["--launcher", "none", "--rank-logs", tmp_path, "--", script(tmp_path, "")]
+    done = program("launch", *launch)
+    assert done.returncode == 1
+    assert " there is no log of a launch; give a folder of its own" in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
     """Peers notice the lost connection before anybody waits for the dead rank; torchrun only
     reports status 1.

@@ -7,6 +7,7 @@ program and its arguments follow `--`.
 import argparse
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -58,6 +59,8 @@ SHORT = 60
 # A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
 # ranks were 41 % slower).
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# What a launch leaves in the folder of its logs; a network file system may have its own names.
+LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?|\.nfs.*")
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
@@ -89,7 +92,8 @@ def main() -> None:
     add("--log", type=Path, metavar="FILE",
         help="for the output of all processes; beside it failure.json, if they fail")  # fmt: skip
     add("--rank-logs", type=Path, metavar="FOLDER",
-        help="folder for one log per rank and one of the launcher")  # fmt: skip
+        help="folder for one log per rank and one of the launcher; if the nodes are several "
+        "machines, launch-JOB/ unless given")  # fmt: skip
     add("--state", type=Path, metavar="FOLDER",
         help="folder of the run's states; refuse if another job owns the run")  # fmt: skip
     add("--name", help="of the program in messages; default: of its file")
@@ -157,10 +161,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
     job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
     if not (job.one_machine or args.rank_logs or args.launcher == "none" or args.dry_run):
-        raise Refusal(
-            f"transport {scheduler.transport} needs --rank-logs, a folder that every node sees, "
-            "for the launchers' files"
-        )
+        # The launchers' files need a folder that every node sees.
+        args.rank_logs = Path(f"launch-{job.job or job.number}")
+        tell(f"the logs of the ranks are in {args.rank_logs}/")
     if not (job.one_machine or example):
         refuse_ipv6_only(job.addresses)
     prepare = partial(step_of, args, launcher, geometry, gpus, scheduler, job)
@@ -173,7 +176,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     if args.state:
         incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
-        shutil.rmtree(args.rank_logs, ignore_errors=True)
+        remove_logs(args.rank_logs, args.log)
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
     if args.log:
@@ -202,6 +205,25 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # Processes that outlived their supervisor.
             end_descendants()
             tell_restart(first, starts, args, log)
+
+
+def remove_logs(folder: Path, log: Path | None) -> None:
+    """Remove what an earlier launch has left in the folder of its logs.
+
+    Raises:
+        Refusal: there is something else in it.
+    """
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return
+    for name in names:
+        if not LOGS.fullmatch(name) and not (log and name == log.name):
+            raise Refusal(
+                f"--rank-logs {folder}: {name} there is no log of a launch; give a folder of its "
+                "own, whose logs the next launch replaces"
+            )
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def furthest(states: Path | None) -> tuple[str, int]:
