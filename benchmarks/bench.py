@@ -23,8 +23,8 @@ sys.path.insert(0, str(SCRIPTS))
 import torch  # noqa: E402
 from measured import Measured  # noqa: E402
 
-from ddp.base.errors import told_in_one_line  # noqa: E402
-from ddp.base.provenance import git_state, versions  # noqa: E402
+from manynodes.base.errors import told_in_one_line  # noqa: E402
+from manynodes.base.provenance import git_state, versions  # noqa: E402
 
 # Each is a module here with `measure(data, work)`: the folder of CIFAR-10, and one for its own
 # files.

@@ -26,8 +26,8 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from torch.nn import functional as F
-from ddp.models.classifier import build
-from ddp.ranks.memory import keep_freed_memory
+from manynodes.models.classifier import build
+from manynodes.ranks.memory import keep_freed_memory
 threads, seconds, batch = map(int, sys.argv[2:])
 keep_freed_memory()
 torch.set_num_threads(threads)

@@ -18,10 +18,10 @@ import torch
 from measured import Measured
 
 import evaluate
-from ddp.data.folder import DataFolder
-from ddp.models import weights
-from ddp.models.classifier import Classifier, build
-from ddp.ranks.process_group import Process, process_group
+from manynodes.data.folder import DataFolder
+from manynodes.models import weights
+from manynodes.models.classifier import Classifier, build
+from manynodes.ranks.process_group import Process, process_group
 
 BATCH_SIZE = 500  # the default of evaluate.py
 TIMES = 9

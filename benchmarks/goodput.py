@@ -20,7 +20,7 @@ from pathlib import Path
 
 from measured import Measured
 
-from ddp.base.processes import descendants
+from manynodes.base.processes import descendants
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUN = {"nproc_per_node": 2, "epochs": 6, "checkpoint_every": 0, "device": "cpu"}

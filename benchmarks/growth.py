@@ -24,22 +24,22 @@ import torch.distributed as dist
 from measured import Measured
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
-from ddp.base import atomic
-from ddp.base.signing import new_secret
-from ddp.base.timeouts import BEAT
-from ddp.experiment.config import Experiment
-from ddp.launching.agents import Outcome, Output, run_all
-from ddp.launching.endings import Ending, ending, record_lines, records
-from ddp.launching.first_failure import Source, first_failure
-from ddp.launching.launchers import Geometry
-from ddp.launching.plan import find_launcher, make_plan
-from ddp.ranks.preflight import RankReport, join
-from ddp.ranks.process_group import Process
-from ddp.ranks.vote import Vote
-from ddp.reporting.progress import read_all
-from ddp.schedulers.base import Allocation, Command
-from ddp.schedulers.registry import SCHEDULERS
-from ddp.training.timing import Clock
+from manynodes.base import atomic
+from manynodes.base.signing import new_secret
+from manynodes.base.timeouts import BEAT
+from manynodes.experiment.config import Experiment
+from manynodes.launching.agents import Outcome, Output, run_all
+from manynodes.launching.endings import Ending, ending, record_lines, records
+from manynodes.launching.first_failure import Source, first_failure
+from manynodes.launching.launchers import Geometry
+from manynodes.launching.plan import find_launcher, make_plan
+from manynodes.ranks.preflight import RankReport, join
+from manynodes.ranks.process_group import Process
+from manynodes.ranks.vote import Vote
+from manynodes.reporting.progress import read_all
+from manynodes.schedulers.base import Allocation, Command
+from manynodes.schedulers.registry import SCHEDULERS
+from manynodes.training.timing import Clock
 
 NODES = (8, 64, 512)
 RANKS = (64, 512, 4096)

@@ -31,13 +31,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import fetch
-from ddp.data import batches
-from ddp.data.batches import Augmentation
-from ddp.data.folder import DataFolder
-from ddp.data.own.declaration import Own
-from ddp.data.shares import Shares
-from ddp.ranks.memory import keep_freed_memory
-from ddp.ranks.process_group import process_group
+from manynodes.data import batches
+from manynodes.data.batches import Augmentation
+from manynodes.data.folder import DataFolder
+from manynodes.data.own.declaration import Own
+from manynodes.data.shares import Shares
+from manynodes.ranks.memory import keep_freed_memory
+from manynodes.ranks.process_group import process_group
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 EDGE, WINDOW, BATCH = 256, 224, 64

@@ -1,9 +1,9 @@
 """Gain of more processes: measured on this machine, modelled, and predicted for many GPUs.
 
 Two processes of one thread are compared with one of two, in turns, as `launch.py` and `train.py`
-train them. The model of `ddp.reporting.step_model` is fitted to steps on 1, 2 and 3 processes of
-one thread, and to all-reduces of several sizes. Three processes share two CPUs, which tests the
-model. The figures for GPUs use published speeds, not a GPU here.
+train them. The model of `manynodes.reporting.step_model` is fitted to steps on 1, 2 and 3
+processes of one thread, and to all-reduces of several sizes. Three processes share two CPUs, which
+tests the model. The figures for GPUs use published speeds, not a GPU here.
 """
 
 import csv
@@ -31,10 +31,10 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import ROOT, train
 
-from ddp.experiment.config import read_run
-from ddp.models.classifier import Classifier, build
-from ddp.reporting.figures import PALETTE, STYLE
-from ddp.reporting.step_model import Network, last_that_pays
+from manynodes.experiment.config import read_run
+from manynodes.models.classifier import Classifier, build
+from manynodes.reporting.figures import PALETTE, STYLE
+from manynodes.reporting.step_model import Network, last_that_pays
 
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from measured import Measured
 
-from ddp.data.folder import DataFolder
-from ddp.data.staging import stage
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
 
 TIMES = 7
 

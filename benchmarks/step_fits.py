@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp.reporting.step_model import Network, nonnegative
+from manynodes.reporting.step_model import Network, nonnegative
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from measured import Measured
 
-from ddp.base.reading import file_sha256
-from ddp.experiment.config import Experiment
-from ddp.reporting.history import HISTORY
+from manynodes.base.reading import file_sha256
+from manynodes.experiment.config import Experiment
+from manynodes.reporting.history import HISTORY
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUNS, EPOCHS, CLASSES = 1000, 100, 10

@@ -24,14 +24,14 @@ from measured import Measured
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ddp.checkpointing.saver import Saver
-from ddp.data.folder import DataFolder
-from ddp.data.staging import stage
-from ddp.experiment.config import Run, read_run
-from ddp.ranks.process_group import Process, process_group
-from ddp.ranks.stopping import Stopping
-from ddp.training.loop import Training
-from ddp.training.optimizers import make_optimizer
+from manynodes.checkpointing.saver import Saver
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
+from manynodes.experiment.config import Run, read_run
+from manynodes.ranks.process_group import Process, process_group
+from manynodes.ranks.stopping import Stopping
+from manynodes.training.loop import Training
+from manynodes.training.optimizers import make_optimizer
 
 CPUS = len(os.sched_getaffinity(0))
 SECONDS = 30  # for the rounds of one model

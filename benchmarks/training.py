@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ddp.experiment.config import Experiment, Run
+from manynodes.experiment.config import Experiment, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"

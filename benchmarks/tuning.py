@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 
 from training import read_experiment, train  # noqa: E402
 
-from ddp.experiment.config import Run  # noqa: E402
+from manynodes.experiment.config import Run  # noqa: E402
 
 TABLE = Path(__file__).with_name("tuning.csv")
 COLUMNS = (

@@ -27,7 +27,7 @@ from torchvision import transforms
 from torchvision.models import resnet18
 from tqdm import tqdm
 
-from ddp.data.folder import DataFolder
+from manynodes.data.folder import DataFolder
 
 # Untimed steps at the start: the workers have started, and wait with as many batches as a
 # DataLoader lets them be ahead, 2 each.

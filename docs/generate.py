@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from ddp.base.reading import SCHEMAS  # noqa: E402
-from ddp.experiment.keys import OF_PROGRAMS, keys_of  # noqa: E402
+from manynodes.base.reading import SCHEMAS  # noqa: E402
+from manynodes.experiment.keys import OF_PROGRAMS, keys_of  # noqa: E402
 
 FOR_EDITORS = SCHEMAS / "config.schema.yaml"
 MADE = "# Made by `make docs` from experiment.schema.yaml and the classifier's parameters.yaml.\n"
@@ -79,7 +79,7 @@ def packages_dot() -> str:
 
     An arrow is left out if other arrows lead to the same package.
     """
-    imports = package_imports(SCRIPTS / "ddp")
+    imports = package_imports(SCRIPTS / "manynodes")
     lines = [
         "digraph {",
         'graph [rankdir=BT, ranksep=0.4, fontname="Helvetica"]',
@@ -103,8 +103,9 @@ def package_imports(library: Path) -> dict[str, set[str]]:
         package = path.relative_to(library).parts[0]
         if package in names:
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddp."):
-                    found[package].add(str(node.module).split(".")[1])
+                module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+                if module.startswith("manynodes."):
+                    found[package].add(module.split(".")[1])
     return {package: (others & names) - {package} for package, others in found.items()}
 
 

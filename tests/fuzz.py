@@ -44,29 +44,29 @@ from rich.console import Console
 import programs
 import publish
 import watch
-from ddp.base import failure
-from ddp.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
-from ddp.base.failure import Failure
-from ddp.base.provenance import now
-from ddp.checkpointing import incidents, owner, state
-from ddp.data import sources
-from ddp.data.datasets import DATASETS
-from ddp.data.folder import DataFolder
-from ddp.data.own.declaration import Own
-from ddp.data.own.importing import import_own
-from ddp.data.own.pictures import Unreadable, read_header, read_image
-from ddp.data.staging import stage
-from ddp.experiment.config import Experiment, read_run
-from ddp.experiment.file import read_config
-from ddp.experiment.keys import keys_of
-from ddp.models import weights
-from ddp.programs.folders import Folders, prepare
-from ddp.reporting import sums
-from ddp.reporting.events import points_of
-from ddp.reporting.history import read_history
-from ddp.reporting.measures import read_measured, read_metrics, read_result
-from ddp.reporting.progress import read_all, read_record
-from ddp.reporting.results import read_about, read_evaluation, why_missing
+from manynodes.base import failure
+from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from manynodes.base.failure import Failure
+from manynodes.base.provenance import now
+from manynodes.checkpointing import incidents, owner, state
+from manynodes.data import sources
+from manynodes.data.datasets import DATASETS
+from manynodes.data.folder import DataFolder
+from manynodes.data.own.declaration import Own
+from manynodes.data.own.importing import import_own
+from manynodes.data.own.pictures import Unreadable, read_header, read_image
+from manynodes.data.staging import stage
+from manynodes.experiment.config import Experiment, read_run
+from manynodes.experiment.file import read_config
+from manynodes.experiment.keys import keys_of
+from manynodes.models import weights
+from manynodes.programs.folders import Folders, prepare
+from manynodes.reporting import sums
+from manynodes.reporting.events import points_of
+from manynodes.reporting.history import read_history
+from manynodes.reporting.measures import read_measured, read_metrics, read_result
+from manynodes.reporting.progress import read_all, read_record
+from manynodes.reporting.results import read_about, read_evaluation, why_missing
 
 SECONDS = 20  # of a case in process; the slowest good ones take one
 PROGRAM_SECONDS = 120  # of a case with a program of its own

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp.base import temporary
+from manynodes.base import temporary
 
 MARK = "MANYNODES_TEST"
 # Of the folders of one run of the tests, in the system's temporary folder.

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp.base.signing import new_secret
-from ddp.launching.launchers import Geometry
-from ddp.launching.plan import find_launcher, make_plan
-from ddp.schedulers.base import Scheduler, Size, Step
+from manynodes.base.signing import new_secret
+from manynodes.launching.launchers import Geometry
+from manynodes.launching.plan import find_launcher, make_plan
+from manynodes.schedulers.base import Scheduler, Size, Step
 from programs import SCRIPTS
 from waiting import until
 

@@ -63,7 +63,7 @@ def test_the_checks_of_every_scheduler(
 import sys
 from pathlib import Path
 sys.path[:0] = ["workflow/scripts", "tests"]
-from ddp.schedulers.registry import SCHEDULERS, on_hosts
+from manynodes.schedulers.registry import SCHEDULERS, on_hosts
 from schedulers import check_in_a_job, check_that_it_ends
 for check in (check_in_a_job, check_that_it_ends):
     check({scheduler}, 2, Path({str(folder)!r}))

@@ -292,7 +292,7 @@ def test_slurm_passes_the_checks_of_every_scheduler(cluster: Cluster, folder: Pa
 import sys
 from pathlib import Path
 sys.path[:0] = [{str(SCRIPTS)!r}, {str(ROOT / "tests")!r}]
-from ddp.schedulers.registry import SCHEDULERS
+from manynodes.schedulers.registry import SCHEDULERS
 from schedulers import check_in_a_job, check_that_it_ends
 for check in (check_in_a_job, check_that_it_ends):
     check(SCHEDULERS["srun"], 2, Path({str(checked)!r}))

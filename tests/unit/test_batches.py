@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddp.data import batches
-from ddp.data.batches import Augmentation
-from ddp.data.folder import DataFolder
+from manynodes.data import batches
+from manynodes.data.batches import Augmentation
+from manynodes.data.folder import DataFolder
 
 
 def how(**keys) -> Augmentation:

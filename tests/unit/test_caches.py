@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.caches import CACHES, private_caches
+from manynodes.base.caches import CACHES, private_caches
 from programs import SCRIPTS, program
 
 SAY = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"

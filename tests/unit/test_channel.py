@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.base.signing import new_secret
-from ddp.schedulers.remote.channel import Channel, accept, connect
-from ddp.schedulers.ssh import read_hosts
+from manynodes.base.errors import Refusal
+from manynodes.base.signing import new_secret
+from manynodes.schedulers.remote.channel import Channel, accept, connect
+from manynodes.schedulers.ssh import read_hosts
 
 
 def talk(
@@ -18,7 +18,7 @@ def talk(
 ) -> list[tuple[Channel, int] | None]:
     """Let a client connect to `accept`; returns what accept has said of it."""
     monkeypatch.setenv("LAUNCH_SECRET", new_secret())
-    monkeypatch.setattr("ddp.schedulers.remote.channel.INTRODUCTION", 1)
+    monkeypatch.setattr("manynodes.schedulers.remote.channel.INTRODUCTION", 1)
     met: list[tuple[Channel, int] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,18 +11,18 @@ import jsonschema
 import pytest
 import yaml
 
-from ddp.base.environment import Environment
-from ddp.base.errors import Refusal
-from ddp.data.datasets import DATASETS
-from ddp.data.own.declaration import KEYS
-from ddp.data.sources import READERS
-from ddp.experiment.config import Experiment, read_run
-from ddp.experiment.file import read_config
-from ddp.experiment.keys import keys_of
-from ddp.experiment.paths import with_paths
-from ddp.experiment.table import with_table
-from ddp.launching.plan import launcher_names
-from ddp.models.names import OWN_MODELS
+from manynodes.base.environment import Environment
+from manynodes.base.errors import Refusal
+from manynodes.data.datasets import DATASETS
+from manynodes.data.own.declaration import KEYS
+from manynodes.data.sources import READERS
+from manynodes.experiment.config import Experiment, read_run
+from manynodes.experiment.file import read_config
+from manynodes.experiment.keys import keys_of
+from manynodes.experiment.paths import with_paths
+from manynodes.experiment.table import with_table
+from manynodes.launching.plan import launcher_names
+from manynodes.models.names import OWN_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = keys_of({})
@@ -591,7 +591,7 @@ def test_the_conda_environment_has_the_versions_of_the_lock() -> None:
         line.split(" ;")[0].rstrip(" \\")
         for line in (ROOT / "requirements.txt").read_text().splitlines()
     ]
-    environment = yaml.safe_load((ROOT / "workflow" / "envs" / "ddp.yaml").read_text())
+    environment = yaml.safe_load((ROOT / "workflow" / "envs" / "manynodes.yaml").read_text())
     pinned = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
     assert len(pinned) > 5
     assert [name for name in pinned if name not in locked] == []

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from checkout import Checkout
-from ddp.base.cpus import quotas, usable_cpus
 from leftovers import control_group
+from manynodes.base.cpus import quotas, usable_cpus
 from programs import SCRIPTS
 
 
@@ -40,7 +40,7 @@ def one_cpu() -> Iterator[list[str]]:
 
 
 def test_a_real_quota_is_seen(one_cpu: list[str]) -> None:
-    script = "from ddp.base.cpus import usable_cpus; print(usable_cpus())"
+    script = "from manynodes.base.cpus import usable_cpus; print(usable_cpus())"
     done = subprocess.run(
         [*one_cpu, sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
         capture_output=True, text=True, check=True,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp.base.errors import Refusal
-from ddp.experiment.config import Experiment
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS: dict[str, Any] = {

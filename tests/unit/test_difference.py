@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.experiment.config import Experiment
-from ddp.reporting import difference
-from ddp.reporting.difference import Results
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import difference
+from manynodes.reporting.difference import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ddp.base.processes import MOST_CHARACTERS, how, last_words
-from ddp.launching.endings import Ending, cause, ending, marked, record_lines, records
+from manynodes.base.processes import MOST_CHARACTERS, how, last_words
+from manynodes.launching.endings import Ending, cause, ending, marked, record_lines, records
 from programs import SCRIPTS
 
 GLOO = (
@@ -47,7 +47,7 @@ def test_endings_sent_at_the_same_time_stay_apart(unbuffered) -> None:
     """Like those of all ranks of a node that stop together and share a pipe."""
     each, senders = 3000, 3
     program = (
-        f"from ddp.launching.endings import send\nfor number in range({each}): "
+        f"from manynodes.launching.endings import send\nfor number in range({each}): "
         f"send({{'number': number, 'rest': 600 * 'x'}})"
     )
     read, write = os.pipe()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.environment import forget_others
-from ddp.schedulers import registry
+from manynodes.base.environment import forget_others
+from manynodes.schedulers import registry
 from programs import SCRIPTS
 
 OTHERS = {
@@ -49,7 +49,7 @@ def test_settings_of_queries_are_forgotten() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
 def test_a_user_without_a_name_gets_one() -> None:
     # What is imported later may lie where this user cannot read.
-    script = "import getpass, os, pwd; from ddp.base.environment import forget_others; "
+    script = "import getpass, os, pwd; from manynodes.base.environment import forget_others; "
     script += "os.setuid(54321); forget_others(os.environ); print(getpass.getuser())"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPTS)}
     done = subprocess.run(

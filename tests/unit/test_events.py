@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ddp.base.provenance import now
-from ddp.experiment.config import Experiment
-from ddp.programs.folders import Folders, prepare
-from ddp.reporting.events import RunEvents, points_of
+from manynodes.base.provenance import now
+from manynodes.experiment.config import Experiment
+from manynodes.programs.folders import Folders, prepare
+from manynodes.reporting.events import RunEvents, points_of
 from programs import program
 
 ROOT = Path(__file__).resolve().parents[2]

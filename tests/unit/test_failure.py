@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base import failure
-from ddp.base.errors import Refusal, Stopped
-from ddp.base.failure import Again, Failure, Kind, recorded
-from ddp.launching.agents import Outcome
-from ddp.launching.endings import Ending
-from ddp.launching.first_failure import First, Source
-from ddp.launching.first_failure import first_failure as found_failure
-from ddp.launching.whereabouts import Whereabouts
-from ddp.schedulers.base import Cause, Trouble
-from ddp.schedulers.registry import SCHEDULERS
+from manynodes.base import failure
+from manynodes.base.errors import Refusal, Stopped
+from manynodes.base.failure import Again, Failure, Kind, recorded
+from manynodes.launching.agents import Outcome
+from manynodes.launching.endings import Ending
+from manynodes.launching.first_failure import First, Source
+from manynodes.launching.first_failure import first_failure as found_failure
+from manynodes.launching.whereabouts import Whereabouts
+from manynodes.schedulers.base import Cause, Trouble
+from manynodes.schedulers.registry import SCHEDULERS
 
 FAILED = Outcome(failed=0, status=1)
 TIMED_OUT = (

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ddp.base.errors import Refusal
-from ddp.data import sources
-from ddp.data.addresses import Redirects
-from ddp.data.datasets import DATASETS
+from manynodes.base.errors import Refusal
+from manynodes.data import sources
+from manynodes.data.addresses import Redirects
+from manynodes.data.datasets import DATASETS
 from npm_package import npm_members, package
 from programs import fetch_from
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ddp.base.reading import parse_form
-from ddp.checkpointing import incidents
-from ddp.checkpointing.owner import Record, text, this_process
-from ddp.reporting.tables import incident_table, write_table
+from manynodes.base.reading import parse_form
+from manynodes.checkpointing import incidents
+from manynodes.checkpointing.owner import Record, text, this_process
+from manynodes.reporting.tables import incident_table, write_table
 
 OWNER = Record("0" * 16, "Slurm job 7", "n1", this_process())
 

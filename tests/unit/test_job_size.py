@@ -6,9 +6,9 @@ import pytest
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from ddp.experiment.config import Experiment
-from ddp.experiment.job_size import Images, evaluation_size, training_size
-from ddp.schedulers.registry import resources
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.job_size import Images, evaluation_size, training_size
+from manynodes.schedulers.registry import resources
 
 
 class Resources(dict):

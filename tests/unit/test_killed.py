@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base import atomic
+from manynodes.base import atomic
 from programs import KILLED_AT, SCRIPTS, program
 from waiting import until
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import leftovers
-from ddp.data.own.declaration import Own
+from manynodes.data.own.declaration import Own
 from programs import SCRIPTS, program
 
 pytestmark = pytest.mark.faults

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.base.temporary import parent_folder
-from ddp.launching.ports import refuse_ipv6_only
+from manynodes.base.errors import Refusal
+from manynodes.base.temporary import parent_folder
+from manynodes.launching.ports import refuse_ipv6_only
 from programs import SCRIPTS, program, train_command
 from trainings import RUN
 from waiting import until

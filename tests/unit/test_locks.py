@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base import locks
-from ddp.base.locks import LockHeld, locked
-from ddp.data.folder import DataFolder
+from manynodes.base import locks
+from manynodes.base.locks import LockHeld, locked
+from manynodes.data.folder import DataFolder
 from programs import SCRIPTS, program
 from waiting import until
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from ddp.base.locks import locked
+from manynodes.base.locks import locked
 with locked(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(1e9)
@@ -76,7 +76,7 @@ def test_staging_reads_the_shared_copy_where_the_lock_is_never_given_back(
     )
     try:
         until(lambda: (folder / name).exists() and (folder / name).read_text())
-        quick = "from ddp.base import locks; locks.TELL, locks.GIVE_UP = 0.3, 1.0"
+        quick = "from manynodes.base import locks; locks.TELL, locks.GIVE_UP = 0.3, 1.0"
         body = (
             f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); {quick}; import stage; stage.main()"
         )

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.data.files import below, collect, fingerprint, read_files
-from ddp.experiment.command import filled
-from ddp.experiment.config import Experiment
-from ddp.experiment.keys import keys_of
-from ddp.experiment.table import with_table
-from ddp.programs.folders import Folders, differences, prepare, read_request
-from ddp.programs.outputs import publish
-from ddp.reporting.measures import read_metrics, read_result, write_result
-from ddp.reporting.results import changed
+from manynodes.base.errors import Refusal
+from manynodes.data.files import below, collect, fingerprint, read_files
+from manynodes.experiment.command import filled
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.keys import keys_of
+from manynodes.experiment.table import with_table
+from manynodes.programs.folders import Folders, differences, prepare, read_request
+from manynodes.programs.outputs import publish
+from manynodes.reporting.measures import read_metrics, read_result, write_result
+from manynodes.reporting.results import changed
 from programs import ROOT
 
 

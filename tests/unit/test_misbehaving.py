@@ -13,7 +13,7 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from ddp.launching import agents
+from manynodes.launching import agents
 from programs import SCRIPTS, program
 from waiting import until, until_none
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddp.base.errors import Refusal
-from ddp.models import weights
-from ddp.models.classifier import build
+from manynodes.base.errors import Refusal
+from manynodes.models import weights
+from manynodes.models.classifier import build
 
 WIDTHS = (8, 12, 16)
 

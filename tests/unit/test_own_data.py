@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from ddp.base.errors import Refusal
-from ddp.data.folder import DataFolder
-from ddp.data.own.declaration import Own
-from ddp.data.own.importing import import_own
-from ddp.data.own.pictures import Unreadable, read_header, read_image, scans
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder
+from manynodes.data.own.declaration import Own
+from manynodes.data.own.importing import import_own
+from manynodes.data.own.pictures import Unreadable, read_header, read_image, scans
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
@@ -445,7 +445,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from PIL import Image, PngImagePlugin
-from ddp.data.own.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
+from manynodes.data.own.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -519,7 +519,7 @@ def test_scans_are_counted_across_pieces(tmp_path: Path, monkeypatch: pytest.Mon
         wanted = scans(file)
         assert wanted == path.read_bytes().count(b"\xff\xda") > 5
         for piece in range(4, 100):
-            monkeypatch.setattr("ddp.data.own.pictures.PIECE", piece)
+            monkeypatch.setattr("manynodes.data.own.pictures.PIECE", piece)
             assert scans(file) == wanted, piece
 
 
@@ -529,7 +529,8 @@ def test_what_is_not_decoded_needs_no_memory(tmp_path: Path) -> None:
     Image.new("RGB", (64, 64)).save(path, progressive=True)
     os.truncate(path, 2_000_000_000)
     script = (
-        "import resource, sys; from pathlib import Path; from ddp.data.own.pictures import *; "
+        "import resource, sys; from pathlib import Path; "
+        "from manynodes.data.own.pictures import *; "
         "resource.setrlimit(resource.RLIMIT_AS, (1_000_000_000,) * 2); "
         "print(read_image(Path(sys.argv[1]), None, 3).shape)"
     )

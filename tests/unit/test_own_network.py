@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from ddp.base.errors import Refusal
-from ddp.base.sources import local_sources, sources_sha256
-from ddp.models import weights
-from ddp.models.classifier import build
-from ddp.models.fitting import refuse_uncallable, refuse_unfit_model
-from ddp.models.names import Form
+from manynodes.base.errors import Refusal
+from manynodes.base.sources import local_sources, sources_sha256
+from manynodes.models import weights
+from manynodes.models.classifier import build
+from manynodes.models.fitting import refuse_uncallable, refuse_unfit_model
+from manynodes.models.names import Form
 from pictures import picture, write_folder
 from programs import SCRIPTS, program
 from trainings import Training
@@ -327,7 +327,9 @@ def test_sources_in_a_weights_file_stay_in_their_folder(tmp_path: Path) -> None:
 
 
 def test_the_next_process_removes_the_copy_of_a_killed_one() -> None:
-    loaded = "from ddp.base.sources import run_sources; print(run_sources({'a.py': ''}).__file__)"
+    loaded = (
+        "from manynodes.base.sources import run_sources; print(run_sources({'a.py': ''}).__file__)"
+    )
     killed = f"{loaded}; import os, sys; sys.stdout.flush(); os.kill(os.getpid(), 9)"
 
     def folder_of(code: str) -> Path:

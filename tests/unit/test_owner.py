@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.checkpointing import owner
-from ddp.checkpointing.owner import Record, acquire
+from manynodes.base.errors import Refusal
+from manynodes.checkpointing import owner
+from manynodes.checkpointing.owner import Record, acquire
 from programs import SCRIPTS
 from trainings import Training, attempts, result
 from waiting import until
@@ -35,8 +35,8 @@ ELSEWHERE = Record(
 OWNER = """
 import sys, time
 from pathlib import Path
-from ddp.base.errors import Refusal
-from ddp.checkpointing.owner import acquire
+from manynodes.base.errors import Refusal
+from manynodes.checkpointing.owner import acquire
 try:
     with acquire(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)) as owner:
         if sys.argv[3:]:

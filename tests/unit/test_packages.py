@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 
 from programs import ROOT, SCRIPTS
 
-LIBRARY = SCRIPTS / "ddp"
+LIBRARY = SCRIPTS / "manynodes"
 
 
 def allowed() -> dict[str, set[str]]:
@@ -22,7 +22,7 @@ def imported() -> dict[str, set[str]]:
     for path in LIBRARY.rglob("*.py"):
         package = path.relative_to(LIBRARY).parts[0]
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddp."):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("manynodes."):
                 other = str(node.module).split(".")[1]
                 if other != package:
                     found[package].add(other)

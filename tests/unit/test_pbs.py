@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.experiment.config import Experiment, Run
-from ddp.experiment.job_size import evaluation_size, training_size
-from ddp.schedulers.pbs.commands import SEPARATOR, parse_jobs
-from ddp.schedulers.pbs.jobs import Jobs, job_name
-from ddp.schedulers.pbs.requests import options
-from ddp.schedulers.pbs.scheduler import end_of, job_hosts
-from ddp.schedulers.pbs.states import State, state_of
-from ddp.schedulers.registry import SCHEDULERS
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment, Run
+from manynodes.experiment.job_size import evaluation_size, training_size
+from manynodes.schedulers.pbs.commands import SEPARATOR, parse_jobs
+from manynodes.schedulers.pbs.jobs import Jobs, job_name
+from manynodes.schedulers.pbs.requests import options
+from manynodes.schedulers.pbs.scheduler import end_of, job_hosts
+from manynodes.schedulers.pbs.states import State, state_of
+from manynodes.schedulers.registry import SCHEDULERS
 
 REQUESTS = {
     ("cpu", 1): (

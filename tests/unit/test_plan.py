@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.launching.launchers import Geometry
-from ddp.launching.plan import find_launcher, launcher_names, make_plan
-from ddp.schedulers.base import Allocation, Step
-from ddp.schedulers.registry import SCHEDULERS
+from manynodes.base.errors import Refusal
+from manynodes.launching.launchers import Geometry
+from manynodes.launching.plan import find_launcher, launcher_names, make_plan
+from manynodes.schedulers.base import Allocation, Step
+from manynodes.schedulers.registry import SCHEDULERS
 from programs import SCRIPTS
 
 GOLDEN = Path(__file__).with_name("plans")

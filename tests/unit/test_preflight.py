@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from ddp.base import signing
-from ddp.base.environment import variable
-from ddp.base.errors import Refusal
-from ddp.ranks.preflight import RankReport, join, judge, warnings
 from forked import SCRIPTS, run_ranks
+from manynodes.base import signing
+from manynodes.base.environment import variable
+from manynodes.base.errors import Refusal
+from manynodes.ranks.preflight import RankReport, join, judge, warnings
 
 REPORT = RankReport(0, 0, "n1", "10.77.0.11", "cpu", "", "", 1, 2, "0-1")
 GPU = replace(REPORT, device="cuda:0", device_name="H200", device_id="a")
@@ -70,9 +70,9 @@ def test_a_wrong_sum_names_the_node(tmp_path) -> None:
     body = f"""
 import os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from ddp.base.errors import told_in_one_line
-from ddp.ranks.preflight import check_sum
-from ddp.ranks.process_group import describe, process_group
+from manynodes.base.errors import told_in_one_line
+from manynodes.ranks.preflight import check_sum
+from manynodes.ranks.process_group import describe, process_group
 with told_in_one_line("x"), process_group("cpu") as process:
     check_sum(process.rank + 1, describe(process), 2)
     check_sum(7, describe(process), 2)

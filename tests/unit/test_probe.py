@@ -2,8 +2,8 @@
 
 import json
 
-from ddp.base.reading import parse_form
-from ddp.ranks.probe import LEAST_READ, LINK, SIZES, best_links, outliers, read_rate, rounds
+from manynodes.base.reading import parse_form
+from manynodes.ranks.probe import LEAST_READ, LINK, SIZES, best_links, outliers, read_rate, rounds
 from trainings import complete_on_ranks
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp.base import failure
-from ddp.base.failure import Again, Failure, Kind
-from ddp.base.timeouts import BETWEEN
-from ddp.checkpointing import incidents
-from ddp.checkpointing.owner import acquire
-from ddp.experiment.config import Experiment
-from ddp.reporting.progress import JOBS, Progress, read_all
-from ddp.reporting.results import Missing, why_missing
-from ddp.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
+from manynodes.base import failure
+from manynodes.base.failure import Again, Failure, Kind
+from manynodes.base.timeouts import BETWEEN
+from manynodes.checkpointing import incidents
+from manynodes.checkpointing.owner import acquire
+from manynodes.experiment.config import Experiment
+from manynodes.reporting.progress import JOBS, Progress, read_all
+from manynodes.reporting.results import Missing, why_missing
+from manynodes.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from waiting import until
 
 EXPERIMENT = Experiment.from_config({"experiment": "study", "epochs": 8, "seed": [0, 1]})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base import provenance
-from ddp.base.sources import local_sources
+from manynodes.base import provenance
+from manynodes.base.sources import local_sources
 from programs import SCRIPTS
 
 
@@ -36,12 +36,12 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
     before = code_sha256("train.py")
     edit(scripts / "train.py", '"""Train one run', '# a comment\n"""Teach one run')
     edit(
-        scripts / "ddp" / "data" / "batches.py",
+        scripts / "manynodes" / "data" / "batches.py",
         "    return batch.tensor_split(world_size)[rank]",
         "    return (batch . tensor_split( world_size ) [rank])  # so",
     )
     edit(
-        scripts / "ddp" / "models" / "weights.py",
+        scripts / "manynodes" / "models" / "weights.py",
         "Write weights and description",
         "Put weights and description",
     )
@@ -49,10 +49,10 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
 
 
 @pytest.mark.parametrize(("file", "old", "new"), [
-    ("ddp/training/losses.py", "label_smoothing=smoothing", "label_smoothing=0.0"),
-    ("ddp/data/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
-    ("ddp/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
-    ("ddp/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
+    ("manynodes/training/losses.py", "label_smoothing=smoothing", "label_smoothing=0.0"),
+    ("manynodes/data/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
+    ("manynodes/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
+    ("manynodes/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
 ])  # fmt: skip
 def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
     before = {name: code_sha256(name) for name in ("train.py", "aggregate.py")}
@@ -63,7 +63,7 @@ def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:
     before = code_sha256("train.py")
-    edit(scripts / "ddp" / "experiment" / "keys.py", "unknown key", "key unknown to us")
+    edit(scripts / "manynodes" / "experiment" / "keys.py", "unknown key", "key unknown to us")
     assert code_sha256("train.py") == before
 
 
@@ -74,27 +74,32 @@ def test_the_modules_left_out_are_there() -> None:
 
 def test_moving_a_module_does_not_count(scripts) -> None:
     before = code_sha256("train.py")
-    (scripts / "ddp" / "data" / "batches.py").rename(scripts / "ddp" / "training" / "images.py")
+    (scripts / "manynodes" / "data" / "batches.py").rename(
+        scripts / "manynodes" / "training" / "images.py"
+    )
     for path in scripts.rglob("*.py"):
-        moved = path.read_text().replace("ddp.data.batches import", "ddp.training.images import")
+        moved = path.read_text().replace(
+            "manynodes.data.batches import", "manynodes.training.images import"
+        )
         path.write_text(
             moved.replace(
-                "from ddp.data import batches", "from ddp.training import images as batches"
+                "from manynodes.data import batches",
+                "from manynodes.training import images as batches",
             )
         )
     assert code_sha256("train.py") == before
 
 
 def test_code_in_a_package_below_a_package_counts(scripts) -> None:
-    (scripts / "ddp" / "training" / "deep").mkdir()
-    (scripts / "ddp" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
+    (scripts / "manynodes" / "training" / "deep").mkdir()
+    (scripts / "manynodes" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
     edit(
-        scripts / "ddp" / "training" / "steps.py",
+        scripts / "manynodes" / "training" / "steps.py",
         "from typing import Any\n",
-        "from typing import Any\n\nfrom ddp.training.deep.factor import FACTOR\n",
+        "from typing import Any\n\nfrom manynodes.training.deep.factor import FACTOR\n",
     )
     before = code_sha256("train.py")
-    edit(scripts / "ddp" / "training" / "deep" / "factor.py", "1", "2")
+    edit(scripts / "manynodes" / "training" / "deep" / "factor.py", "1", "2")
     assert code_sha256("train.py") != before
 
 
@@ -106,7 +111,11 @@ def test_every_module_that_a_program_imports_is_followed(scripts, program) -> No
         f"runpy.run_path({str(scripts / program)!r})"
     )
     listed = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(*(m for m in sys.modules if m.startswith('ddp.')))"],
+        [
+            sys.executable,
+            "-c",
+            f"{code}; print(*(m for m in sys.modules if m.startswith('manynodes.')))",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp.checkpointing import replaced
+from manynodes.checkpointing import replaced
 
 
 @pytest.fixture

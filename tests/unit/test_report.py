@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from ddp.reporting import page, result_figures
-from ddp.reporting.numbers import confusion, results_of
-from ddp.reporting.results import accuracy_line
+from manynodes.reporting import page, result_figures
+from manynodes.reporting.numbers import confusion, results_of
+from manynodes.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.reporting.numbers import unused
-from ddp.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
-from ddp.reporting.tables import refuse_mixture, write_table
+from manynodes.base.errors import Refusal
+from manynodes.reporting.numbers import unused
+from manynodes.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
+from manynodes.reporting.tables import refuse_mixture, write_table
 from programs import program
 
 CONFIG = json.dumps(

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 import leftovers
-from ddp.checkpointing import state
+from manynodes.checkpointing import state
 from programs import KILLED_AT, SCRIPTS, train_command
 from trainings import (
     ONE_THREAD,
@@ -323,7 +323,7 @@ def other_code(folder: Path) -> Path:
     shutil.copytree(
         SCRIPTS.parent, folder / "workflow", ignore=shutil.ignore_patterns("__pycache__")
     )
-    path = folder / "workflow" / "scripts" / "ddp" / "data" / "batches.py"
+    path = folder / "workflow" / "scripts" / "manynodes" / "data" / "batches.py"
     path.write_text(path.read_text().replace("PASS = 500", "PASS = 499"))
     return path.parents[2]
 

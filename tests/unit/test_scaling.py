@@ -5,10 +5,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddp.experiment.config import Experiment
-from ddp.reporting import scaling, scaling_figure
-from ddp.reporting.page import size_table
-from ddp.reporting.step_model import Step, fit
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import scaling, scaling_figure
+from manynodes.reporting.page import size_table
+from manynodes.reporting.step_model import Step, fit
 
 IMAGE, FIXED, HOP, BYTE = 2e-4, 3e-3, 1e-4, 1e-9  # seconds
 PARAMETERS = 1_000_000

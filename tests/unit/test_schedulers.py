@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.signing import new_secret
-from ddp.launching.endings import records
-from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Cause, Size, Trouble, end_here, trouble
-from ddp.schedulers.slurm.scheduler import end_of
-from ddp.schedulers.ssh import Ssh
+from manynodes.base.signing import new_secret
+from manynodes.launching.endings import records
+from manynodes.schedulers import registry
+from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here, trouble
+from manynodes.schedulers.slurm.scheduler import end_of
+from manynodes.schedulers.ssh import Ssh
 from programs import SCRIPTS
 from schedulers import check_everywhere, check_in_a_job, check_that_it_ends, step_of
 
@@ -116,7 +116,7 @@ def test_the_end_of_a_job_does_not_depend_on_this_machine_s_clock() -> None:
 
 
 def test_a_job_s_own_duration() -> None:
-    script = "from ddp.base.processes import job_seconds; "
+    script = "from manynodes.base.processes import job_seconds; "
     script += "print(job_seconds('PBS_JOBID=7'), job_seconds('PBS_JOBID=8'))"
     command = f"sleep 2; env PBS_JOBID=7 {sys.executable} -c {shlex.quote(script)}; true"
     environment = os.environ | {"PBS_JOBID": "7", "PYTHONPATH": str(SCRIPTS)}

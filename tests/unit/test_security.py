@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from ddp.base import signing, tree
-from ddp.base.environment import variable
-from ddp.base.errors import Refusal
-from ddp.ranks import preflight
-from ddp.ranks.preflight import RankReport
+from manynodes.base import signing, tree
+from manynodes.base.environment import variable
+from manynodes.base.errors import Refusal
+from manynodes.ranks import preflight
+from manynodes.ranks.preflight import RankReport
 from programs import SCRIPTS, program, train_command
 from trainings import RUN, Training
 from waiting import until

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddp.data import batches, shares
-from ddp.data.batches import Augmentation
-from ddp.data.shares import Shares
+from manynodes.data import batches, shares
+from manynodes.data.batches import Augmentation
+from manynodes.data.shares import Shares
 
 CPU = torch.device("cpu")
 # Images of less and of more than LARGE bytes, of which some are not square or not RGB.

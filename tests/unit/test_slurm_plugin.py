@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.schedulers.slurm import plugin as slurm_plugin
-from ddp.schedulers.slurm.plugin import Follower, reason_of, tmp_mb
+from manynodes.base.errors import Refusal
+from manynodes.schedulers.slurm import plugin as slurm_plugin
+from manynodes.schedulers.slurm.plugin import Follower, reason_of, tmp_mb
 
 
 class Executor:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base import failure
-from ddp.base.errors import Refusal
-from ddp.data import sources
-from ddp.data.datasets import DATASETS
-from ddp.data.folder import refuse_wrong_content
 from http_server import serving
+from manynodes.base import failure
+from manynodes.base.errors import Refusal
+from manynodes.data import sources
+from manynodes.data.datasets import DATASETS
+from manynodes.data.folder import refuse_wrong_content
 from npm_package import npm_members, package, png
 from programs import SCRIPTS, fetch_from, program, shell
 

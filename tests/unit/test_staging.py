@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp.base.errors import Refusal
-from ddp.data import staging
-from ddp.data.folder import DataFolder
+from manynodes.base.errors import Refusal
+from manynodes.data import staging
+from manynodes.data.folder import DataFolder
 from programs import SCRIPTS, program, shell
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp.base import tree
-from ddp.base.errors import Refusal
-from ddp.checkpointing import state
-from ddp.checkpointing.state import Request, State
-from ddp.experiment.config import Experiment
+from manynodes.base import tree
+from manynodes.base.errors import Refusal
+from manynodes.checkpointing import state
+from manynodes.checkpointing.state import Request, State
+from manynodes.experiment.config import Experiment
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 DATA, CODE = "d" * 64, "c" * 64

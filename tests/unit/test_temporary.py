@@ -6,7 +6,7 @@ import tempfile
 
 from programs import SCRIPTS
 
-ASK = "from ddp.base.temporary import parent_folder; print(parent_folder())"
+ASK = "from manynodes.base.temporary import parent_folder; print(parent_folder())"
 
 
 def test_a_full_memory_file_system_is_not_used() -> None:

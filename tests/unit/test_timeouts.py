@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ddp.base import timeouts as t
+from manynodes.base import timeouts as t
 
 
 def test_who_is_told_to_end_is_over_before_whoever_told_it_gives_up() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp.checkpointing import state
 from forked import SCRIPTS, run_ranks
+from manynodes.checkpointing import state
 from trainings import Training
 
 
@@ -99,7 +99,7 @@ def test_a_signal_while_python_shuts_down_does_not_hide_how_a_rank_ended() -> No
     """What is left in `sys.modules` is deleted after Python has restored the signals' effects."""
     script = """
 import os, signal, sys
-from ddp.ranks import stopping
+from manynodes.ranks import stopping
 
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):

@@ -16,10 +16,10 @@ import pytest
 from torchvision.datasets import CIFAR10
 
 from checkout import Checkout
-from ddp.data import sources
-from ddp.data.folder import DataFolder, refuse_wrong_content
 from forked import run_ranks
 from http_server import serving
+from manynodes.data import sources
+from manynodes.data.folder import DataFolder, refuse_wrong_content
 
 # A download of 139 MB, and two minutes of training.
 pytestmark = pytest.mark.faults

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from checkout import Checkout
-from ddp.experiment.config import default_run
 from forked import run_ranks
+from manynodes.experiment.config import default_run
 
 CONFIG = """
 experiment: tiny
@@ -75,7 +75,9 @@ FOREIGN = {
 def done(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """Finished, in an environment of another launcher, beside a file with our package's name."""
     experiment = Experiment(tmp_path_factory.mktemp("digits"))
-    (experiment.path / "ddp.py").write_text("raise SystemExit('the file of the user was run')\n")
+    (experiment.path / "manynodes.py").write_text(
+        "raise SystemExit('the file of the user was run')\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         for name, value in FOREIGN.items():
             patch.setenv(name, value)
@@ -285,7 +287,7 @@ def test_a_changed_value_of_all_retrains_all(done, config) -> None:
 
 
 def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
-    path = done.path / "workflow/scripts/ddp/data/batches.py"
+    path = done.path / "workflow/scripts/manynodes/data/batches.py"
     text = path.read_text()
     try:
         path.write_text(text + "# a comment\n")

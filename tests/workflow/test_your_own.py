@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from checkout import ROOT, Checkout
-from ddp.reporting.results import read_evaluation
+from manynodes.reporting.results import read_evaluation
 
 # An interrupted training on two nodes.
 pytestmark = pytest.mark.faults
@@ -86,8 +86,8 @@ def test_the_python_of_the_docs_predicts_and_exports(done: Checkout) -> None:
     before = """
 import torch
 from pathlib import Path
-from ddp.models import weights
-from ddp.data.own.pictures import read_image
+from manynodes.models import weights
+from manynodes.data.own.pictures import read_image
 """
     after = """
 assert classifier.description["class_names"][int(probabilities.argmax())] == "seven"

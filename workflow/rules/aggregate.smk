@@ -51,7 +51,7 @@ rule aggregate:
     log:
         "results/{experiment}/aggregate.log",
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     params:
         aggregate=f"{SCRIPTS}/aggregate.py",
         # A function: a text with {name} would be taken for a wildcard.

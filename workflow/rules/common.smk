@@ -9,21 +9,21 @@ from pathlib import Path
 # Relative to the working directory: moving the checkout changes no rule's parameters and reruns
 # nothing.
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "workflow" / "scripts")
-# First: a file ddp.py of the user's beside the Snakefile must not be taken for ours.
+# First: a file manynodes.py of the user's beside the Snakefile must not be taken for ours.
 sys.path[:0] = [
     os.path.abspath(SCRIPTS),
     str(Path(workflow.basedir) / "workflow" / "rules"),
 ]
 
-from ddp.base.environment import forget_others
-from ddp.base.errors import Refusal, error_line
-from ddp.base.provenance import code_sha256
-from ddp.experiment import job_size
-from ddp.experiment.config import Experiment
-from ddp.experiment.file import read_config
-from ddp.models.names import code_of
-from ddp.reporting.results import shortened
-from ddp.schedulers import registry
+from manynodes.base.environment import forget_others
+from manynodes.base.errors import Refusal, error_line
+from manynodes.base.provenance import code_sha256
+from manynodes.experiment import job_size
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.file import read_config
+from manynodes.models.names import code_of
+from manynodes.reporting.results import shortened
+from manynodes.schedulers import registry
 from session import Session
 from patches import call_when_planned, end_in_a_thread
 

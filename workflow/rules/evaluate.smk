@@ -11,7 +11,7 @@ rule evaluate:
     log:
         "results/{experiment}/{run}/evaluate.log",
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     threads: job_size.EVALUATE_CPUS
     resources:
         **sized_by(job_size.evaluation_size),

@@ -27,7 +27,7 @@ rule fetch:
     log:
         "results/data/{dataset}/fetch.log",
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     resources:
         origin=ORIGIN,
     params:
@@ -49,7 +49,7 @@ rule collect:
     log:
         "results/{experiment}/collect.log",
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     params:
         collect=f"{SCRIPTS}/collect.py",
         files=lambda wildcards: EXPERIMENT.config["files"],

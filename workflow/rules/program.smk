@@ -30,7 +30,7 @@ rule train:
     group:
         "training"
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     threads: cpus_of
     resources:
         **sized_by(job_size.training_size),
@@ -108,7 +108,7 @@ rule evaluate:
     log:
         "results/{experiment}/{run}/evaluate.log",
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     threads: job_size.EVALUATE_CPUS
     resources:
         **sized_by(job_size.evaluation_size),

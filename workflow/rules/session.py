@@ -20,25 +20,25 @@ from typing import Any
 
 from snakemake.utils import available_cpu_count
 
-from ddp.base import atomic, failure
-from ddp.base.cpus import usable_cpus
-from ddp.base.errors import LONGEST_REPORT, Refusal, one_line, shown
-from ddp.base.provenance import code_sha256, why_no_commit
-from ddp.base.reading import MOST, file_sha256, is_file, read_bytes
-from ddp.base.sources import sources_sha256
-from ddp.checkpointing import owner, replaced
-from ddp.checkpointing.replaced import FINISHED
-from ddp.data.datasets import DATASETS
-from ddp.data.files import below, fingerprint, read_files
-from ddp.data.folder import MANIFEST, SOURCE, DataFolder
-from ddp.data.own.declaration import Own
-from ddp.experiment import job_size
-from ddp.experiment.config import Experiment
-from ddp.models.names import code_of
-from ddp.programs.folders import Folders, read_request
-from ddp.reporting import measures, progress, results, sums
-from ddp.schedulers import registry
-from ddp.schedulers.base import Watch
+from manynodes.base import atomic, failure
+from manynodes.base.cpus import usable_cpus
+from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, shown
+from manynodes.base.provenance import code_sha256, why_no_commit
+from manynodes.base.reading import MOST, file_sha256, is_file, read_bytes
+from manynodes.base.sources import sources_sha256
+from manynodes.checkpointing import owner, replaced
+from manynodes.checkpointing.replaced import FINISHED
+from manynodes.data.datasets import DATASETS
+from manynodes.data.files import below, fingerprint, read_files
+from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
+from manynodes.data.own.declaration import Own
+from manynodes.experiment import job_size
+from manynodes.experiment.config import Experiment
+from manynodes.models.names import code_of
+from manynodes.programs.folders import Folders, read_request
+from manynodes.reporting import measures, progress, results, sums
+from manynodes.schedulers import registry
+from manynodes.schedulers.base import Watch
 
 # Resources that --set-resources must not change, with the key to change instead.
 FIXED = {"nodes": "nodes", "tasks": "nodes"}

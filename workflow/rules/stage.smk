@@ -14,7 +14,7 @@ rule stage:
     group:
         "training"
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     resources:
         **sized_by(job_size.training_size),
         runtime=10,

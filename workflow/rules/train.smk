@@ -26,7 +26,7 @@ rule train:
     group:
         "training"
     conda:
-        "../envs/ddp.yaml"
+        "../envs/manynodes.yaml"
     threads: cpus_of
     resources:
         **sized_by(job_size.training_size),

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from ddp.base import atomic
-from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import Experiment
-from ddp.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
-from ddp.reporting.figures import STYLE
-from ddp.reporting.results import read_missing
-from ddp.reporting.tables import refuse_mixture, write_table
+from manynodes.base import atomic
+from manynodes.base.errors import told_in_one_line
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
+from manynodes.reporting.figures import STYLE
+from manynodes.reporting.results import read_missing
+from manynodes.reporting.tables import refuse_mixture, write_table
 
 # Sentences of advice that are printed.
 MOST_SHOWN = 20

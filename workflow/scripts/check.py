@@ -7,11 +7,11 @@ import argparse
 import json
 from pathlib import Path
 
-from ddp.base.errors import told_in_one_line
-from ddp.experiment.config import Experiment
-from ddp.experiment.file import read_config
-from ddp.experiment.keys import keys_of
-from ddp.experiment.paths import with_program
+from manynodes.base.errors import told_in_one_line
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.file import read_config
+from manynodes.experiment.keys import keys_of
+from manynodes.experiment.paths import with_program
 
 
 def main() -> None:

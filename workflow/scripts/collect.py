@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from ddp.base import atomic
-from ddp.base.errors import told_in_one_line
-from ddp.base.failure import recorded
-from ddp.data.files import collect
-from ddp.data.folder import SOURCE
+from manynodes.base import atomic
+from manynodes.base.errors import told_in_one_line
+from manynodes.base.failure import recorded
+from manynodes.data.files import collect
+from manynodes.data.folder import SOURCE
 
 
 def main() -> None:

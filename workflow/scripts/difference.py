@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from statistics import mean, stdev
 
-from ddp.base.errors import one_line, told_in_one_line
-from ddp.reporting import difference
-from ddp.reporting.difference import Difference
+from manynodes.base.errors import one_line, told_in_one_line
+from manynodes.reporting import difference
+from manynodes.reporting.difference import Difference
 
 MOST_CHARACTERS = 400
 

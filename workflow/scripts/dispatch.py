@@ -14,8 +14,8 @@ import socket
 import sys
 import time
 
-from ddp.base.environment import variable
-from ddp.launching.endings import Ending, send
+from manynodes.base.environment import variable
+from manynodes.launching.endings import Ending, send
 
 # Seconds to wait for an answer of rank 0's node.
 REACH = 30

@@ -20,20 +20,20 @@ gc.disable()
 import torch
 from torch import Tensor
 
-from ddp.base import atomic
-from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.failure import recorded
-from ddp.base.reading import file_sha256
-from ddp.data.batches import images_per_pass
-from ddp.data.folder import DataFolder
-from ddp.data.guard import Guard
-from ddp.data.shares import fits, mapped_tensor
-from ddp.evaluation import metrics
-from ddp.evaluation.views import in_order, predictions
-from ddp.models import weights
-from ddp.ranks.process_group import Process, gather, process_group
-from ddp.reporting.results import VIEWS, accuracy_line, read_about
-from ddp.reporting.sums import refuse_changed
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal, told_in_one_line
+from manynodes.base.failure import recorded
+from manynodes.base.reading import file_sha256
+from manynodes.data.batches import images_per_pass
+from manynodes.data.folder import DataFolder
+from manynodes.data.guard import Guard
+from manynodes.data.shares import fits, mapped_tensor
+from manynodes.evaluation import metrics
+from manynodes.evaluation.views import in_order, predictions
+from manynodes.models import weights
+from manynodes.ranks.process_group import Process, gather, process_group
+from manynodes.reporting.results import VIEWS, accuracy_line, read_about
+from manynodes.reporting.sums import refuse_changed
 
 gc.freeze()
 gc.enable()

@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ddp.base.errors import told_in_one_line
-from ddp.reporting.events import RunEvents, points_of
-from ddp.reporting.progress import interval, read_all, read_record
+from manynodes.base.errors import told_in_one_line
+from manynodes.reporting.events import RunEvents, points_of
+from manynodes.reporting.progress import interval, read_all, read_record
 
 
 def main() -> None:

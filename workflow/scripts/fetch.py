@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from ddp.base import atomic
-from ddp.base.errors import Refusal, one_line, os_error_line, told_in_one_line
-from ddp.base.failure import recorded
-from ddp.base.locks import locked
-from ddp.base.reading import file_sha256
-from ddp.data import sources
-from ddp.data.datasets import ARRAYS, DATASETS
-from ddp.data.folder import (
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal, one_line, os_error_line, told_in_one_line
+from manynodes.base.failure import recorded
+from manynodes.base.locks import locked
+from manynodes.base.reading import file_sha256
+from manynodes.data import sources
+from manynodes.data.datasets import ARRAYS, DATASETS
+from manynodes.data.folder import (
     MANIFEST,
     SOURCE,
     content_sha256,
     refuse_wrong_content,
     whole_sha256,
 )
-from ddp.data.own.declaration import Own
+from manynodes.data.own.declaration import Own
 
 # Seconds to wait for another fetch of the same data: longer than any of its sources may take.
 GIVE_UP = 3 * sources.MOST_SECONDS
@@ -166,7 +166,7 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 def imported(own: Own, work: Path) -> dict[str, Any]:
     """Write the arrays of the user's own images; returns what their manifest says about them."""
     # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
-    from ddp.data.own.importing import import_own
+    from manynodes.data.own.importing import import_own
 
     own.refuse_missing()
     found = import_own(own, work, lambda line: tell(one_line(line)))

@@ -22,33 +22,40 @@ from pathlib import Path
 from threading import Thread
 from typing import NoReturn
 
-from ddp.base import atomic, signing
-from ddp.base import failure as failures
-from ddp.base.environment import Environment, forget_others
-from ddp.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
-from ddp.base.failure import Again, Failure, Kind
-from ddp.base.processes import adopt_orphans, end_descendants
-from ddp.base.temporary import parent_folder, temporary_folder
-from ddp.base.timeouts import (
+from manynodes.base import atomic, signing
+from manynodes.base import failure as failures
+from manynodes.base.environment import Environment, forget_others
+from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
+from manynodes.base.failure import Again, Failure, Kind
+from manynodes.base.processes import adopt_orphans, end_descendants
+from manynodes.base.temporary import parent_folder, temporary_folder
+from manynodes.base.timeouts import (
     BEFORE_THE_END,
     CANCELLED_WITHIN,
     ENDED_BY_SCHEDULER,
     LAUNCH_GRACE,
     START_UP,
 )
-from ddp.checkpointing import incidents
-from ddp.experiment.job_size import cpus_per_process
-from ddp.launching.agents import Output, Sink, log_file, run_all, stop_signals, stopping_signals
-from ddp.launching.endings import ending, records
-from ddp.launching.first_failure import First, Source, first_failure
-from ddp.launching.gpus import usable_gpus
-from ddp.launching.launchers import Geometry, Launcher
-from ddp.launching.plan import find_launcher, launcher_names, make_plan
-from ddp.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
-from ddp.launching.time_limit import warned_of_a_lower_limit
-from ddp.launching.whereabouts import whereabouts
-from ddp.schedulers import registry
-from ddp.schedulers.base import Allocation, Scheduler, Step, trouble
+from manynodes.checkpointing import incidents
+from manynodes.experiment.job_size import cpus_per_process
+from manynodes.launching.agents import (
+    Output,
+    Sink,
+    log_file,
+    run_all,
+    stop_signals,
+    stopping_signals,
+)
+from manynodes.launching.endings import ending, records
+from manynodes.launching.first_failure import First, Source, first_failure
+from manynodes.launching.gpus import usable_gpus
+from manynodes.launching.launchers import Geometry, Launcher
+from manynodes.launching.plan import find_launcher, launcher_names, make_plan
+from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
+from manynodes.launching.time_limit import warned_of_a_lower_limit
+from manynodes.launching.whereabouts import whereabouts
+from manynodes.schedulers import registry
+from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
 
 # Starts in a row that save nothing new, after which a program is not started again on these nodes.
 MOST_FRUITLESS = 3

@@ -23,11 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ddp.base.environment import variable
-from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.processes import adopt_orphans, descendants, end_all, end_with_parent, stat_of
-from ddp.base.timeouts import AGENT_GRACE, ALONE_GRACE
-from ddp.schedulers.remote.channel import Channel, connect
+from manynodes.base.environment import variable
+from manynodes.base.errors import Refusal, told_in_one_line
+from manynodes.base.processes import adopt_orphans, descendants, end_all, end_with_parent, stat_of
+from manynodes.base.timeouts import AGENT_GRACE, ALONE_GRACE
+from manynodes.schedulers.remote.channel import Channel, connect
 
 # Seconds to wait for the file of the step: a network file system may show it late.
 FILE_SEEN = 60

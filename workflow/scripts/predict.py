@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp.base.errors import Refusal, error_line, one_line, told_in_one_line
-from ddp.data.batches import centred
-from ddp.data.datasets import DATASETS
-from ddp.data.own.declaration import SUFFIXES, is_image, is_wanted
-from ddp.data.own.pictures import Unreadable, read_image
-from ddp.data.walk import walk
-from ddp.evaluation.views import predict_with_views
-from ddp.models import weights
-from ddp.models.classifier import USUAL, Classifier
-from ddp.reporting.results import VIEWS, read_about, spreadsheet_text
-from ddp.reporting.sums import refuse_changed
+from manynodes.base.errors import Refusal, error_line, one_line, told_in_one_line
+from manynodes.data.batches import centred
+from manynodes.data.datasets import DATASETS
+from manynodes.data.own.declaration import SUFFIXES, is_image, is_wanted
+from manynodes.data.own.pictures import Unreadable, read_image
+from manynodes.data.walk import walk
+from manynodes.evaluation.views import predict_with_views
+from manynodes.models import weights
+from manynodes.models.classifier import USUAL, Classifier
+from manynodes.reporting.results import VIEWS, read_about, spreadsheet_text
+from manynodes.reporting.sums import refuse_changed
 
 BATCH = 32
 

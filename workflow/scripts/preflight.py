@@ -2,9 +2,9 @@
 
 import argparse
 
-from ddp.base.environment import Environment
-from ddp.base.errors import told_in_one_line
-from ddp.ranks.process_group import gather, process_group
+from manynodes.base.environment import Environment
+from manynodes.base.errors import told_in_one_line
+from manynodes.ranks.process_group import gather, process_group
 
 
 def main() -> None:

@@ -10,15 +10,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ddp.base.errors import told_in_one_line
-from ddp.base.failure import recorded
-from ddp.base.provenance import git_state, now
-from ddp.checkpointing import incidents
-from ddp.data.files import read_files
-from ddp.data.folder import DataFolder
-from ddp.experiment.config import parse_option
-from ddp.programs.folders import Folders, prepare
-from ddp.schedulers import registry
+from manynodes.base.errors import told_in_one_line
+from manynodes.base.failure import recorded
+from manynodes.base.provenance import git_state, now
+from manynodes.checkpointing import incidents
+from manynodes.data.files import read_files
+from manynodes.data.folder import DataFolder
+from manynodes.experiment.config import parse_option
+from manynodes.programs.folders import Folders, prepare
+from manynodes.schedulers import registry
 
 # Where a run is computed, besides its geometry, does not decide its result.
 SITE = ("device", "cpus_per_proc", "world_size")

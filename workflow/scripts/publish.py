@@ -16,21 +16,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddp.base import atomic
-from ddp.base.errors import told_in_one_line
-from ddp.base.failure import recorded
-from ddp.base.provenance import git_state, now, versions
-from ddp.checkpointing import incidents, replaced
-from ddp.programs.folders import Folders, read_request, write_request
-from ddp.programs.outputs import publish
-from ddp.reporting.measures import (
+from manynodes.base import atomic
+from manynodes.base.errors import told_in_one_line
+from manynodes.base.failure import recorded
+from manynodes.base.provenance import git_state, now, versions
+from manynodes.checkpointing import incidents, replaced
+from manynodes.programs.folders import Folders, read_request, write_request
+from manynodes.programs.outputs import publish
+from manynodes.reporting.measures import (
     EVALUATED,
     read_metrics,
     read_result,
     write_metrics,
     write_result,
 )
-from ddp.reporting.sums import of_files
+from manynodes.reporting.sums import of_files
 
 
 def main() -> None:

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp.base.errors import Refusal, reason, told_in_one_line
-from ddp.base.processes import how
-from ddp.base.timeouts import CONNECTED, LOST_AFTER, STEP_GRACE
-from ddp.launching.endings import send
-from ddp.schedulers.base import Cause, Trouble
-from ddp.schedulers.remote.channel import Channel, accept
-from ddp.schedulers.remote.scheduler import LOOPBACK
+from manynodes.base.errors import Refusal, reason, told_in_one_line
+from manynodes.base.processes import how
+from manynodes.base.timeouts import CONNECTED, LOST_AFTER, STEP_GRACE
+from manynodes.launching.endings import send
+from manynodes.schedulers.base import Cause, Trouble
+from manynodes.schedulers.remote.channel import Channel, accept
+from manynodes.schedulers.remote.scheduler import LOOPBACK
 
 # Connections at once of which it is not known whose they are, beyond one of each node.
 STRANGERS = 100

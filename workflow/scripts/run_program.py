@@ -2,7 +2,7 @@
 order, and leave no process behind.
 
 The program starts in its results folder, or in --directory, with the variables of
-ddp/base/environment.py.
+manynodes/base/environment.py.
 """
 
 import argparse
@@ -18,29 +18,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp.base import atomic, failure
-from ddp.base.environment import Environment, add_to_report, refusals_reported
-from ddp.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
-from ddp.base.failure import Failure, recorded
-from ddp.base.processes import adopt_orphans, how
-from ddp.base.reading import read_json
-from ddp.checkpointing.owner import Owner, acquire
-from ddp.data.files import read_files
-from ddp.data.folder import DataFolder
-from ddp.data.guard import Guard
-from ddp.data.staging import stage
-from ddp.experiment.command import filled
-from ddp.experiment.config import parse_option
-from ddp.programs.folders import Folders, empty, trace
-from ddp.programs.running import (
+from manynodes.base import atomic, failure
+from manynodes.base.environment import Environment, add_to_report, refusals_reported
+from manynodes.base.errors import STOPPED, Refusal, Stopped, told_in_one_line
+from manynodes.base.failure import Failure, recorded
+from manynodes.base.processes import adopt_orphans, how
+from manynodes.base.reading import read_json
+from manynodes.checkpointing.owner import Owner, acquire
+from manynodes.data.files import read_files
+from manynodes.data.folder import DataFolder
+from manynodes.data.guard import Guard
+from manynodes.data.staging import stage
+from manynodes.experiment.command import filled
+from manynodes.experiment.config import parse_option
+from manynodes.programs.folders import Folders, empty, trace
+from manynodes.programs.running import (
     end_like,
     environment_of,
     started,
     wait,
     without_folder,
 )
-from ddp.ranks.stopping import Stopping, listen
-from ddp.reporting.sums import refuse_changed
+from manynodes.ranks.stopping import Stopping, listen
+from manynodes.reporting.sums import refuse_changed
 
 MAKE = "snakemake --profile profiles/local --force"
 # Seconds of a look at the inputs, in which no request to stop is passed on.

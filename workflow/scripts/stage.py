@@ -7,11 +7,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from ddp.base.environment import Environment, add_to_report
-from ddp.base.errors import told_in_one_line
-from ddp.data.files import read_files
-from ddp.data.folder import DataFolder
-from ddp.data.staging import stage
+from manynodes.base.environment import Environment, add_to_report
+from manynodes.base.errors import told_in_one_line
+from manynodes.data.files import read_files
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
 
 MAKE = "snakemake --profile profiles/local --force"
 

@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from ddp.base.caches import private_caches
-from ddp.base.environment import Environment
-from ddp.base.errors import STOPPED, os_error_line
-from ddp.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
-from ddp.base.timeouts import SUPERVISE_GRACE, TIMEOUT
-from ddp.launching.agents import Allowance, Output, log_file, run_all, stop_signals
-from ddp.launching.endings import LOST_A_PEER, Ending, send
-from ddp.launching.whereabouts import Observer
-from ddp.schedulers.base import Command
+from manynodes.base.caches import private_caches
+from manynodes.base.environment import Environment
+from manynodes.base.errors import STOPPED, os_error_line
+from manynodes.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
+from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
+from manynodes.launching.agents import Allowance, Output, log_file, run_all, stop_signals
+from manynodes.launching.endings import LOST_A_PEER, Ending, send
+from manynodes.launching.whereabouts import Observer
+from manynodes.schedulers.base import Command
 
 # Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
 MOST_SHOWN = 10_000_000

@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 from torch.distributed.run import main
 
-from ddp.base.errors import Refusal, told_in_one_line
-from ddp.base.signing import signed, verified
+from manynodes.base.errors import Refusal, told_in_one_line
+from manynodes.base.signing import signed, verified
 
 gc.freeze()
 gc.enable()

@@ -1,7 +1,7 @@
 """Train one run with DistributedDataParallel, on as many processes as the launcher started.
 
-It knows RANK, LOCAL_RANK, WORLD_SIZE and the contract in ddp/base/environment.py, but no scheduler.
-It writes to --output:
+It knows RANK, LOCAL_RANK, WORLD_SIZE and the contract in manynodes/base/environment.py, but no
+scheduler. It writes to --output:
 
     model.safetensors                  the weights
     history.csv                        one row per epoch
@@ -34,37 +34,37 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from ddp.base import atomic
-from ddp.base.environment import Environment, add_to_report, refusals_reported
-from ddp.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
-from ddp.base.provenance import code_sha256, git_state, now, versions
-from ddp.base.reading import file_sha256
-from ddp.base.sources import sources_sha256
-from ddp.base.timeouts import TIMEOUT
-from ddp.base.tree import decode, encode
-from ddp.checkpointing import incidents, replaced
-from ddp.checkpointing.owner import acquire
-from ddp.checkpointing.saver import Saver
-from ddp.checkpointing.state import (
+from manynodes.base import atomic
+from manynodes.base.environment import Environment, add_to_report, refusals_reported
+from manynodes.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
+from manynodes.base.provenance import code_sha256, git_state, now, versions
+from manynodes.base.reading import file_sha256
+from manynodes.base.sources import sources_sha256
+from manynodes.base.timeouts import TIMEOUT
+from manynodes.base.tree import decode, encode
+from manynodes.checkpointing import incidents, replaced
+from manynodes.checkpointing.owner import acquire
+from manynodes.checkpointing.saver import Saver
+from manynodes.checkpointing.state import (
     Request,
     State,
     checkpoint,
     newest,
     progress,
 )
-from ddp.data.folder import DataFolder
-from ddp.data.staging import Staged, stage
-from ddp.experiment.config import Run, read_run
-from ddp.models import weights
-from ddp.models.names import code_of
-from ddp.ranks.probe import outliers, probe
-from ddp.ranks.process_group import Process, broadcast, describe, gather, process_group
-from ddp.ranks.processor import processor
-from ddp.ranks.stopping import listen
-from ddp.reporting.history import write_history
-from ddp.reporting.sums import of_files
-from ddp.training.loop import Training
-from ddp.training.timing import SlowHosts
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import Staged, stage
+from manynodes.experiment.config import Run, read_run
+from manynodes.models import weights
+from manynodes.models.names import code_of
+from manynodes.ranks.probe import outliers, probe
+from manynodes.ranks.process_group import Process, broadcast, describe, gather, process_group
+from manynodes.ranks.processor import processor
+from manynodes.ranks.stopping import listen
+from manynodes.reporting.history import write_history
+from manynodes.reporting.sums import of_files
+from manynodes.training.loop import Training
+from manynodes.training.timing import SlowHosts
 
 gc.freeze()
 gc.enable()

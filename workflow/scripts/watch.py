@@ -15,9 +15,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ddp.base.errors import one_line, told_in_one_line
-from ddp.reporting.progress import Progress, interval, read_all, read_record
-from ddp.reporting.scaling import counted
+from manynodes.base.errors import one_line, told_in_one_line
+from manynodes.reporting.progress import Progress, interval, read_all, read_record
+from manynodes.reporting.scaling import counted
 
 COLOURS = {
     "running": "cyan", "done": "green", "trained": "green", "failed": "red",

@@ -49,7 +49,7 @@ class Executor(RemoteExecutor):
 
     def __post_init__(self) -> None:
         # Imported here: the library is that of the checkout whose Snakefile runs.
-        from ddp.schedulers.pbs.jobs import Jobs
+        from manynodes.schedulers.pbs.jobs import Jobs
 
         settings = self.workflow.executor_settings
         self.jobs = Jobs(settings.request or "select", settings.init or "")

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ddp.data.datasets import DATASETS
-from ddp.models.names import OWN_MODELS, Form, is_own, refuse_unknown_model
-from ddp.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
-from ddp.training.sizes import edges
+from manynodes.data.datasets import DATASETS
+from manynodes.models.names import OWN_MODELS, Form, is_own, refuse_unknown_model
+from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
+from manynodes.training.sizes import edges
 
 
 def check(
@@ -39,13 +39,13 @@ def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
         dataset.get(key) for key in ("height", "width", "channels", "classes")
     )
     if height and width and channels and classes:
-        from ddp.models.fitting import refuse_unfit_model
+        from manynodes.models.fitting import refuse_unfit_model
 
         window = edges(run.crop_size) or (height, width)
         for size in {window, edges(run.test_size) or window}:
             form = Form(size[0], size[1], channels, classes)
             refuse_unfit_model(run.model, run.widths, run.model_args, form)
     elif "classes" in dataset and is_own(run.model):
-        from ddp.models.fitting import refuse_uncallable
+        from manynodes.models.fitting import refuse_uncallable
 
         refuse_uncallable(run.model, run.model_args)

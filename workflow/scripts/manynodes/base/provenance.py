@@ -1,0 +1,168 @@
+"""Provenance of a result: the hash of the code, its commit, the versions it ran with, and when."""
+
+import ast
+import hashlib
+import os
+import platform
+import subprocess
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).resolve().parents[2]
+# Packages and modules that check, carry or report, and cannot change a result: a clearer error
+# message in one of them must not cost a night of training.
+NO_RESULT = (
+    "manynodes.base",
+    "manynodes.checkpointing",
+    "manynodes.data.addresses",
+    "manynodes.data.own",
+    "manynodes.data.staging",
+    "manynodes.data.walk",
+    "manynodes.experiment",
+    "manynodes.models.fitting",
+    "manynodes.models.names",
+    "manynodes.ranks.memory",
+    "manynodes.ranks.network",
+    "manynodes.ranks.preflight",
+    "manynodes.ranks.probe",
+    "manynodes.ranks.processor",
+    "manynodes.ranks.stopping",
+    "manynodes.ranks.vote",
+    "manynodes.reporting.history",
+    "manynodes.reporting.results",
+    "manynodes.reporting.sums",
+    "manynodes.reporting.tables",
+    "manynodes.training.limits",
+)
+
+
+def code_sha256(program: str) -> str:
+    """SHA-256 of a program and of the library code that it imports, except NO_RESULT.
+
+    Comments, docstrings and formatting do not count, and neither does the file in which a piece
+    of code lies: an import counts as the hash of the imported code, not as its path. Snakemake
+    takes the hash as a parameter of the rule, so editing a computation reruns it, and editing a
+    comment or moving a module does not.
+
+    Args:
+        program: file name in the folder of the programs, such as `train.py`.
+    """
+    return file_hash(SCRIPTS / program)
+
+
+@cache
+def file_hash(path: Path) -> str:
+    tree = without_docstrings(ast.parse(path.read_text()))
+    imports = LibraryImports()
+    body = ast.unparse(imports.visit(tree))
+    # Sorted: their order in the file follows the paths of the modules.
+    return hashlib.sha256("\n".join([body, *sorted(imports.found)]).encode()).hexdigest()
+
+
+class LibraryImports(ast.NodeTransformer):
+    """Takes the imports from the library out of a tree.
+
+    Attributes:
+        found: for each imported module and name, the hash of the module's file and the name.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        if not (node.module or "").startswith("manynodes."):
+            return node
+        for alias in node.names:
+            # A name is either a module of the package or an object in the module.
+            for module in (f"{node.module}.{alias.name}", str(node.module)):
+                path = library_file(module)
+                if path.is_file() and not is_no_result(module):
+                    self.found.append(f"{file_hash(path)} {alias.asname or alias.name}")
+        return None
+
+
+def is_no_result(module: str) -> bool:
+    return any(module == entry or module.startswith(f"{entry}.") for entry in NO_RESULT)
+
+
+def library_file(module: str) -> Path:
+    return SCRIPTS.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    return tree
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the checkout the programs lie in, and whether they differ from it; both null
+    where there is no checkout.
+    """
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", ".")),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+
+
+def why_no_commit() -> str | None:
+    """What git says of a checkout whose commit it does not tell; None where it does, and where
+    there is no checkout.
+    """
+    try:
+        if (SCRIPTS.parents[1] / ".git").exists():
+            git("rev-parse", "HEAD")
+    except OSError as error:
+        return f"git: {error.strerror}"
+    except subprocess.CalledProcessError as error:
+        return error.stderr.strip()
+    return None
+
+
+def git(*arguments: str) -> str:
+    """What git says of the checkout.
+
+    Raises:
+        OSError: git cannot be started.
+        CalledProcessError: it fails.
+    """
+    # Somebody else's checkout too: its programs run anyway. But no repository around it: its
+    # settings name programs that git runs, and anybody can make one in /tmp.
+    options = ["-c", f"safe.directory={SCRIPTS.parents[1]}", "--no-optional-locks"]
+    # A hook of another repository sets GIT_DIR.
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    return subprocess.run(
+        ["git", *options, "-C", str(SCRIPTS), *arguments],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "numpy", "safetensors"):
+        # A small installation has no torchvision.
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return in_utc(time.time())
+
+
+def in_utc(seconds: float) -> str:
+    """A time in seconds since the epoch, as `now` gives it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

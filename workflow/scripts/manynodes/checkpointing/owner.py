@@ -1,0 +1,349 @@
+"""The owner of a run: one job at a time trains it, on a file system shared by many machines.
+
+The owner touches its record regularly. If a record is not touched any more, its owner is dead,
+wherever it ran. File-system locks are no substitute: on many network file systems they hold on one
+machine only, or outlive their owner.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal
+from manynodes.base.processes import STARTED, stat_of
+from manynodes.base.reading import NotAFile, open_file, parse_form
+from manynodes.base.timeouts import BEAT, LEASE, SETTLE, WATCH
+
+# How often one job may start from the same position: a scheduler may requeue a job whose node dies
+# every time.
+MOST_STARTS = 3
+MOST_BYTES = 10_000  # of a record
+LIVE = "live.json"  # beside the record
+
+
+@dataclass(frozen=True)
+class Record:
+    """The owner of a run.
+
+    Attributes:
+        token: unique to this owner.
+        name: `Slurm job 12`, `process 345 on host`. A requeued job keeps its name.
+        host: where rank 0 runs.
+        process: identifies its process on any machine, across restarts.
+        released: it ended in order.
+        position: epoch and step from which the job of that name last started.
+        starts: how often it has started from there.
+    """
+
+    token: str
+    name: str
+    host: str
+    process: str
+    released: bool = False
+    position: tuple[int, int] = (-1, -1)
+    starts: int = 0
+
+    @property
+    def who(self) -> str:
+        return (
+            self.name if self.name.endswith(f" on {self.host}") else f"{self.name} on {self.host}"
+        )
+
+
+class Owner:
+    """The hold on a run. Made by `acquire`.
+
+    Attributes:
+        live: tells how far the training is, for `watch`; it is called in another thread.
+    """
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
+        self.confirmed = time.monotonic()
+        self.live: Callable[[], dict[str, Any]] | None = None
+        self.taken: Record | None = None
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.keep_touching, daemon=True)
+        self.thread.start()
+
+    def keep_touching(self) -> None:
+        while not self.ended.wait(BEAT):
+            # If the storage is unavailable for a while, nobody else sees the record either.
+            with suppress(OSError):
+                self.confirm()
+                if self.live and not self.taken:
+                    text = json.dumps(self.live()) + "\n"
+                    atomic.write_often(self.path.with_name(LIVE), text)
+
+    def confirm(self) -> None:
+        there = look(self.path)
+        if there and there[0].token == self.record.token:
+            os.utime(self.path)
+            self.confirmed = time.monotonic()
+        else:
+            self.taken = there[0] if there else Record("", "", "", "")
+
+    def check(self) -> None:
+        """Check that the run is still ours; call it before every write. It is free while the
+        record is touched.
+
+        Raises:
+            Refusal: another job has taken the run over, or the record was removed.
+            OSError: the record cannot be read.
+        """
+        if time.monotonic() - self.confirmed > 2 * BEAT:
+            self.confirm()
+        if self.taken:
+            run = self.path.parent.parent
+            who = f"taken over by {self.taken.who}" if self.taken.name else "released by somebody"
+            raise Refusal(f"{run} was {who}; this training ends here")
+
+    def begin_at(self, epoch: int, step: int, where: str = "") -> None:
+        """Note the position from which the training starts.
+
+        Args:
+            where: the position in words.
+
+        Raises:
+            Refusal: the same job has started from there too often, or another job has taken the
+                run over.
+        """
+        # Loading data and compiling may have taken longer than the lease.
+        self.check()
+        starts = self.record.starts + 1 if self.record.position == (epoch, step) else 1
+        if starts > MOST_STARTS:
+            raise Refusal(
+                f"{self.record.name} has started {MOST_STARTS} times "
+                f"{where or f'after epoch {epoch}, step {step}'} and got no further; "
+                "read the logs of its attempts, and run the same command again"
+            )
+        self.write(replace(self.record, position=(epoch, step), starts=starts))
+        # Of an earlier owner.
+        self.path.with_name(LIVE).unlink(missing_ok=True)
+
+    def write(self, record: Record) -> None:
+        self.record = record
+        atomic.write_text(self.path, text(record))
+
+    def release(self) -> None:
+        self.ended.set()
+        self.thread.join()
+        with suppress(OSError):
+            self.confirm()
+            if not self.taken:
+                self.write(replace(self.record, released=True))
+
+
+@contextmanager
+def acquire(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Owner]:
+    """Own the run whose states are in the folder.
+
+    Args:
+        name: who asks.
+        tell: gets a line if it takes long.
+
+    Raises:
+        Refusal: a living owner has it.
+        OSError: the folder is not writable.
+    """
+    path = folder / "owner.json"
+    mine = Record(secrets.token_hex(8), name, socket.gethostname(), this_process())
+    folder.mkdir(parents=True, exist_ok=True)
+    before = look(path)
+    if before:
+        if before[0].name == name:
+            # The count of starts continues, even if this attempt ends before it starts.
+            mine = replace(mine, position=before[0].position, starts=before[0].starts)
+        take_over(path, mine, before, tell)
+    elif not atomic.create(path, text(mine)):
+        raise Refusal(
+            f"{folder.parent} was just started by another process; wait until it has ended, or end "
+            "it"
+        )
+    owner = Owner(path, mine)
+    try:
+        yield owner
+    finally:
+        owner.release()
+
+
+def look(path: Path) -> tuple[Record, int] | None:
+    """The record and the time of its last touch in ns; None if there is none.
+
+    A file that is not a record belongs to nobody.
+
+    Raises:
+        OSError: it cannot be read, so its owner is unknown.
+    """
+    nobody = Record("", "nobody", "unknown", "", released=True)
+    try:
+        with open_file(path, MOST_BYTES) as file:
+            # From the open file: attributes looked up by name may be a minute old.
+            touched, content = os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except FileNotFoundError:
+        return None
+    except NotAFile:
+        return nobody, 0
+    try:
+        fields = parse_form(content, "owner")
+    except ValueError:
+        return nobody, touched
+    return Record(**fields | {"position": tuple(fields["position"])}), touched
+
+
+def text(record: Record) -> str:
+    return json.dumps(asdict(record), indent=2) + "\n"
+
+
+def take_over(
+    path: Path, mine: Record, before: tuple[Record, int], tell: Callable[[str], None]
+) -> None:
+    """Replace the record of a dead owner.
+
+    Raises:
+        Refusal: it is alive, or another process was faster.
+    """
+    await_end(path, mine.name, before, tell)
+    if before[0].token and is_gone(before[0]):
+        # Of several that know on this machine that it is gone, one goes on at once.
+        claim = path.with_name(f"{path.stem}.{before[0].token}{path.suffix}")
+        if atomic.create(claim, text(mine)):
+            try:
+                refuse_others(path, before[0].token)
+                atomic.write_text(path, text(mine))
+                return
+            finally:
+                claim.unlink()
+        time.sleep(SETTLE)
+        refuse_others(path, before[0].token)
+    atomic.write_text(path, text(mine))
+    # Others that find the same dead owner come here too; the last one wins.
+    time.sleep(SETTLE)
+    refuse_others(path, mine.token)
+
+
+def refuse_others(path: Path, token: str) -> None:
+    """Refuse a record that is not the expected one."""
+    now = look(path)
+    if now is None or now[0].token != token:
+        raise Refusal(
+            still_there(path, now[0]) if now else f"{path} was removed; run the same command again"
+        )
+
+
+def await_end(
+    path: Path, name: str, before: tuple[Record, int], tell: Callable[[str], None]
+) -> None:
+    """Return when the owner of the record is known to be dead.
+
+    Args:
+        name: who waits.
+
+    Raises:
+        Refusal: it is alive.
+    """
+    record, touched = before
+    # For the same job, requeued, its scheduler guarantees that the previous process is over or cut
+    # off.
+    if record.released or is_gone(record) or record.name == name:
+        return
+    tell(
+        f"{record.who} trained this run last; waiting {LEASE:.0f} s to see whether it is still "
+        "alive"
+    )
+    deadline = time.monotonic() + LEASE
+    while time.monotonic() < deadline:
+        time.sleep(BEAT / 2)
+        now = look(path)
+        if now is None or now[0].released:
+            return
+        if (now[0].token, now[1]) != (record.token, touched):
+            raise Refusal(still_there(path, now[0]))
+
+
+def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
+    """Refuse a run that another job trains, before anything is changed.
+
+    The record of a dead owner is marked as released, so that nobody waits for it again.
+
+    Args:
+        folder: of the run's states.
+        name: who asks.
+
+    Raises:
+        Refusal: the owner is alive.
+    """
+    path = folder / "owner.json"
+    before = look(path)
+    if before and before[0].name != name and not before[0].released:
+        await_end(path, name, before, tell)
+        # Another process may have taken the run over meanwhile.
+        now = look(path)
+        if now and now[0].token == before[0].token:
+            atomic.write_text(path, text(replace(now[0], released=True)))
+
+
+def living(folders: Sequence[Path]) -> dict[Path, Record]:
+    """The living owners, by the folder of states; this takes a few seconds if there may be one."""
+
+    def seen(folder: Path) -> tuple[Record, int] | None:
+        # The job will report a file that cannot be read.
+        with suppress(OSError):
+            return look(folder / "owner.json")
+        return None
+
+    before = {folder: found for folder in folders if (found := seen(folder))}
+    waiting = {
+        folder: found
+        for folder, found in before.items()
+        if not found[0].released and not is_gone(found[0])
+    }
+    if waiting:
+        time.sleep(WATCH)
+    after = {folder: seen(folder) for folder in waiting}
+    return {
+        folder: now[0]
+        for folder, now in after.items()
+        if now and not now[0].released and now != waiting[folder]
+    }
+
+
+def still_there(path: Path, record: Record) -> str:
+    return (
+        f"{path.parent.parent} is being trained by {record.who}; "
+        "wait until it has ended, or end it, and run the same command again"
+    )
+
+
+def this_process() -> str:
+    """Identifies this process: boot of the machine, process namespace, number, start time."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getpid()} {started(os.getpid())}"
+
+
+def started(pid: int) -> str:
+    """Start time of a process, in clock ticks since the boot of the machine; see proc(5)."""
+    # Not psutil: its create_time moves when the clock is set.
+    return stat_of(pid)[STARTED]
+
+
+def is_gone(record: Record) -> bool:
+    """Whether its process is known to be gone; known only on this machine."""
+    if not record.process:
+        return True
+    *machine, pid, start = record.process.split()
+    if machine != this_process().split()[:2]:
+        return False
+    try:
+        return started(int(pid)) != start
+    except FileNotFoundError:
+        return True

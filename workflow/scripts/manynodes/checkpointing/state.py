@@ -1,0 +1,326 @@
+"""The state from which a training resumes: its content, its file, and which one is used.
+
+A state is `epoch=0003_step=000040.safetensors`, with its SHA-256 beside it in the form of
+`sha256sum`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from manynodes.base import atomic, tree
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import NotAFile, file_sha256, read_bytes
+from manynodes.experiment.config import Run
+from manynodes.experiment.keys import GEOMETRY
+
+FORMAT = 3
+SUFFIX = ".safetensors"
+NAME = re.compile(r"epoch=(\d{4,9})_step=(\d{6,12})\.safetensors", re.ASCII)
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# An interruption may damage the newest state; then the one before it is used.
+KEPT = 2
+MOST_SUM = 1000  # bytes of the file with the SHA-256
+START_OVER = "or start over: resume=fresh"
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that a training needs to continue as if it had not been interrupted.
+
+    Attributes:
+        run: the run's configuration, every key.
+        data_sha256, code_sha256: of the data set and of the training code.
+        epoch: finished epochs.
+        step: finished steps of the next epoch; 0 between two epochs. The learning rate follows from
+            epoch and step.
+        model: the network's state_dict on rank 0.
+        optimizer, scaler: the state_dicts of the optimizer and of fp16's gradient scaler, equal
+            on all ranks.
+        ranks: by rank, what differs between ranks: `buffers` (BatchNorm's running statistics, which
+            are averaged only between epochs), `totals` (sums of the epoch, see `steps.step`) and
+            `rng` (states of the random generators, by device type).
+        history: one row per finished epoch.
+        seconds: time of the unfinished epoch so far.
+        attempts: the jobs that trained it, this one last; see docs/results.md, run.json.
+        checkpoints: SHA-256 of the kept weights by epoch.
+    """
+
+    run: dict[str, Any]
+    data_sha256: str
+    code_sha256: str
+    epoch: int
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    seconds: float
+    attempts: list[dict[str, Any]]
+    checkpoints: dict[int, str]
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch == self.run["epochs"]
+
+    def encode(self) -> bytes:
+        """The content of its file."""
+        return tree.encode({"format": FORMAT} | vars(self))
+
+    @staticmethod
+    def decode(content: bytes) -> "State":
+        """A state from the content of its file, on the CPU. No part of the content is executed.
+
+        Raises:
+            ValueError: it is not a state, or one of another version of this workflow.
+        """
+        try:
+            found = tree.decode(content)
+            known = {"format", *(field.name for field in fields(State))}
+            if not isinstance(found, dict) or set(found) != known or found.pop("format") != FORMAT:
+                raise ValueError("another format")
+            state = State(**found)
+            check(state)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError("is not a state of this version of the workflow") from error
+        return state
+
+
+def check(state: State) -> None:
+    """Check the type of each field. Whether the tensors fit the network is checked when they are
+    loaded.
+
+    Raises:
+        ValueError: a field has another type.
+    """
+    numbers = (state.epoch, state.step, *state.checkpoints)
+    texts = (state.data_sha256, state.code_sha256, *state.checkpoints.values())
+    rows: list[Any] = [
+        state.run,
+        *state.history,
+        *state.attempts,
+        *state.ranks,
+        state.scaler,
+        *state.optimizer["param_groups"],
+    ]
+    named = [state.model, *(rank[part] for rank in state.ranks for part in ("buffers", "rng"))]
+    good = (
+        all(type(number) is int and 0 <= number < 10**9 for number in numbers)
+        and all(SHA256.fullmatch(text) for text in texts)
+        and all(isinstance(row, dict) and all(isinstance(key, str) for key in row) for row in rows)
+        and all(
+            isinstance(name, str) and isinstance(tensor, Tensor)
+            for part in named
+            for name, tensor in part.items()
+        )
+        and all(isinstance(rank["totals"], Tensor) for rank in state.ranks)
+        and isinstance(state.seconds, int | float)
+        and set(state.optimizer) == {"state", "param_groups"}
+        and all(
+            type(key) is int and isinstance(value, dict)
+            for key, value in state.optimizer["state"].items()
+        )
+        and all(
+            isinstance(attempt["by"], str)
+            and isinstance(attempt["started"], str)
+            and "commit" in attempt
+            for attempt in state.attempts
+        )
+        and all(isinstance(attempt["seconds"], int | float) for attempt in state.attempts)
+        and json.dumps([state.run, state.history, state.attempts]) != ""
+        and len(state.history) == state.epoch
+        and len(state.ranks) > 0 < len(state.attempts)
+        and type(state.run["epochs"]) is int
+        and state.epoch <= state.run["epochs"]
+    )
+    if not good:
+        raise ValueError("a field of another type")
+
+
+def progress(epoch: int, step: int) -> str:
+    """The progress of a training in words."""
+    return f"step {step} of epoch {epoch + 1}" if step else f"epoch {epoch}"
+
+
+def file_name(epoch: int, step: int) -> str:
+    return f"epoch={epoch:04}_step={step:06}{SUFFIX}"
+
+
+def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
+    """Write an encoded state durably, then remove the states that are no longer needed.
+
+    Raises:
+        OSError: with the path and, for a full disk, the space needed; older states are unchanged.
+    """
+    path = folder / file_name(epoch, step)
+    # The sum comes first, so no state ever lacks one.
+    atomic.write_bytes(
+        sum_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
+    )
+    atomic.write_bytes(path, content)
+    there = list(states(folder))
+    # Another number of processes can only resume at the end of an epoch.
+    ends = [path for path, (_, step) in there if step == 0]
+    for path, _ in there[KEPT:]:
+        if path not in ends[:1]:
+            remove(path)
+
+
+def states(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """The files with the name of a state, with epoch and step, newest first."""
+    named = (
+        (path, NAME.fullmatch(path.name)) for path in folder.glob(f"*{SUFFIX}") if path.is_file()
+    )
+    found = [(path, (int(name[1]), int(name[2]))) for path, name in named if name]
+    yield from sorted(found, key=lambda entry: entry[1], reverse=True)
+
+
+def sum_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    sum_of(path).unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[State, bytes]:
+    """A state and the content of its file.
+
+    Raises:
+        ValueError: it cannot be used; the text continues a sentence that begins with the path.
+        OSError: it cannot be read; its content may be good.
+    """
+    try:
+        content = read_bytes(path)
+        if not content:
+            raise ValueError("is empty")
+        known = read_bytes(sum_of(path), MOST_SUM).decode("ascii", "replace").split()[0]
+    except (FileNotFoundError, IndexError):
+        raise ValueError("has no SHA-256 beside it") from None
+    except NotAFile as error:
+        raise ValueError(str(error.strerror)) from None
+    if hashlib.sha256(content).hexdigest() != known:
+        raise ValueError("does not match the SHA-256 beside it: it is truncated or damaged")
+    state = State.decode(content)
+    if path.name != file_name(state.epoch, state.step):
+        raise ValueError(f"is the state after {progress(state.epoch, state.step)}: it was renamed")
+    for epoch, sha256 in state.checkpoints.items():
+        kept = checkpoint(path.parent, epoch)
+        if not kept.is_file() or file_sha256(kept) != sha256:
+            raise ValueError(f"needs {kept.name}, which is missing or damaged")
+    return state, content
+
+
+def checkpoint(folder: Path, epoch: int) -> Path:
+    """The kept weights of an epoch. They lie with the states until the run is done, because
+    Snakemake removes incomplete outputs.
+    """
+    return folder / "checkpoints" / f"epoch={epoch:03}.safetensors"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train, and which states it may resume.
+
+    Attributes:
+        by: who trains, see `State.attempts`.
+        resume: `fresh` starts over, `anyway` resumes the last whole epoch of another number of
+            processes.
+    """
+
+    run: Run
+    data_sha256: str
+    code_sha256: str
+    by: str
+    resume: str
+
+    def skip_reason(self, state: State) -> str | None:
+        """Why to skip a state that could be resumed; None to resume it."""
+        # With `fresh`, a job still resumes its own states; otherwise it would start over after each
+        # requeue.
+        if self.resume == "fresh" and all(attempt["by"] != self.by for attempt in state.attempts):
+            return "is not resumed, as requested"
+        other = len(state.ranks) != self.run.world_size
+        if state.step and other and self.resume == "anyway":
+            return f"is in the middle of an epoch on {len(state.ranks)} processes"
+        return None
+
+    def differs(self, state: State) -> list[str]:
+        """How the run of a state differs from this one, in words, ignoring the geometry."""
+        found = [
+            f"{key} was {state.run.get(key)} and is {value}"
+            # As in a state, where tuples have become lists.
+            for key, value in json.loads(self.run.to_json()).items()
+            if key not in GEOMETRY and state.run.get(key) != value
+        ]
+        if state.data_sha256 != self.data_sha256:
+            found.append(
+                f"the data's SHA-256 was {state.data_sha256[:12]}… and is {self.data_sha256[:12]}…"
+            )
+        if state.code_sha256 != self.code_sha256:
+            found.append(
+                f"the code has changed since commit {str(state.attempts[-1]['commit'])[:12]}"
+            )
+        if len(state.ranks) != self.run.world_size and self.resume != "anyway":
+            found.append(
+                f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (to "
+                "resume the last whole epoch: resume=anyway)"
+            )
+        return found
+
+
+def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes | None:
+    """Find the state to resume, and remove those that were skipped.
+
+    Args:
+        tell: gets a line for each skipped file, and one for the resumed state.
+
+    Returns:
+        The content of the file; None if there is nothing to resume.
+
+    Raises:
+        Refusal: the newest state belongs to another run, or to another number of processes.
+    """
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        if not NAME.fullmatch(path.name):
+            tell(f"skipped: {path} is not named like a state")
+    for path in sorted(folder.glob("*.pt")):
+        tell(f"skipped: {path} is a state of an earlier version of the workflow")
+    skipped = []
+    found: bytes | None = None
+    ended = False
+    for path, _ in states(folder):
+        try:
+            state, content = read(path)
+            reason, different = request.skip_reason(state), ", ".join(request.differs(state))
+            # The results of a finished run are complete, so its states may be skipped.
+            ended |= state.finished
+        except ValueError as problem:
+            reason = str(problem)
+        if not reason and different and ended:
+            reason = f"belongs to another run, which has ended: {different}"
+        if reason:
+            tell(f"skipped: {path} {reason}")
+            skipped.append(path)
+        elif different:
+            raise Refusal(f"{path} is a state of another run: {different}; undo that, {START_OVER}")
+        else:
+            tell(
+                f"resumed after {progress(state.epoch, state.step)}, of {request.run.epochs} "
+                f"epochs, from {path}"
+            )
+            found = content
+            break
+    if skipped and found is None:
+        tell(f"no usable state in {folder}, {len(skipped)} skipped; starting from scratch")
+    for path in skipped:
+        remove(path)
+    return found

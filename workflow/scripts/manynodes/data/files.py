@@ -1,0 +1,101 @@
+"""The user's own files, in the form of a data folder: staged, verified and locked like one."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import file_sha256, read_json
+from manynodes.data.folder import MANIFEST, DataFolder
+from manynodes.data.walk import walk
+
+
+def read_files(path: Path) -> DataFolder:
+    """The folder that `collect` has made; its files are links to the user's.
+
+    Raises:
+        Refusal: there is no valid manifest.
+    """
+    manifest = path / MANIFEST
+    try:
+        found = read_json(manifest, "files", "run the same command again")
+    except FileNotFoundError:
+        raise Refusal(f"{manifest} is not there; run the same command again") from None
+    for name in found["files"]:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+            raise Refusal(f"{manifest} is damaged (a path); run the same command again")
+    return DataFolder(path, found)
+
+
+def collect(paths: Iterable[Path], folder: Path, name: str) -> DataFolder:
+    """Hash the user's files and folders, and make links to them in the folder.
+
+    Args:
+        paths: with different last names, under which they will be found.
+        folder: of links and manifest.
+        name: of the copies on scratch folders.
+
+    Raises:
+        Refusal: a path is missing, or is neither a file nor a folder.
+        OSError: a file cannot be read.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for inner, file in below(path):
+            known = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
+            files[str(PurePosixPath(path.name, inner))] = known
+        link = folder / path.name
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(path.resolve())
+    sha256 = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    manifest = {"dataset": name, "sha256": sha256, "files": files}
+    atomic.write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    return DataFolder(folder, manifest)
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Changes if a file is added, removed or written, by names, sizes and times.
+
+    Raises:
+        Refusal: as `collect`.
+    """
+    found = hashlib.sha256()
+    for path in paths:
+        for inner, file in below(path):
+            status = file.stat()
+            entry = f"{path.name}/{inner}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            found.update(entry.encode(errors="surrogateescape"))
+    return found.hexdigest()
+
+
+def below(path: Path) -> Iterator[tuple[str, Path]]:
+    """The files in a folder, sorted, with their relative names; or the file itself.
+
+    Raises:
+        Refusal: it is missing, or contains something that is neither a file nor a folder.
+    """
+    if path.is_file():
+        yield "", path
+        return
+    if not path.is_dir():
+        wanted = "neither a file nor a folder" if path.exists() else "not there"
+        raise Refusal(f"config: files: {path} is {wanted}; give the path of a file or folder")
+    left_out: list[Path] = []
+    for folder, names in walk(path, bool, left_out):
+        for name in names:
+            file = folder / name
+            if not file.is_file():
+                raise Refusal(
+                    f"config: files: {file} is not a file; remove it, or name the files one by one"
+                )
+            yield str(file.relative_to(path)), file
+    # What a loop leads to is among the files.
+    outside = [link for link in left_out if not link.resolve().is_relative_to(path.resolve())]
+    if outside:
+        raise Refusal(f"config: files: {outside[0]} leads to a folder above {path}; remove it")

@@ -1,0 +1,254 @@
+"""A data set on disk: four .npy arrays and `manifest.json`, written last, with their hashes."""
+
+import hashlib
+import io
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import file_sha256, open_file, read_json
+from manynodes.data.datasets import ARRAYS, DATASETS
+
+MANIFEST = "manifest.json"
+# What the user's own images were imported from, see `Own.fingerprint`; not a part of the data.
+SOURCE = ".source"
+
+
+def content_sha256(array: np.ndarray) -> str:
+    """SHA-256 of an array's bytes in C order, without any header."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def whole_sha256(content: dict[str, str], settings: dict[str, Any]) -> str:
+    """One SHA-256 for a whole data set, from the digests of its arrays and the settings of its
+    import.
+    """
+    text = "".join(content[name] for name in ARRAYS)
+    if settings:
+        text += json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def label_type(classes: int) -> str:
+    """The type in which labels are stored."""
+    return "uint8" if classes <= 256 else "int32"
+
+
+def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: str) -> None:
+    """Refuse arrays that are not the data set.
+
+    Raises:
+        Refusal: an array has the wrong shape, type, label or SHA-256.
+    """
+    spec = DATASETS[dataset]
+    for name in ARRAYS:
+        array = arrays[name]
+        n = spec.train_images if name.startswith("train") else spec.test_images
+        shape = (n, *spec.image_shape) if name.endswith("images") else (n,)
+        if array.shape != shape or array.dtype != np.uint8:
+            raise Refusal(
+                f"{source}: {name} is {array.dtype} {array.shape}, {dataset} has uint8 {shape}; it "
+                f"is not {dataset}"
+            )
+        if name.endswith("labels") and int(array.max()) >= spec.classes:
+            raise Refusal(
+                f"{source}: {name} has the label {array.max()}; {dataset} has 0 to "
+                f"{spec.classes - 1}"
+            )
+        found, known = content_sha256(array), spec.sha256.get(name)
+        if known and found != known:
+            raise Refusal(
+                f"{source}: the SHA-256 of {name} is {found[:12]}…, that of {dataset} is "
+                f"{known[:12]}…; it is not {dataset}"
+            )
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A folder with a data set, and the manifest of what it must hold.
+
+    Attributes:
+        manifest: `dataset`, `source`, `classes`, `class_names`, `image_shape` (h, w, c), `dtype`
+            of the images, `images` per split, `settings` and `skipped` of an import,
+            `content_sha256` per array, `sha256` (of the whole data set, see `whole_sha256`), and
+            `files`: for each file name its `sha256` and `bytes`.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @staticmethod
+    def read(path: Path) -> "DataFolder":
+        """The folder, with its manifest checked against the declaration of the data set.
+
+        Raises:
+            Refusal: there is no valid manifest.
+        """
+        return DataFolder(path, read_manifest(path / MANIFEST))
+
+    def at(self, path: Path) -> "DataFolder":
+        """A copy of this folder at another path; the manifest of the copy is not trusted."""
+        return DataFolder(path, self.manifest)
+
+    @property
+    def dataset(self) -> str:
+        return self.manifest["dataset"]
+
+    @property
+    def classes(self) -> int:
+        return self.manifest["classes"]
+
+    @property
+    def class_names(self) -> list[str]:
+        """By label."""
+        return self.manifest["class_names"] or [str(label) for label in range(self.classes)]
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(h, w, c)."""
+        height, width, channels = self.manifest["image_shape"]
+        return height, width, channels
+
+    @property
+    def is_uint8(self) -> bool:
+        return self.manifest["dtype"] == "uint8"
+
+    @property
+    def sha256(self) -> str:
+        return self.manifest["sha256"]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file["bytes"] for file in self.manifest["files"].values())
+
+    def damaged_files(self) -> list[str]:
+        """Names of the files that are missing or do not have the manifest's SHA-256."""
+        return [name for name in self.manifest["files"] if self.damaged(name)]
+
+    def damaged(self, name: str) -> bool:
+        """Whether a file is missing or does not have the manifest's SHA-256."""
+        path, known = self.path / name, self.manifest["files"][name]
+        return (
+            not path.is_file()
+            or path.stat().st_size != known["bytes"]
+            or file_sha256(path) != known["sha256"]
+        )
+
+    def split(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The images and labels of the split `train` or `test`.
+
+        The images are mapped: pages come from the disk, or from the node's page cache, when they
+        are read. Nothing is checked, see `refuse_changed`.
+
+        Returns:
+            Images (n, h, w, c), uint8 or float32, and labels (n,), uint8 or int32.
+
+        Raises:
+            Refusal: they do not have the manifest's size.
+        """
+        labels = np.array(self.array(f"{name}_labels"))
+        if int(labels.max()) >= self.classes or int(labels.min()) < 0:
+            wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
+            raise Refusal(
+                f"{self.path}: {name}_labels.npy has the label {wrong}; {self.dataset} has "
+                f"{self.classes} classes; fetch the data again"
+            )
+        return self.array(f"{name}_images"), labels
+
+    def form(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Type and shape of one of ARRAYS."""
+        n = self.manifest["images"][name.partition("_")[0]]
+        if name.endswith("images"):
+            return np.dtype(self.manifest["dtype"]), (n, *self.image_shape)
+        return np.dtype(label_type(self.classes)), (n,)
+
+    def array(self, name: str) -> np.ndarray:
+        path = self.path / f"{name}.npy"
+        dtype, shape = self.form(name)
+        with self.opened(name) as file:
+            size = self.manifest["files"][path.name]["bytes"]
+            # Without the header, which is not trusted: the last bytes of the file are the array's.
+            # Read-only: Linux refuses a writable mapping that is larger than memory and swap.
+            return np.memmap(file, dtype, "r", size - math.prod(shape) * dtype.itemsize, shape)
+
+    def opened(self, name: str) -> io.BufferedReader:
+        """The file of an array, of the manifest's size.
+
+        Raises:
+            Refusal: it is missing, or of another size.
+        """
+        path = self.path / f"{name}.npy"
+        try:
+            file = open_file(path)
+        except OSError as error:
+            raise Refusal(
+                f"{path}: {error.strerror}; delete {self.path} and run the same command again"
+            ) from None
+        dtype, shape = self.form(name)
+        known = self.manifest["files"][path.name]["bytes"]
+        if os.fstat(file.fileno()).st_size != known or known < math.prod(shape) * dtype.itemsize:
+            file.close()
+            raise self.differs(path, "size")
+        return file
+
+    def refuse_changed(self, *splits: str) -> None:
+        """Check the content of splits against the manifest; it reads all of it.
+
+        On a disk that others can write to, files may have changed since their last check.
+
+        Raises:
+            Refusal: an array does not match.
+        """
+        for split in splits:
+            for name in (f"{split}_images", f"{split}_labels"):
+                path = self.path / f"{name}.npy"
+                dtype, shape = self.form(name)
+                with self.opened(name) as file:
+                    file.seek(
+                        self.manifest["files"][path.name]["bytes"]
+                        - math.prod(shape) * dtype.itemsize
+                    )
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != self.manifest["content_sha256"][name]:
+                    raise self.differs(path, "SHA-256")
+
+    def differs(self, path: Path, what: str) -> Refusal:
+        return Refusal(
+            f"{path} is not the {self.dataset} of its manifest: its {what} differs; "
+            "delete its folder and fetch the data again"
+        )
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = read_json(path, "manifest", "fetch the data again")
+    except FileNotFoundError:
+        raise Refusal(f"{path} is not there; fetch the data first", make_again=path) from None
+    except Refusal as refusal:
+        raise Refusal(str(refusal), make_again=path) from None
+    spec = DATASETS.get(manifest["dataset"])
+    content = manifest["content_sha256"]
+    known: dict[str, Any] = {"sha256": whole_sha256(content, manifest["settings"])}
+    if spec:
+        known |= {
+            "classes": spec.classes,
+            "class_names": list(spec.class_names),
+            "image_shape": list(spec.image_shape),
+            "dtype": "uint8",
+            "images": {"train": spec.train_images, "test": spec.test_images},
+            "settings": {},
+            "content_sha256": content | spec.sha256,
+        }
+    elif len(manifest["class_names"]) != manifest["classes"] or not manifest["settings"]:
+        known["class_names"] = None
+    for key, value in known.items():
+        if manifest[key] != value:
+            problem = f"{path} is not that of {manifest['dataset']}: {key} differs"
+            raise Refusal(f"{problem}; fetch the data again", make_again=path)
+    return manifest

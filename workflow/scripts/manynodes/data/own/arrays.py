@@ -1,0 +1,283 @@
+"""Arrays in .npz and .npy files, read in pieces."""
+
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import open_file
+from manynodes.data.folder import label_type
+from manynodes.data.own.declaration import Own
+from manynodes.data.own.writing import (
+    MOST_CLASSES,
+    SPLITS,
+    ArrayFile,
+    Imported,
+    chosen_for_test,
+    pixels,
+    progress,
+    refuse_empty_class,
+    shared_images,
+)
+
+# What reading a damaged file raises, besides ValueError.
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
+# What numpy raises besides, for a header that is no Python.
+UNREADABLE = (SyntaxError, RecursionError, tokenize.TokenError)
+# Bytes of a piece.
+CHUNK = 16_000_000
+# The names that the four arrays may have, and those of a single split.
+NAMES = (
+    ("train_images", "train_labels", "test_images", "test_labels"),
+    ("x_train", "y_train", "x_test", "y_test"),
+)
+ONE_SPLIT = (("images", "labels"), ("x", "y"))
+
+
+class NpyRows:
+    """The rows of an .npy file, or of a member of an .npz file."""
+
+    def __init__(self, file: Any, name: str, size: int) -> None:
+        self.file, self.name = file, name
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            self.shape, fortran, self.dtype = read(file)
+        except (ValueError, KeyError, *UNREADABLE, *DAMAGED) as error:
+            raise Refusal(f"dataset.arrays: {name} is not an array: {error}") from None
+        if not all(type(edge) is int and edge >= 0 for edge in self.shape):
+            raise Refusal(f"dataset.arrays: {name} is not an array: its shape is {self.shape}")
+        if self.dtype.hasobject or self.dtype.kind not in "uif":
+            raise Refusal(f"dataset.arrays: {name} has values of type {self.dtype}, not numbers")
+        if fortran and len(self.shape) > 1:
+            raise Refusal(
+                f"dataset.arrays: {name} is in Fortran order; save numpy.ascontiguousarray of it"
+            )
+
+        if math.prod(self.shape) * self.dtype.itemsize > size:
+            raise Refusal(f"dataset.arrays: {name} is shorter than its header says")
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        row = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        left = self.shape[0]
+        while left:
+            some = min(left, max(1, CHUNK // max(1, row)))
+            try:
+                content = self.file.read(some * row)
+            except (ValueError, *DAMAGED) as error:
+                raise Refusal(f"dataset.arrays: {self.name} is damaged: {error}") from None
+            if len(content) < some * row:
+                raise Refusal(f"dataset.arrays: {self.name} is shorter than its header says")
+            yield np.frombuffer(content, self.dtype).reshape(some, *self.shape[1:])
+            left -= some
+
+
+def from_arrays(own: Own, folder: Path) -> Imported:
+    """The arrays `{train,test}_{images,labels}.npy` in a folder.
+
+    Raises:
+        Refusal: the arrays cannot be used.
+    """
+    with ExitStack() as stack:
+        splits = open_arrays(own, stack)
+        labels = {split: read_labels(rows, split) for split, (_, rows) in splits.items()}
+        classes = 1 + max(int(found.max(initial=0)) for found in labels.values())
+        if classes > MOST_CLASSES:
+            raise Refusal(
+                f"dataset.arrays: the label {classes - 1:,} is too large; labels are 0 to the "
+                "number of classes - 1"
+            )
+        names = tuple(map(str, range(classes)))
+        in_test = split_by_class(labels["all"], own, classes) if "all" in splits else None
+        shapes = {split: image_shape(rows, split) for split, (rows, _) in splits.items()}
+        if len(set(shapes.values())) > 1:
+            one, other = shapes.values()
+            raise Refusal(f"dataset.arrays: train images are {one}, test images are {other}")
+        shape = next(iter(shapes.values()))
+        types = {split: rows.dtype for split, (rows, _) in splits.items()}
+        if len({kind_of(dtype) for dtype in types.values()}) > 1:
+            # Their ranges would differ too: 0 to 1 and 0 to 255.
+            raise Refusal(
+                f"dataset.arrays: train images are {types['train']}, test images are "
+                f"{types['test']}; save both with the same type"
+            )
+        kind = kind_of(next(iter(types.values())))
+        files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
+        for file in files.values():
+            stack.callback(file.close)
+        kept: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+        for split, (rows, _) in splits.items():
+            if len(labels[split]) != rows.shape[0]:
+                which = "" if split == "all" else f"{split} has "
+                raise Refusal(
+                    f"dataset.arrays: {which}{rows.shape[0]:,} images but {len(labels[split]):,} "
+                    "labels; save one label per image"
+                )
+            done = 0
+            bar = progress((), f"importing {split}", rows.shape[0])
+            for chunk in rows.chunks():
+                for image in pixels(chunk, kind, rows.name).reshape(len(chunk), *shape):
+                    target = split if in_test is None else SPLITS[int(in_test[done])]
+                    files[target].append(image)
+                    kept[target].append(labels[split][done])
+                    done += 1
+                bar.update(len(chunk))
+            bar.close()
+        for split in SPLITS:
+            found = np.asarray(kept[split], np.int64)
+            refuse_empty_class(found, names, split, own)
+            np.save(folder / f"{split}_labels.npy", found.astype(label_type(classes)))
+        return Imported(
+            names,
+            shape,
+            kind,
+            {split: files[split].rows for split in SPLITS},
+            (),
+            shared_images(files["train"], files["test"]),
+        )
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """The type in which images of this type are kept."""
+    return "float32" if dtype.kind == "f" else "uint8"
+
+
+def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]]:
+    """Images and labels by split; `all` if they are not split yet.
+
+    Raises:
+        Refusal: arrays are missing, or test_fraction is missing or too much.
+    """
+    path = Path(own.path)
+    if path.is_dir():
+        found = {file.stem: partial(open_npy, file, stack) for file in sorted(path.glob("*.npy"))}
+    elif path.suffix == ".npz":
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
+        except (ValueError, *DAMAGED) as error:
+            raise Refusal(f"dataset.arrays: {path} is not an .npz file: {error}") from None
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        if twice := next((name for name in members if members.count(name) > 1), None):
+            raise Refusal(f"dataset.arrays: {path} has {twice} twice; keep one")
+        found = {
+            name.removesuffix(".npy"): partial(open_member, archive, name, stack)
+            for name in members
+        }
+    elif path.suffix == ".npy":
+        if own.labels is None:
+            raise Refusal(
+                f"dataset.arrays: {path} has only images; give dataset.labels, an .npy file too"
+            )
+        found = {
+            "images": partial(open_npy, path, stack),
+            "labels": partial(open_npy, Path(own.labels), stack),
+        }
+    else:
+        raise Refusal(f"dataset.arrays: {path} is neither .npz nor .npy, nor a folder of .npy")
+    whole = [names for names in (*NAMES, *ONE_SPLIT) if set(names) <= set(found)]
+    if len(whole) > 1:
+        raise Refusal(
+            f"dataset.arrays: {path} has {' and '.join(names[0] for names in whole)}; keep those "
+            "that are meant"
+        )
+    for names in NAMES:
+        if set(names) <= set(found):
+            if own.test_fraction is not None:
+                raise Refusal(
+                    f"dataset.test_fraction: {path} has test images already; leave test_fraction "
+                    "out"
+                )
+            arrays = [found[name]() for name in names]
+            return {"train": (arrays[0], arrays[1]), "test": (arrays[2], arrays[3])}
+    for one in ONE_SPLIT:
+        if set(one) <= set(found):
+            if own.test_fraction is None:
+                raise Refusal(
+                    f"dataset.arrays: {path} has one split; give dataset.test_fraction, such as 0.2"
+                )
+            return {"all": (found[one[0]](), found[one[1]]())}
+    raise Refusal(
+        f"dataset.arrays: {path} has {', '.join(found) or 'no arrays'}; it needs "
+        f"{', '.join(NAMES[0])}; or images, labels and test_fraction"
+    )
+
+
+def open_npy(path: Path, stack: ExitStack) -> NpyRows:
+    try:
+        return NpyRows(stack.enter_context(open_file(path)), path.name, path.stat().st_size)
+    except OSError as error:
+        raise Refusal(f"dataset.arrays: {path}: {error.strerror}") from None
+
+
+def open_member(archive: zipfile.ZipFile, name: str, stack: ExitStack) -> NpyRows:
+    try:
+        file = stack.enter_context(archive.open(name))
+        return NpyRows(file, name, archive.getinfo(name).file_size)
+    except (ValueError, RuntimeError, *DAMAGED) as error:
+        raise Refusal(f"dataset.arrays: {name} is damaged: {error}") from None
+
+
+def read_labels(rows: NpyRows, split: str) -> np.ndarray:
+    """The labels of a split, int64 (n,).
+
+    Raises:
+        Refusal: they are not whole numbers of at least 0.
+    """
+    if rows.dtype.kind not in "ui" or int(np.prod(rows.shape)) != (rows.shape or (0,))[0]:
+        raise Refusal(
+            f"dataset.arrays: the labels {rows.name} are {rows.dtype} {rows.shape}; one whole "
+            "number per image is needed"
+        )
+    found = np.concatenate([np.zeros(0, np.int64), *(c.reshape(-1) for c in rows.chunks())])
+    if len(found) and found.min() < 0:
+        raise Refusal(
+            f"dataset.arrays: the {split} labels have {int(found.min())}; labels are 0 to the "
+            "number of classes - 1"
+        )
+    return found.astype(np.int64)
+
+
+def split_by_class(labels: np.ndarray, own: Own, classes: int) -> np.ndarray:
+    """Whether each image is a test image, bool (n,)."""
+    test = np.zeros(len(labels), np.bool_)
+    for number in range(classes):
+        members = np.flatnonzero(labels == number)
+        if len(members) < 2:
+            raise Refusal(
+                f"dataset.arrays: the class {number} has {len(members)} images; a class needs one "
+                "for train and one for test"
+            )
+        test[members[chosen_for_test(len(members), own, number)]] = True
+    return test
+
+
+def image_shape(rows: NpyRows, split: str) -> tuple[int, int, int]:
+    """(h, w, c) of the images in an array (n, h, w) or (n, h, w, c).
+
+    Raises:
+        Refusal: it has another form.
+    """
+    shape = rows.shape
+    if len(shape) not in (3, 4) or 0 in shape:
+        raise Refusal(
+            f"dataset.arrays: the {split} images {rows.name} are {shape}; images, height, width "
+            "and channels are needed"
+        )
+    _, height, width, *channels = shape
+    if channels and channels[0] > 4 and height <= 4:
+        raise Refusal(
+            f"dataset.arrays: the {split} images {rows.name} are {shape}, channels first; save "
+            "numpy.moveaxis(images, 1, -1)"
+        )
+    return (height, width, channels[0] if channels else 1)

@@ -1,0 +1,206 @@
+"""A user's own data set, as the configuration declares it; free of numpy and torch, because every
+dry run reads it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manynodes.base.errors import Refusal, shown
+from manynodes.base.sources import local_sources, sources_sha256
+from manynodes.data.walk import is_folder, walk
+
+KINDS = ("folder", "arrays", "python")
+# Keys of `dataset` that only own data have.
+KEYS = (
+    *KINDS,
+    *("labels", "image_size", "channels", "test_fraction", "split_seed", "skip_unreadable"),
+)
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+)
+# The names that a folder of test images may have, in the order in which they are looked for.
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+
+
+# Folders of previews whose name a class may have too.
+PREVIEWS = ("thumbs", "thumbnails")
+# What network storage and systems put among images: previews, deleted files, copies.
+JUNK = {
+    *("@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "@__thumb", "@tmp"),
+    *("@sharebin", "~snapshot", "$recycle.bin", "recycler", "system volume information"),
+    *("__macosx", "network trash folder", "temporary items", "lost+found", *PREVIEWS),
+}
+
+
+def is_wanted(name: str) -> bool:
+    """Whether a file or folder of this name is a part of the data set."""
+    return name[0] != "." and name.lower() not in JUNK
+
+
+def is_image(name: str) -> bool:
+    return is_wanted(name) and name.lower().endswith(SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A data set that the user brings.
+
+    Attributes:
+        kind: one of KINDS.
+        path: of the folder, the array file, or the Python file.
+        function: in the Python file; called with `train` and with `test`, it yields (image, label).
+        labels: file with the labels, if `path` is an .npy file of images.
+        image_size: height and width to which images are resized and cropped; None: as they are.
+        channels: 1 (grey) or 3 (RGB); None: 1 if all images are grey.
+        test_fraction: share of each class's images for the test split, if there is none.
+    """
+
+    name: str
+    kind: str
+    path: str
+    function: str = ""
+    labels: str | None = None
+    image_size: tuple[int, int] | None = None
+    channels: int | None = None
+    test_fraction: float | None = None
+    split_seed: int = 0
+    skip_unreadable: bool = False
+
+    @staticmethod
+    def from_config(dataset: Mapping[str, Any]) -> "Own | None":
+        """What the key `dataset` declares; None for a built-in data set.
+
+        Raises:
+            Refusal: keys contradict each other.
+        """
+        kinds = [kind for kind in KINDS if dataset[kind] is not None]
+        if not kinds:
+            for key in KEYS:
+                if dataset[key] not in (None, False, 0):
+                    raise Refusal(
+                        f"config: dataset.{key}: is only for your own images; give dataset.folder, "
+                        f"dataset.arrays or dataset.python too, or leave it out"
+                    )
+            return None
+        kind, *others = kinds
+        if others:
+            raise Refusal(
+                f"config: dataset.{others[0]}: dataset.{kind} is given too; keep one of them"
+            )
+        path, _, function = dataset[kind].partition(":") if kind == "python" else (
+            dataset[kind], "", ""
+        )  # fmt: skip
+        if kind == "python" and not (path.endswith(".py") and function.isidentifier()):
+            raise Refusal(
+                f"config: dataset.python: {shown(dataset[kind])} is not FILE.py:FUNCTION, such as "
+                "my_data.py:load"
+            )
+        for key, kinds_of_key in (
+            ("labels", ("arrays",)),
+            ("skip_unreadable", ("folder",)),
+            ("test_fraction", ("folder", "arrays")),
+            ("image_size", ("folder", "python")),
+            ("channels", ("folder", "python")),
+        ):
+            if dataset[key] not in (None, False) and kind not in kinds_of_key:
+                raise Refusal(
+                    f"config: dataset.{key}: dataset.{kind} has no use for it; leave it out"
+                )
+        if dataset["labels"] is not None and not path.endswith(".npy"):
+            raise Refusal(
+                f"config: dataset.labels: {shown(path)} brings its own labels; leave labels out"
+            )
+        size = dataset["image_size"]
+        return Own(
+            dataset["name"],
+            kind,
+            path,
+            function,
+            dataset["labels"],
+            None if size is None else (size, size) if isinstance(size, int) else tuple(size),
+            dataset["channels"],
+            dataset["test_fraction"],
+            dataset["split_seed"],
+            dataset["skip_unreadable"],
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Own":
+        """From `to_json`."""
+        given = json.loads(text)
+        size = given.pop("image_size")
+        return Own(image_size=tuple(size) if size else None, **given)
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the content depends on besides the files: a part of the data set's hash."""
+        found: dict[str, Any] = {"kind": self.kind}
+        if self.kind in ("folder", "python"):
+            found |= {
+                "image_size": list(self.image_size) if self.image_size else None,
+                "channels": self.channels,
+            }
+        if self.kind == "python":
+            found["function"] = self.function
+            found["code_sha256"] = sources_sha256(local_sources(Path(self.path)))
+        elif self.test_fraction is not None:
+            found |= {"test_fraction": self.test_fraction, "split_seed": self.split_seed}
+        if self.skip_unreadable:
+            found["skip_unreadable"] = True
+        return found
+
+    @property
+    def classes(self) -> int | None:
+        """Number of class folders; None for other kinds."""
+        if self.kind != "folder" or not Path(self.path).is_dir():
+            return None
+        train = Path(self.path, "train")
+        root = train if train.is_dir() else Path(self.path)
+        return sum(is_folder(entry) and is_wanted(entry.name) for entry in os.scandir(root))
+
+    def refuse_missing(self) -> None:
+        """Refuse a path that is not there.
+
+        Raises:
+            Refusal: naming the key.
+        """
+        for key, path in ((self.kind, self.path), ("labels", self.labels)):
+            found = Path(path) if path else None
+            if found and not (found.is_dir() if key == "folder" else found.exists()):
+                wanted = "a folder" if key == "folder" else "there"
+                raise Refusal(f"config: dataset.{key}: {shown(path)} is not {wanted}")
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes if a source file is added, removed or written, by names, sizes and times."""
+        self.refuse_missing()
+        found = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
+        # The content of a Python file is a part of its settings.
+        paths = [self.path, *([self.labels] if self.labels else [])]
+        for path in paths if self.kind != "python" else ():
+            for name, status in files_below(path):
+                found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return found.hexdigest()
+
+
+def files_below(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """The files in a folder, sorted, or the file itself; with relative names."""
+    if not Path(path).is_dir():
+        yield "", Path(path).stat()
+        return
+    for folder, names in walk(Path(path), is_wanted, []):
+        for name in names:
+            inside = os.path.relpath(folder / name, path).encode(errors="replace").decode()
+            # The import names a link to nothing.
+            with suppress(OSError):
+                yield inside, (folder / name).stat()

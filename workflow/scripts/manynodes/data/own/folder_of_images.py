@@ -1,0 +1,479 @@
+"""A folder of images, decoded on all cores."""
+
+import multiprocessing
+import os
+import tempfile
+import unicodedata
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manynodes.base.cpus import usable_cpus
+from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.data.folder import label_type
+from manynodes.data.own.declaration import PREVIEWS, TEST_FOLDERS, Own, is_image, is_wanted
+from manynodes.data.own.pictures import Unreadable, read_header, read_image
+from manynodes.data.own.similar import fingerprints, similar_images
+from manynodes.data.own.writing import (
+    MOST_CLASSES,
+    SPLITS,
+    ArrayFile,
+    Imported,
+    chosen_for_test,
+    named,
+    progress,
+    refuse_empty_class,
+    shared_images,
+    tell_warned,
+)
+from manynodes.data.walk import Identity, walk
+
+# Images per task of a worker.
+TASK = 32
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split, in the order of the file."""
+
+    paths: list[Path]
+    labels: list[int]
+
+
+class Decoded(NamedTuple):
+    """What is known of an image whose pixels are written.
+
+    Attributes:
+        checksum: CRC-32 of the pixels.
+        fingerprints: see `similar`.
+        warnings: of its decoder.
+    """
+
+    checksum: int
+    fingerprints: tuple[bytes, ...]
+    warnings: list[str]
+
+
+def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
+    """The arrays `{train,test}_{images,labels}.npy` in a folder.
+
+    Args:
+        tell: gets a line for what is ignored.
+
+    Raises:
+        Refusal: the images cannot be used.
+    """
+    class_names, listings = list_images(own, tell)
+    with (
+        ProcessPoolExecutor(
+            usable_cpus(), multiprocessing.get_context("fork"), keep_stderr
+        ) as pool,
+        ExitStack() as stack,
+    ):
+        try:
+            headers: dict[str, list[Any]] = {split: [] for split in SPLITS}
+            if not (own.image_size and own.channels):
+                headers = {
+                    split: list(
+                        progress(
+                            pool.map(header_of, listing.paths, chunksize=TASK),
+                            f"reading the headers of {split}",
+                            len(listing.paths),
+                        )
+                    )
+                    for split, listing in listings.items()
+                }
+            bad = {split: unreadable(found) for split, found in headers.items()}
+            refuse_unreadable(own, listings, bad)
+            size, channels = common_shape(own, listings, headers)
+            files = {}
+            warned: dict[str, list[object]] = {}
+            for split, listing in listings.items():
+                file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
+                stack.callback(file.close)
+                # The size at once, so that a full disk is found before the work.
+                os.posix_fallocate(file.file.fileno(), 0, file.offset(len(listing.paths)))
+                file.file.flush()
+                tasks = [
+                    (file.path, file.offset(start), listing.paths[start : start + TASK])
+                    for start in range(0, len(listing.paths), TASK)
+                ]
+                bar = progress((), f"importing {split}", len(listing.paths))
+                decode = partial(decode_into, own.image_size, file.shape)
+                file.checksums = []
+                for start, results in enumerate(pool.map(decode, tasks)):
+                    for number, result in enumerate(results, start * TASK):
+                        if isinstance(result, str):
+                            bad[split][number] = result
+                            result = Decoded(0, (), [])
+                        for text in result.warnings:
+                            name = listing.paths[number].relative_to(own.path)
+                            warned.setdefault(text, []).append(name)
+                        file.checksums.append(result.checksum)
+                        file.fingerprints.append(result.fingerprints)
+                    bar.update(len(results))
+                bar.close()
+                files[split] = file
+        except BrokenProcessPool:
+            raise Refusal(
+                f"dataset.folder: {own.path}: a process that decoded an image was killed; it ran "
+                "out of memory, or an image crashed it; run the same command again with more memory"
+            ) from None
+        refuse_unreadable(own, listings, bad)
+        tell_warned(warned, tell)
+        images, kept_paths = {}, {}
+        for split, file in files.items():
+            paths, numbers = listings[split].paths, listings[split].labels
+            kept = np.setdiff1d(np.arange(len(paths)), list(bad[split]))
+            file.keep(kept)
+            kept_paths[split] = [paths[row].relative_to(own.path) for row in kept.tolist()]
+            labels = np.asarray(numbers, label_type(len(class_names)))[kept]
+            refuse_empty_class(labels, class_names, split, own)
+            np.save(folder / f"{split}_labels.npy", labels)
+            images[split] = len(kept)
+        shared = shared_images(files["train"], files["test"])
+        similar = list(similar_images(files["train"], files["test"]))
+    if similar:
+        test_row, train_row = similar[0]
+        tell(
+            f"warning: {len(similar):,} of the {images['test']:,} test images are almost the same "
+            f"as one of train, such as {kept_paths['test'][test_row]} and "
+            f"{kept_paths['train'][train_row]}; accuracy on them says little about new images"
+        )
+    return Imported(
+        class_names,
+        (*size, channels),
+        "uint8",
+        images,
+        tuple(
+            str(listings[split].paths[number].relative_to(own.path))
+            for split in SPLITS
+            for number in sorted(bad[split])
+        ),
+        shared,
+    )
+
+
+def list_images(
+    own: Own, tell: Callable[[str], None]
+) -> tuple[tuple[str, ...], dict[str, Listing]]:
+    """The classes, and the images of both splits.
+
+    Raises:
+        Refusal: a split or a class is missing, or empty.
+    """
+    root = Path(own.path)
+    train = root / "train"
+    test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    if train.is_dir() or test:
+        if not test:
+            raise Refusal(
+                f"dataset.folder: {root} has train/ but neither test/ nor val/; add one, or give a "
+                "folder of classes and dataset.test_fraction"
+            )
+        if not train.is_dir():
+            raise Refusal(f"dataset.folder: {root} has {test.name}/ but no train/; add it")
+        if own.test_fraction is not None:
+            raise Refusal(
+                f"dataset.test_fraction: {root} has {test.name}/ already; leave test_fraction out"
+            )
+        classes, of_test = class_folders(train), class_folders(test)
+        names = list(classes)
+        if unknown := [folder for name, folder in of_test.items() if name not in classes]:
+            raise Refusal(f"dataset.folder: {unknown[0]} is a class that {train} does not have")
+        search = Search(root, (train, test), (*classes.values(), *of_test.values()))
+        found = {
+            split: [search.images_below(folders.get(name)) for name in names]
+            for split, folders in (("train", classes), ("test", of_test))
+        }
+    else:
+        for place in folders_in(root):
+            if place.name.lower() in ("train", *TEST_FOLDERS):
+                raise Refusal(
+                    f"dataset.folder: {place} is no class; rename it to {place.name.lower()}"
+                )
+        classes = class_folders(root)
+        names = list(classes)
+        search = Search(root, (), list(classes.values()))
+        if own.test_fraction is None:
+            raise Refusal(
+                f"dataset.folder: {root} has no train/ and test/; if its folders are classes, give "
+                "dataset.test_fraction, such as 0.2"
+            )
+        found = {"train": [], "test": []}
+        for number, name in enumerate(names):
+            everything = search.images_below(classes[name])
+            if len(everything) < 2:
+                raise Refusal(
+                    f"dataset.folder: {root / name} has {len(everything)} images; a class needs "
+                    "one for train and one for test"
+                )
+            chosen = set(chosen_for_test(len(everything), own, number).tolist())
+            for split, wanted in (("train", False), ("test", True)):
+                found[split].append(
+                    [path for i, path in enumerate(everything) if (i in chosen) == wanted]
+                )
+    search.tell(tell)
+    for split, of_classes in found.items():
+        for name, paths in zip(names, of_classes, strict=True):
+            if not paths:
+                raise Refusal(
+                    f"dataset.folder: the class {shown(name)} has no {split} images in {root}; add "
+                    "some, or remove the class"
+                )
+    return tuple(names), {split: mixed(of_classes) for split, of_classes in found.items()}
+
+
+def mixed(classes: list[list[Path]]) -> Listing:
+    """The images of all classes in a fixed random order: neighbours in the file, which `order:
+    blocks` reads together, are then of many classes.
+    """
+    paths = [path for paths in classes for path in paths]
+    labels = [label for label, paths in enumerate(classes) for _ in paths]
+    order = np.random.default_rng(0).permutation(len(paths)).tolist()
+    return Listing([paths[number] for number in order], [labels[number] for number in order])
+
+
+def class_folders(folder: Path) -> dict[str, Path]:
+    """The folders of the classes by name, sorted. Names are in Unicode's composed form: Macs write
+    another one than most other systems.
+
+    Raises:
+        Refusal: there is none, or a name cannot be shown, is there twice, or may be no class's.
+    """
+    for path in folder.iterdir():
+        if path.name.lower() in PREVIEWS and path.is_dir():
+            raise Refusal(
+                f"dataset.folder: {path} may be a class or previews; rename it; names with a dot "
+                "in front are left out"
+            )
+    places = folders_in(folder)
+    if not places:
+        raise Refusal(f"dataset.folder: {folder} has no folders; each class needs one")
+    if len(places) > MOST_CLASSES:
+        raise Refusal(f"dataset.folder: {folder} has {len(places):,} folders; are they classes?")
+    found: dict[str, Path] = {}
+    for place in places:
+        name = unicodedata.normalize("NFC", place.name)
+        if not name.isprintable() or len(name) > 100:
+            raise Refusal(f"dataset.folder: {shown(name)} is not a name for a class; rename it")
+        if name in found:
+            raise Refusal(
+                f"dataset.folder: {folder} has two folders {shown(name)}, in different forms of "
+                "Unicode; merge them"
+            )
+        found[name] = place
+    return dict(sorted(found.items()))
+
+
+class Search:
+    """The search for images in the folders of classes; keeps what it has left out.
+
+    Args:
+        root: of the data set.
+        splits: its folders of splits; empty if its folders are classes.
+        classes: the folders of all classes; no link leads from one to another.
+    """
+
+    def __init__(self, root: Path, splits: Sequence[Path], classes: Sequence[Path]) -> None:
+        self.root, self.splits, self.closed = root, splits, (root, *classes)
+        self.unwanted: list[str] = []
+        self.links: list[Path] = []
+        self.others: list[str] = []
+        self.visited: set[Identity] = set()
+
+    def images_below(self, folder: Path | None) -> list[Path]:
+        """The images in a folder and below, sorted; none without a folder. Every folder counts
+        once.
+
+        Raises:
+            Refusal: a folder cannot be read, or a link leads to nothing.
+        """
+        found: list[Path] = []
+        if folder is None:
+            return found
+        for place, names in walk(folder, self.is_wanted, self.links, self.closed, self.visited):
+            for name in names:
+                if is_image(name):
+                    found.append(place / name)
+                else:
+                    refuse_dangling(place / name)
+                    self.others.append(name)
+        return found
+
+    def is_wanted(self, name: str) -> bool:
+        wanted = is_wanted(name)
+        if not wanted:
+            self.unwanted.append(name)
+        return wanted
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        """Tell what is not used."""
+        places = (self.root, *self.splits)
+        if self.others:
+            names = named(self.others)
+            tell(
+                f"warning: {len(self.others):,} files are not named like images and were ignored: "
+                f"{names}"
+            )
+        for place in places:
+            self.unwanted += [path.name for path in place.iterdir() if not is_wanted(path.name)]
+        if self.unwanted:
+            tell(
+                f"warning: {len(self.unwanted):,} hidden names, and folders of previews or deleted "
+                f"files, were left out: {named(self.unwanted)}"
+            )
+        if self.links:
+            links = named([link.relative_to(self.root) for link in self.links])
+            tell(
+                "warning: folders were left out that lead up, are of another class, or are there "
+                f"under another name: {links}"
+            )
+        for place in places:
+            if count := sum(is_image(path.name) for path in place.iterdir()):
+                tell(f"warning: {count:,} images in {place} itself are in no class and not used")
+        unused = sorted({*folders_in(self.root)} - {*self.splits}) if self.splits else []
+        counts = {place.name: self.count_below(place) for place in unused}
+        if told := [f"{name}/ ({count:,} images)" for name, count in counts.items() if count]:
+            tell(
+                f"warning: not used: {named(told)} in {self.root}; to train with them, move them "
+                "into train/, of which validation_fraction holds some out"
+            )
+
+    def count_below(self, folder: Path) -> int:
+        """How many images are in a folder that is not used, and nowhere else."""
+        walked = walk(folder, is_wanted, [], visited=self.visited)
+        return sum(is_image(name) for _, names in walked for name in names)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Those that can be of a data set.
+
+    Raises:
+        Refusal: a link leads to nothing.
+    """
+    found = []
+    for entry in os.scandir(folder):
+        if is_wanted(entry.name):
+            refuse_dangling(Path(entry.path))
+            if entry.is_dir():
+                found.append(Path(entry.path))
+    return found
+
+
+def refuse_dangling(path: Path) -> None:
+    """Refuse a link to nothing: a whole folder could be missing."""
+    if path.is_symlink() and not path.exists():
+        raise Refusal(f"dataset.folder: {path} is a link to nothing; repair or remove it")
+
+
+def header_of(path: Path) -> tuple[tuple[int, int], bool] | str:
+    try:
+        return read_header(path)
+    except Unreadable as error:
+        return str(error)
+
+
+def keep_stderr() -> None:
+    """Keep what this process writes to stderr: libtiff and Pillow's log name no file there."""
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+
+def kept_stderr() -> list[str]:
+    """Its lines since the last call."""
+    text = os.pread(2, 10_000, 0).decode(errors="replace")
+    os.ftruncate(2, 0)
+    os.lseek(2, 0, os.SEEK_SET)
+    lines = [line.removeprefix("tempfile.tif: ") for line in text.splitlines()]
+    return [one_line(line, 80) for line in dict.fromkeys(lines) if line.strip()]
+
+
+def decode_into(
+    size: tuple[int, int] | None, shape: tuple[int, ...], task: tuple[Path, int, list[Path]]
+) -> list[Decoded | str]:
+    """Decode some images into their rows of a file.
+
+    Args:
+        shape: of a row.
+
+    Returns:
+        For each one, or why it is unreadable.
+    """
+    path, offset, images = task
+    found: list[Decoded | str] = []
+    with path.open("rb+") as file:
+        for image in images:
+            warnings: list[str] = []
+            kept_stderr()
+            try:
+                pixels = read_image(image, size, shape[2], warnings.append)
+                if pixels.shape != shape:
+                    raise Unreadable("its size is not that of its header")
+                content = pixels.data.cast("B")
+                os.pwrite(file.fileno(), content, offset + len(found) * len(content))
+                warnings += kept_stderr()
+                found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings))
+            except Unreadable as error:
+                found.append(str(error))
+    return found
+
+
+def unreadable(results: Sequence[object]) -> dict[int, str]:
+    return {number: found for number, found in enumerate(results) if isinstance(found, str)}
+
+
+def refuse_unreadable(
+    own: Own, listings: dict[str, Listing], bad: dict[str, dict[int, str]]
+) -> None:
+    if own.skip_unreadable:
+        return
+    names = [
+        f"{listings[split].paths[number].relative_to(own.path)} ({why})"
+        for split, found in bad.items()
+        for number, why in sorted(found.items())
+    ]
+    if names:
+        count = f"{len(names):,} images are" if len(names) > 1 else "1 image is"
+        raise Refusal(
+            f"{count} unreadable: {named(names)}; remove them, or set dataset.skip_unreadable: true"
+        )
+
+
+def common_shape(
+    own: Own, listings: dict[str, Listing], headers: dict[str, list[Any]]
+) -> tuple[tuple[int, int], int]:
+    """Height and width, and channels, of all images.
+
+    Raises:
+        Refusal: they differ, and `image_size` is not given.
+    """
+    if own.image_size and own.channels:
+        return own.image_size, own.channels
+    readable = [
+        (path, header)
+        for split, listing in listings.items()
+        for path, header in zip(listing.paths, headers[split], strict=True)
+        if not isinstance(header, str)
+    ]
+    if not readable:
+        raise Refusal(f"dataset.folder: {own.path} has no readable image")
+    channels = own.channels or (1 if all(grey for _, (_, grey) in readable) else 3)
+    if own.image_size:
+        return own.image_size, channels
+    (first, (size, _)), *others = readable
+    for path, (other, _) in others:
+        if other != size:
+            raise Refusal(
+                f"images have different sizes ({first.name}: {size[0]} x {size[1]}, {path.name}: "
+                f"{other[0]} x {other[1]}); give dataset.image_size, such as 224"
+            )
+    return size, channels

@@ -1,0 +1,185 @@
+"""Images from a user's Python function."""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.base.sources import member, run_file, user_error
+from manynodes.data.folder import label_type
+from manynodes.data.own.declaration import Own
+from manynodes.data.own.pictures import GREY, Unreadable, prepared, warnings_told
+from manynodes.data.own.writing import (
+    MOST_CLASSES,
+    SPLITS,
+    ArrayFile,
+    Imported,
+    pixels,
+    progress,
+    refuse_empty_class,
+    shared_images,
+    tell_warned,
+)
+
+
+def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
+    """The arrays `{train,test}_{images,labels}.npy` in a folder.
+
+    Args:
+        tell: gets a line for what Pillow warns of.
+
+    Raises:
+        Refusal: the function fails, or yields what cannot be used.
+    """
+    path = Path(own.path)
+    module = run_file(path)
+    load = member(module, own.function, path)
+    files: dict[str, ArrayFile] = {}
+    labels: dict[str, list[int]] = {}
+    warned: dict[str, list[object]] = {}
+    with ExitStack() as stack:
+        for split in SPLITS:
+            labels[split] = []
+            for number, (image, label) in enumerate(
+                progress(user_images(load, split, path), f"importing {split}")
+            ):
+                where = f"dataset.python: {split} image {number}"
+                texts: list[str] = []
+                with warnings_told(texts.append):
+                    array = user_pixels(image, own, where)
+                for text in texts:
+                    warned.setdefault(text, []).append(f"{split} image {number}")
+                if not files or split not in files:
+                    kind = next((f.dtype for f in files.values()), array.dtype)
+                    shape = next((f.shape for f in files.values()), array.shape)
+                    files[split] = ArrayFile(folder / f"{split}_images.npy", kind, shape)
+                    stack.callback(files[split].close)
+                file = files[split]
+                if array.shape != file.shape or array.dtype != file.dtype:
+                    raise Refusal(
+                        f"{where} is {array.dtype} {array.shape}, the first one is {file.dtype} "
+                        f"{file.shape}; give all images one shape and type"
+                    )
+                file.append(array)
+                labels[split].append(user_label(label, where))
+            if not labels[split]:
+                raise Refusal(
+                    f"dataset.python: {own.function}({split!r}) of {path} yields no image"
+                )
+        tell_warned(warned, tell)
+        classes = 1 + max(max(found) for found in labels.values())
+        given = getattr(module, "CLASSES", None)
+        if given is not None and not isinstance(given, list | tuple):
+            raise Refusal(
+                f"dataset.python: CLASSES of {path.name} is {shown(given)}; a list of the names of "
+                "the classes is needed"
+            )
+        named = given if given is not None else range(min(classes, MOST_CLASSES + 1))
+        names = tuple(unicodedata.normalize("NFC", str(name)) for name in named)
+        if len(set(names)) < len(names):
+            raise Refusal(f"dataset.python: CLASSES of {path.name} has a name twice")
+        if len(names) < classes or len(names) > MOST_CLASSES:
+            raise Refusal(
+                f"dataset.python: the label {classes - 1:,} is out of range; "
+                + (f"CLASSES has {len(names)} names" if given is not None else "it is too large")
+            )
+        for name in names:
+            if not name.isprintable() or not 0 < len(name) <= 100:
+                raise Refusal(f"dataset.python: {shown(name)} is not a name for a class")
+        for split in SPLITS:
+            found = np.asarray(labels[split], np.int64)
+            refuse_empty_class(found, names, split, own)
+            np.save(folder / f"{split}_labels.npy", found.astype(label_type(len(names))))
+        shape = files["train"].shape
+        return Imported(
+            names,
+            (shape[0], shape[1], shape[2]),
+            str(files["train"].dtype),
+            {split: files[split].rows for split in SPLITS},
+            (),
+            shared_images(files["train"], files["test"]),
+        )
+
+
+def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) -> Iterator[Any]:
+    """What the function yields for a split, as pairs.
+
+    Raises:
+        Refusal: it fails, or yields something else.
+    """
+    try:
+        for found in load(split):
+            try:
+                image, label = found
+            except (TypeError, ValueError):
+                raise Refusal(
+                    f"dataset.python: {path.name} yields {one_line(repr(found), 40)}; "
+                    "(image, label) is needed"
+                ) from None
+            yield image, label
+    except Refusal:
+        raise
+    except SystemExit:
+        raise Refusal(f"dataset.python: {path.name} ends Python; return instead") from None
+    except Exception as error:
+        raise Refusal(f"dataset.python: {user_error(error, path)}") from None
+
+
+def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
+    """An image as uint8 or float32 (h, w, c).
+
+    Raises:
+        Refusal: it is none.
+    """
+    if hasattr(image, "convert"):  # Pillow's
+        grey = own.channels or (1 if image.mode in GREY else 3)
+        try:
+            return prepared(image, own.image_size, grey)
+        except Unreadable as error:
+            raise Refusal(f"{where}: {error}") from None
+    array = as_array(image, f"{where} is no array")
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.dtype.kind not in "uif" or 0 in array.shape:
+        raise Refusal(
+            f"{where} is {array.dtype} {array.shape}; numbers of height, width and channels are "
+            "needed"
+        )
+    if array.shape[2] > 4 and array.shape[0] <= 4:
+        raise Refusal(
+            f"{where} is {array.shape}, channels first; yield numpy.moveaxis(image, 0, -1)"
+        )
+    array = pixels(array, "float32" if array.dtype.kind == "f" else "uint8", where)
+    wanted = (
+        own.image_size or array.shape[:2],
+        own.channels or array.shape[2],
+    )
+    if (array.shape[:2], array.shape[2]) != wanted:
+        raise Refusal(
+            f"{where} is {array.shape}; image_size and channels ask for {(*wanted[0], wanted[1])}; "
+            "yield images of Pillow, which are resized, or arrays of this shape"
+        )
+    return array
+
+
+def as_array(value: Any, problem: str) -> np.ndarray:
+    """A value of the user's as an array.
+
+    Raises:
+        Refusal: the problem, with numpy's or torch's words.
+    """
+    try:
+        return np.asarray(value)
+    except Exception as error:  # a ragged list; a tensor that needs its gradient, or on a GPU
+        raise Refusal(f"{problem}: {one_line(str(error), 120)}") from None
+
+
+def user_label(label: Any, where: str) -> int:
+    found = as_array(label, f"{where} has no label")
+    if found.size != 1 or found.dtype.kind not in "ui" or int(found.reshape(())) < 0:
+        raise Refusal(f"{where} has the label {shown(label)}; a whole number from 0 is needed")
+    return int(found.reshape(()))

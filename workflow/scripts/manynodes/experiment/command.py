@@ -1,0 +1,134 @@
+"""The words of a command line that starts a user's program, and the files behind them."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import file_sha256, is_file
+from manynodes.base.sources import local_sources, sources_sha256
+
+# Folders, which are known only where the program runs.
+FOLDERS = ("data", "files", "results", "state", "here", "python")
+OF_EVALUATION = ("outputs", *FOLDERS)
+NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
+# Known to each process alone; a parameter of the user's with such a name comes first.
+OF_PROCESS = ("rank", "local_rank")
+PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
+
+
+def command(config: Mapping[str, Any]) -> list[str]:
+    """The words that start the program."""
+    arguments = [word_text(word) for word in config["arguments"]]
+    if config["command"] is not None:
+        # Those that are files beside the configuration are paths by now.
+        words = map(word_text, config["command"])
+        return [here(word) if is_file(word) else word for word in words] + arguments
+    return [*python(config["program"]), *arguments]
+
+
+def python(program: str) -> list[str]:
+    """The words that start a Python file or a module; `folder:package.module` names its folder."""
+    if program.endswith(".py") or "/" in program.rpartition(":")[2]:
+        return [PYTHON, here(program)]
+    folder, _, module = program.rpartition(":")
+    return [PYTHON, "-m", f"{here(folder)}:{module}" if folder else module]
+
+
+def here(path: str) -> str:
+    """A path that holds in any working directory; that of a checkout stays out of it."""
+    return path if Path(path).is_absolute() else f"{{here}}/{path}"
+
+
+def evaluation(config: Mapping[str, Any]) -> tuple[str, ...]:
+    given = config["evaluate"]
+    if given is None:
+        return ()
+    first, *rest = [given] if isinstance(given, str) else given
+    return (*python(word_text(first)), *map(word_text, rest))
+
+
+def word_text(value: Any) -> str:
+    """A value as a word of a command line, as YAML shows it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def name_of(words: Sequence[str]) -> str:
+    """The program in messages."""
+    # A script, if the command is one for an interpreter.
+    files = [word for word in words if is_file(word.removeprefix("{here}/"))]
+    name = Path((files or words)[0].removeprefix("{here}/")).stem
+    return module_of(words) or name.strip("{}").lstrip("-") or "program"
+
+
+def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
+    """Refuse `{name}` that stands for nothing.
+
+    Args:
+        names: what it may stand for.
+
+    Raises:
+        Refusal: naming it.
+    """
+    for word in words:
+        for name in [found[2] for found in NAME.finditer(word) if found[2]]:
+            if name not in names:
+                remedy = {
+                    "data": "give dataset",
+                    "files": "give files",
+                    "state": "an evaluation has {outputs}",
+                    "outputs": "it is for evaluate",
+                }.get(name, f"give {name} in parameters")
+                raise Refusal(
+                    f"config: {key}: {{{name}}} stands for nothing; {remedy}, or write "
+                    f"{{{{{name}}}}}"
+                )
+
+
+def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """The words with every `{name}` replaced; `{{name}}` becomes `{name}`.
+
+    Raises:
+        Refusal: there is no value for a name.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[2]
+        if name is None:
+            return f"{{{match[1]}}}"
+        if values.get(name) is None and name in OF_EVALUATION:
+            raise Refusal(
+                f"{{{name}}} is not there; give "
+                f"{'dataset' if name == 'data' else name} in the configuration"
+            )
+        return word_text(values[name])
+
+    return [NAME.sub(value, word) for word in words]
+
+
+def words_sha256(words: Sequence[str]) -> str:
+    """SHA-256 of the files that a command names: a Python program with what it imports from
+    beside it, or the file of another command.
+    """
+    first, *rest = [word.removeprefix("{here}/") for word in words]
+    if first != PYTHON or not rest or (rest[0][0] == "-" and rest[0] != "-m"):
+        given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
+        # A program may be there to be started only.
+        digests = [file_sha256(path) for path in given if os.access(path, os.R_OK)]
+        return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
+    if rest[0] != "-m":
+        return sources_sha256(local_sources(Path(rest[0])))
+    folder, _, module = rest[1].rpartition(":")
+    for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
+        if Path(folder, name).is_file() and folder:
+            return sources_sha256(local_sources(Path(folder, name), Path(folder)))
+    return ""
+
+
+def module_of(words: Sequence[str]) -> str | None:
+    """The module that the words start; None for a file."""
+    return words[2].rpartition(":")[2] if len(words) > 2 and words[1] == "-m" else None

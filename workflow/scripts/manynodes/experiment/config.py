@@ -1,0 +1,707 @@
+"""From the configuration to the runs of an experiment: the product of its axes.
+
+Free of torch, because Snakemake reads the configuration in every dry run.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jsonschema
+
+from manynodes.base.environment import Environment
+from manynodes.base.errors import Refusal, shown
+from manynodes.base.reading import parse_json
+from manynodes.data.addresses import refuse_credentials
+from manynodes.data.datasets import DATASETS
+from manynodes.data.folder import MANIFEST
+from manynodes.data.own.declaration import Own
+from manynodes.experiment import command
+from manynodes.experiment.keys import (
+    GEOMETRY,
+    MOST_RUNS,
+    PATTERN_WORDS,
+    SHARED,
+    SIZE,
+    Keys,
+    keys_of,
+)
+from manynodes.experiment.paths import with_paths, with_program
+from manynodes.experiment.table import with_table
+
+MOST_SHOWN = 8  # values of an axis that are listed one by one
+UNFIT = re.compile(r"[^A-Za-z0-9._,=+-]")  # in a name of a folder
+LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
+PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+# Columns of summary.csv that are not the program's.
+COLUMNS = (
+    *("seconds", "attempts", "commit", "dirty"),
+    *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
+)
+# How a value grows with the number of processes, as a parameter such as learning_rate_rule says.
+GROWTH: dict[str, Callable[[int], float]] = {
+    "none": lambda _processes: 1.0,
+    "linear": float,
+    "square_root": math.sqrt,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: every key that can change its result. Its parameters are attributes too.
+
+    Attributes:
+        dataset: to stage; None for none.
+        parameters: the program's.
+        command: the words that start the program, with its arguments; `{name}` stands for a value
+            or a folder. Empty for the built-in one.
+    """
+
+    dataset: str | None
+    nodes: int
+    nproc_per_node: int
+    cpus_per_proc: int | str
+    device: str
+    seed: int
+    parameters: dict[str, Any]
+    command: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["parameters"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc_per_node
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in GEOMETRY} | {"world_size": self.world_size}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every key; with a command what `{name}` may stand for, and what the program finds in
+        LAUNCH_PARAMETERS.
+        """
+        keys: dict[str, Any] = {key: getattr(self, key) for key in SHARED}
+        if self.command:
+            keys = {"command": self.command} | keys | {"world_size": self.world_size}
+        return keys | self.parameters
+
+    def to_json(self) -> str:
+        """Every value, as a JSON object."""
+        return json.dumps(self.values)
+
+    def with_values(self, **values: Any) -> "Run":
+        """The run with other values of some keys."""
+        shared = {key: values.pop(key, getattr(self, key)) for key in SHARED}
+        return Run(parameters=self.parameters | values, command=self.command, **shared)
+
+
+def read_run(text: str, contract: Environment | None = None) -> Run:
+    """A run of the built-in program from the JSON object on a command line.
+
+    Args:
+        contract: has the geometry, unless the text has it.
+
+    Raises:
+        Refusal: it is not a JSON object, or not one valid run.
+    """
+    given = parse_option("--run", text)
+    config = (
+        {"experiment": "run"}
+        | geometry_from(contract)
+        | given
+        | ({"dataset": {"name": given["dataset"]}} if "dataset" in given else {})
+    )
+    experiment = Experiment.from_config(config, reading=True)
+    if experiment.axes:
+        raise Refusal(f"--run must be one run; {', '.join(experiment.axes)} is a list")
+    return next(iter(experiment.runs.values()))
+
+
+def parse_option(option: str, text: str) -> dict[str, Any]:
+    """The JSON object that a command-line option gives.
+
+    Raises:
+        Refusal: it is not one.
+    """
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise Refusal(f"{option} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(f"{option} must be a JSON object, not {shown(found)}")
+    return found
+
+
+def geometry_from(contract: Environment | None) -> dict[str, Any]:
+    """The geometry from `launch`, as keys of the configuration."""
+    given = {key: getattr(contract, key, None) for key in GEOMETRY}
+    cpus = given["cpus_per_proc"]
+    if cpus and cpus != "auto":
+        given["cpus_per_proc"] = int(cpus)
+    return {key: value for key, value in given.items() if value is not None}
+
+
+@cache
+def default_run() -> Run:
+    """The run of a configuration with nothing but a name."""
+    return next(iter(Experiment.from_config({"experiment": "default"}, reading=True).runs.values()))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A named product of axes.
+
+    Attributes:
+        keys: what its configuration may have.
+        config: the resolved configuration, every key present.
+        axes: the keys that were given as lists, with their values, in the schema's order.
+        runs: every run under the name of its folder, such as `nodes~2_seed~0`.
+    """
+
+    name: str
+    keys: Keys
+    config: dict[str, Any]
+    axes: dict[str, list[Any]]
+    runs: dict[str, Run]
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], reading: bool = False) -> "Experiment":
+        """Check the configuration, fill in the defaults and multiply out the axes.
+
+        Args:
+            reading: for programs that only read. A data set that is not built in need not be
+                declared, as they read its manifest, and no code of the user's is run.
+
+        Raises:
+            Refusal: a key is unknown, has the wrong type, or contradicts another one.
+        """
+        keys = keys_of(config)
+        resolved = keys.validate(config)
+        refuse_bad_names(resolved, keys)
+        refuse_bad_growth(config, resolved, keys)
+        undeclared = resolved["parameters"]
+        name = resolved["dataset"]["name"] if resolved["dataset"] else None
+        values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
+        values |= undeclared
+        axes = {
+            key: value
+            for key, value in values.items()
+            if (isinstance(value, list) if key in undeclared else keys.is_axis(key, value))
+        }
+        if resolved["dataset"]:
+            refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
+        pairs = resolved["runs"]
+        refuse_too_many(axes, len(pairs))
+        refuse_bad_paths(resolved)
+        words = () if keys.built_in else tuple(command.command(resolved))
+        order = list(values)
+        runs = {}
+        for run_name, point in product(axes, pairs, order):
+            chosen = values | point
+            missing = [key for key in keys.of_run if key not in chosen and key not in resolved]
+            if missing:
+                raise Refusal(f"config: {missing[0]}: is missing; the program has no default of it")
+            parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
+            parameters |= {key: value for key, value in chosen.items()
+                           if key not in keys.axes and key not in parameters}  # fmt: skip
+            shared = {key: chosen[key] for key in SHARED}
+            run = Run(parameters=parameters, command=words, **shared)
+            run = run.with_values(**scaled(run, resolved, keys))
+            if words:
+                refuse_unknown_names(run, resolved, keys)
+            runs[run_name] = run
+        found = Experiment(
+            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs
+        )
+        if not reading:
+            found.check({name: facts_of(name) for name in found.datasets})
+        return found
+
+    @staticmethod
+    def from_json(text: str) -> "Experiment":
+        """An experiment from the JSON object on a program's command line.
+
+        Raises:
+            Refusal: it is not a JSON object, or not a valid configuration.
+        """
+        return Experiment.from_config(parse_option("--config", text), reading=True)
+
+    @staticmethod
+    def from_files(config: Mapping[str, Any], folders: Sequence[Path]) -> "Experiment":
+        """An experiment from what its files and a command line give, with the user's paths.
+
+        Args:
+            folders: of the configuration files, see `with_paths`.
+
+        Raises:
+            Refusal: as `from_config`; or the table of its runs is none.
+        """
+        located = with_program(config, folders)
+        keys = keys_of(located)
+        located = with_paths(keys.with_types(located), folders, keys)
+        return Experiment.from_config(with_table(located, folders, keys))
+
+    def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the program's own `check` look at every run, and refuse an axis without an effect.
+
+        Args:
+            datasets: what is known of each data set, see `facts_of`.
+
+        Raises:
+            Refusal: naming the key to change.
+        """
+        if self.keys.declared is None:
+            return
+        seen = set()
+        for run in self.runs.values():
+            unused = self.unused_axes(run)
+            # Nothing that a check looks at depends on the seed.
+            identity = json.dumps(run.with_values(seed=0).values, default=str)
+            if identity not in seen:
+                seen.add(identity)
+                dataset = datasets.get(run.dataset) if run.dataset else None
+                self.keys.declared.check(run.parameters, run.geometry, dataset)
+            if unused:
+                raise Refusal(f"config: {unused[0]}")
+
+    def unused_axes(self, run: Run) -> list[str]:
+        """The axes that have no effect on a run, each in a line."""
+        lines = []
+        for key in self.axes:
+            for other, spec in self.keys.properties[key].get("only_with", {}).items():
+                value = getattr(run, other)
+                if not jsonschema.Draft202012Validator(spec).is_valid(value):
+                    lines.append(
+                        f"{key}: an axis that {other}: {value} ignores; give one value, or another "
+                        f"{other}"
+                    )
+        return lines
+
+    @property
+    def built_in(self) -> bool:
+        """Whether its program is the built-in classifier."""
+        return self.keys.built_in
+
+    def changes(self, run: Run) -> str:
+        """The keys of a run of the built-in program that differ from the defaults, without the
+        geometry, as JSON: what a command line needs, as `launch` passes the geometry on.
+        """
+        default = default_run().values
+        changed = {key: value for key, value in run.values.items() if value != default[key]}
+        return json.dumps({key: value for key, value in changed.items() if key not in GEOMETRY})
+
+    def parameters_for(self, result: bool | str) -> dict[str, Any]:
+        """The declared parameters that change no result (False), or only that of the evaluation
+        (`evaluation`). They are the same in all runs.
+        """
+        return {
+            key: self.config[key]
+            for key in self.keys.parameters
+            if self.keys.properties[key].get("result", True) == result
+        }
+
+    @property
+    def program_name(self) -> str:
+        """The program in messages."""
+        return "train" if self.built_in else command.name_of(command.command(self.config))
+
+    @property
+    def evaluation(self) -> tuple[str, ...]:
+        """The words of the user's program that evaluates; empty for none."""
+        return command.evaluation(self.config)
+
+    @property
+    def sources_sha256(self) -> str:
+        """SHA-256 of the user's program's file, or the command's, and of the modules beside it
+        that it imports.
+
+        Raises:
+            Refusal: a file is missing, or is no Python.
+        """
+        return command.words_sha256(command.command(self.config))
+
+    @property
+    def evaluation_sha256(self) -> str:
+        """The same of the program that evaluates."""
+        return command.words_sha256(self.evaluation) if self.evaluation else ""
+
+    @property
+    def science(self) -> str:
+        """What the results depend on, as JSON: the keys that differ from the defaults, without
+        those that change no result.
+        """
+        default = self.keys.validate({"experiment": self.name})
+        changed = {
+            key: value
+            for key, value in self.config.items()
+            if key not in self.keys.site and value != default.get(key)
+        }
+        dataset = self.config["dataset"] and {"dataset": {"name": self.config["dataset"]["name"]}}
+        return json.dumps({"experiment": self.name} | changed | (dataset or {}))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration without the keys that change no result, and without those that each
+        run has a value of its own for.
+        """
+        own = {key for pair in self.config["runs"] for key in pair}
+        own |= set(self.keys.site)
+        own |= {key for key in self.config if per_process(self.keys, key, self.config) is not None}
+        return {key: value for key, value in self.config.items() if key not in own}
+
+    @property
+    def own(self) -> Own | None:
+        """The user's own data set; None if all are built in."""
+        dataset = self.config["dataset"]
+        return Own.from_config(dataset) if dataset else None
+
+    @property
+    def datasets(self) -> list[str]:
+        names = dict.fromkeys(run.dataset for run in self.runs.values())
+        return [name for name in names if name is not None]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that the user names; a single one may be a file of hosts."""
+        given = self.config["hosts"]
+        return [given] if isinstance(given, str) else given
+
+    @property
+    def summary(self) -> str:
+        """One line: the name, the number of runs, and what varies."""
+        varying = [
+            f"{key} ({values_text(values)})" for key, values in self.axes.items() if len(values) > 1
+        ]
+        runs = f"{len(self.runs):,} run{'s' if len(self.runs) > 1 else ''}"
+        what = "varying " + " and ".join(varying) if varying else "nothing varies"
+        return f"experiment {self.name}: {runs}, {what}"
+
+    @property
+    def varies_in_size(self) -> bool:
+        """Whether its runs compare several numbers of nodes, processes or CPUs."""
+        sizes = {tuple(run.values[key] for key in SIZE) for run in self.runs.values()}
+        return len(sizes) > 1
+
+    @property
+    def numeric_axes(self) -> list[str]:
+        """The axes with two or more numbers, except the seeds: accuracy is plotted against them."""
+
+        def numeric(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+
+        return [
+            key
+            for key, values in self.axes.items()
+            if len(values) > 1
+            and key not in ("seed", "validation_seed")
+            and all(map(numeric, values))
+        ]
+
+    def axis_values(self, name: str) -> dict[str, Any]:
+        """A run's name and its value on each axis, as in tables."""
+        values = {key: self.runs[name].values[key] for key in self.axes}
+        return {"run": name} | {
+            key: value_text(list(value) if isinstance(value, tuple) else value)
+            if value is None or isinstance(value, tuple | list | dict)
+            else value
+            for key, value in values.items()
+        }
+
+
+def product(
+    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every point of the product of the axes and the pairs, with the name of its folder.
+
+    Args:
+        pairs: runs in which keys vary together; empty for none.
+        order: of the keys in a name.
+
+    Raises:
+        Refusal: the pairs have different keys or repeat one, or a name is too long.
+    """
+    for pair in pairs:
+        if pair.keys() != pairs[0].keys():
+            key = next(iter(pair.keys() ^ pairs[0].keys()))
+            raise Refusal(f"config: runs: {key} is not in all of them; give it in each run")
+        for key in pair:
+            if key in axes:
+                raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")
+    seen = set()
+    for pair in pairs or [{}]:
+        for values in itertools.product(*axes.values()):
+            chosen = dict(pair) | dict(zip(axes, values, strict=True))
+            point = {key: chosen[key] for key in [*order, *chosen] if key in chosen}
+            name = run_name(point)
+            if name in seen:
+                raise Refusal(f"config: runs: {shown(dict(pair))} is there twice; give it once")
+            seen.add(name)
+            if len(name) > LONGEST_NAME:
+                raise Refusal(
+                    f"config: {len(point)} axes make a folder name of {len(name)} characters; "
+                    f"vary fewer keys (at most {LONGEST_NAME})"
+                )
+            yield name, point
+
+
+def all_axes(
+    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
+) -> dict[str, list[Any]]:
+    """The axes with those of the pairs, each with its different values, in this order."""
+    found = dict(axes)
+    for pair in pairs:
+        for key, value in pair.items():
+            values = found.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
+
+
+def facts_of(dataset: str) -> dict[str, Any]:
+    """What a program's `check` is told of a data set: its name, and of a built-in one the numbers
+    of its images, their size and channels, and its number of classes.
+    """
+    if dataset not in DATASETS:
+        return {"name": dataset}
+    known = DATASETS[dataset]
+    shape = dict(zip(("height", "width", "channels"), known.image_shape, strict=True))
+    images = {"train_images": known.train_images, "test_images": known.test_images}
+    return {"name": dataset, "classes": known.classes} | shape | images
+
+
+def per_process(keys: Keys, key: str, config: Mapping[str, Any]) -> int | None:
+    """The size for each process that a key is a multiple of, if one is given."""
+    other = keys.properties.get(key, {}).get("per_process")
+    return config[other] if other else None
+
+
+def scaled(run: Run, config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The parameters of a run that follow from the number of its processes."""
+    found = {}
+    for key in keys.of_run:
+        if (size := per_process(keys, key, config)) is not None:
+            found[key] = size * run.world_size
+        if rule := keys.properties[key].get("grows_by"):
+            found[key] = getattr(run, key) * GROWTH[config[rule]](run.world_size)
+    return found
+
+
+def refuse_bad_growth(given: Mapping[str, Any], config: Mapping[str, Any], keys: Keys) -> None:
+    """Refuse two sizes of a batch, and a rule without a size per process.
+
+    Args:
+        given: the configuration without the defaults.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    sizes = {key: spec["per_process"] for key, spec in keys.properties.items()
+             if "per_process" in spec}  # fmt: skip
+    for key, other in sizes.items():
+        if config[other] is not None and any(key in part for part in (given, *config["runs"])):
+            raise Refusal(f"config: {other}: {key} is given too; keep one of them")
+    for spec in keys.properties.values():
+        rule = spec.get("grows_by")
+        if rule and config[rule] != "none" and all(config[each] is None for each in sizes.values()):
+            raise Refusal(
+                f"config: {rule}: scales with {' or '.join(sizes.values())}; give that, or leave "
+                "the rule out"
+            )
+
+
+def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
+    """Refuse names of parameters that mean something else, and outputs that are no paths of their
+    own.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    together = set().union(*config["runs"]) - keys.axes.keys()
+    names = [*keys.parameters, *config["parameters"], *together]
+    for name in names:
+        if not isinstance(name, str) or not PARAMETER.fullmatch(name):
+            raise Refusal(f"config: runs: {shown(name)} is not {PATTERN_WORDS['parameters']}")
+        taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+        if name in SHARED or name in taken:
+            where = "give it beside program" if name in SHARED else "choose another name"
+            raise Refusal(f"config: parameters.{name}: has a meaning of its own; {where}")
+    for path in config["outputs"]:
+        parts = PurePosixPath(path)
+        unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
+        # Braces would be Snakemake's wildcards; stars are for a shell.
+        if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
+            raise Refusal(
+                f"config: outputs: {shown(path)} is not a path inside the results folder; give "
+                "one such as model.pt, or a folder"
+            )
+    outputs = [PurePosixPath(path) for path in config["outputs"]]
+    for number, path in enumerate(outputs):
+        for other in outputs[:number]:
+            if path == other or path in other.parents or other in path.parents:
+                raise Refusal(
+                    f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
+                    "one is inside the other; keep one of them"
+                )
+    names = [PurePosixPath(path).name for path in config["files"]]
+    for name in names:
+        if not name or names.count(name) > 1 or name == MANIFEST:
+            raise Refusal(
+                f"config: files: {shown(name)} is there twice, is {MANIFEST}, or has no name; "
+                "files are staged in one folder and need names of their own"
+            )
+
+
+def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:
+    """Refuse `{name}` in the words of a program that stands for nothing.
+
+    Raises:
+        Refusal: naming it.
+    """
+    absent = {"data"} if run.dataset is None else set()
+    absent |= set() if config["files"] else {"files"}
+    known = {*run.values, *keys.parameters}
+    folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
+    command.refuse_unknown_names("arguments", run.command, known | folders)
+    folders = set(command.OF_EVALUATION) - absent - {"state"}
+    command.refuse_unknown_names("evaluate", command.evaluation(config), known | folders)
+
+
+def run_name(point: Mapping[str, Any]) -> str:
+    """The folder of a run: what varies, as `key~value_key~value`; `run` if nothing does."""
+    return "_".join(f"{key}~{value_text(value)}" for key, value in point.items()) or "run"
+
+
+def value_text(value: Any) -> str:
+    """A value as in the name of a run's folder."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={value_text(part)}" for key, part in value.items()) or "none"
+    text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+    # Such as my_models.py:Net.
+    return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())
+
+
+def values_text(values: Sequence[Any]) -> str:
+    """The values of an axis in a few words."""
+    texts = [value_text(value) for value in values]
+    return (
+        ", ".join(texts)
+        if len(texts) <= MOST_SHOWN
+        else f"{', '.join(texts[:3])}, … {texts[-1]}: {len(texts):,} values"
+    )
+
+
+def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:
+    """Refuse a repeated value on an axis, and too many runs.
+
+    Args:
+        pairs: number of runs in which keys vary together.
+
+    Raises:
+        Refusal: naming the axis, or the number of runs.
+    """
+    for key, values in axes.items():
+        # As text: 1 and 1.0 are the same folder, and lists are not hashable.
+        if len({value_text(value) for value in values}) < len(values):
+            raise Refusal(
+                f"config: {key}: {shown(values)} has a value twice, or two with the same folder "
+                "name; give each value once"
+            )
+    if (runs := math.prod(map(len, axes.values())) * max(1, pairs)) > MOST_RUNS:
+        raise Refusal(
+            f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
+            f"{MOST_RUNS:,}; give some axes fewer values"
+        )
+
+
+def refuse_bad_paths(config: Mapping[str, Any]) -> None:
+    """Refuse scratch folders and archives that are not paths, or name an unknown user.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    paths = [("scratch", path) for path in config["scratch"]]
+    if config["dataset"]:
+        paths.append(("dataset.archive", config["dataset"]["archive"] or ""))
+    for key, path in paths:
+        if "\0" in path or not path.isprintable():
+            raise Refusal(f"config: {key}: {shown(path)} is not a path")
+        if os.path.expanduser(path).startswith("~"):  # noqa: PTH111, Path.expanduser raises instead
+            raise Refusal(
+                f"config: {key}: {shown(path)}: there is no such user on this machine; give the "
+                "whole path"
+            )
+
+
+def refuse_impossible_source(
+    datasets: Sequence[str], settings: Mapping[str, Any], reading: bool
+) -> None:
+    """Refuse a source that does not have the data set.
+
+    Args:
+        reading: a data set that is not built in need not be declared.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    if declared := Own.from_config(settings):
+        if len(datasets) > 1:
+            raise Refusal(
+                f"config: dataset.{declared.kind}: it is one data set, not {' and '.join(datasets)}"
+            )
+        if declared.name in DATASETS:
+            raise Refusal(
+                f"config: dataset.name: {declared.name} is built in; give your own images another "
+                "name"
+            )
+        for key, usual in (("source", "auto"), ("archive", None), ("url", None)):
+            if settings[key] != usual:
+                raise Refusal(
+                    f"config: dataset.{key}: is for built-in data sets; leave it out beside "
+                    f"dataset.{declared.kind}"
+                )
+        return
+    if settings["url"] is not None:
+        refuse_credentials(settings["url"])
+    source = settings["source"]
+    for dataset in datasets:
+        if dataset not in DATASETS:
+            if reading:
+                continue
+            raise Refusal(
+                f"config: dataset.name: {shown(dataset)} is not one of {', '.join(DATASETS)}; for "
+                "your own images give dataset.folder, docs/your-own.md"
+            )
+        options = ("auto", *DATASETS[dataset].sources)
+        if source not in options:
+            raise Refusal(
+                f"config: dataset.source: {dataset} is not available from {source}; use "
+                f"{' or '.join(options)}"
+            )
+    if source == "archive" and settings["archive"] is None:
+        raise Refusal(
+            "config: dataset.archive: is null; source archive needs the path of the official "
+            "archive"
+        )
+    for key in ("archive", "url"):
+        from_it = [
+            dataset
+            for dataset in datasets
+            if dataset in DATASETS and key in DATASETS[dataset].sources
+        ]
+        if settings[key] is not None and len(from_it) > 1:
+            raise Refusal(
+                f"config: dataset.{key}: one {key} cannot hold {' and '.join(from_it)}; fetch them "
+                "one at a time"
+            )

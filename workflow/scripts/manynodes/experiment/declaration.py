@@ -1,0 +1,143 @@
+"""The parameters of a program, as it declares them in parameters.yaml beside its file.
+
+Free of torch, because Snakemake reads the configuration in every dry run.
+"""
+
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+
+from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.base.reading import is_file, parse_form
+from manynodes.experiment.file import read_config
+
+BUILT_IN = "classifier"
+FILE = "parameters.yaml"
+CHECK = "check.py"
+SCRIPTS = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a program declares.
+
+    Attributes:
+        folder: of the program.
+        parameters: JSON schema of a single value by name, in their order. Besides JSON Schema's
+            own words it may have `result` (false: changes no result; `evaluation`: only that of
+            the evaluation), `format: path` or `code`, `only_with`, `per_process` and `grows_by`,
+            see docs/your-own-program.md.
+    """
+
+    folder: Path
+    parameters: dict[str, dict[str, Any]]
+
+    def check(
+        self,
+        parameters: Mapping[str, Any],
+        geometry: Mapping[str, Any],
+        dataset: Mapping[str, Any] | None,
+    ) -> None:
+        """Let the program's own `check` look at a run, if it has one.
+
+        Args:
+            geometry: nodes, nproc_per_node, cpus_per_proc, device and world_size.
+            dataset: its name and what is known of it, see `config.facts_of`; None for none.
+
+        Raises:
+            Refusal: with the words of its ValueError.
+        """
+        path = self.folder / CHECK
+        if not path.is_file():
+            return
+        try:
+            function = loaded(path.resolve()).check
+            function(dict(parameters), dict(geometry), dataset and dict(dataset))
+        except (Refusal, ValueError) as problem:
+            raise Refusal(f"config: {problem}") from None
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise Refusal(
+                f"config: program: {path}: {type(error).__name__}: {one_line(str(error), 100)}"
+            ) from None
+
+
+@cache
+def loaded(path: Path) -> ModuleType:
+    """A module from its file; it may import what lies beside it."""
+    name = f"check_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
+    """What the program of a configuration declares; None if it declares nothing.
+
+    Raises:
+        Refusal: its declaration is damaged.
+    """
+    if config.get("command") is not None:
+        return None
+    program = config.get("program")
+    if program is None or program == BUILT_IN:
+        return read_declaration(SCRIPTS / BUILT_IN)
+    folders = folders_of(program) if isinstance(program, str) else []
+    return next((read_declaration(each) for each in folders if is_file(str(each / FILE))), None)
+
+
+def folders_of(program: str) -> list[Path]:
+    """Where the declaration of a Python file, or of `folder:package.module`, may lie."""
+    if program.endswith(".py") or "/" in program.rpartition(":")[2]:
+        return [Path(program).parent]
+    folder, _, module = program.rpartition(":")
+    if not folder:
+        # Finding an installed module would run its package.
+        return []
+    path = Path(folder, *module.split("."))
+    return [path, path.parent]
+
+
+@cache
+def read_declaration(folder: Path) -> Declaration:
+    """The declaration in a program's folder.
+
+    Raises:
+        Refusal: it is not one.
+    """
+    path = folder / FILE
+    given = read_config(path)
+    try:
+        parameters = parse_form(json.dumps(given, default=str).encode(), "parameters")["properties"]
+        for name, spec in parameters.items():
+            # It would be looked for in the whole configuration's schema, or on the network.
+            if '"$ref":' in json.dumps(spec):
+                raise ValueError(f"{name}: $ref is not supported; write it out")
+            jsonschema.Draft202012Validator.check_schema(spec)
+            for other in (spec.get("per_process", name), spec.get("grows_by", name)):
+                if other not in parameters:
+                    raise ValueError(f"{name}: {shown(other)} is no parameter")
+            if "default" in spec:
+                jsonschema.Draft202012Validator(spec).validate(spec["default"])
+    except jsonschema.SchemaError as error:
+        raise Refusal(f"config: {path}: {name}: {one_line(error.message, 100)}") from None
+    except jsonschema.ValidationError as error:
+        raise Refusal(f"config: {path}: {name}: default: {one_line(error.message, 90)}") from None
+    except ValueError as error:
+        raise Refusal(f"config: {path}: {error}; see docs/your-own-program.md") from None
+    return Declaration(folder, parameters)

@@ -1,0 +1,93 @@
+"""From a run to the size of its jobs, and from CPUs to the share of a process. Pure."""
+
+from dataclasses import dataclass
+
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Run
+from manynodes.schedulers.base import Size
+
+# CPUs of a process if the run leaves them open. A GPU needs fewer; for a CPU node with more, set
+# cpus_per_proc.
+AUTO_CPUS = 4
+# MB. On a CPU airbench and its data take 0.8 GB; the rest is for larger networks and batches.
+# CUDA's libraries take some GB by themselves, and were not measured.
+PROCESS_MB = {"cpu": 4000, "auto": 4000, "cuda": 8000}
+EVALUATE_CPUS = 4
+
+
+@dataclass(frozen=True)
+class Images:
+    """What decides the memory of a job.
+
+    Attributes:
+        height, width: of an image.
+        bytes: of the whole data set.
+    """
+
+    height: int
+    width: int
+    bytes: int
+
+
+# Of the built-in data sets.
+USUAL = Images(32, 32, 200_000_000)
+# Bytes that a network keeps for each pixel of its share of a batch until the backward pass: a
+# ResNet-18 on images of 224 x 224 keeps 500 to 1000.
+BYTES_PER_PIXEL = 1000
+# MB that PROCESS_MB has for a share's pixels, and a node for the page cache.
+USUAL_MB = 1000
+MOST_CACHE_MB = 16_000
+
+
+def training_size(run: Run, images: Images = USUAL) -> Size:
+    """What `stage` and `train` ask for. Both ask for the same: they run in one job.
+
+    A program with a data set and a global_batch_size gets memory for the pixels of its share.
+    """
+    batch = run.parameters.get("global_batch_size") if run.dataset else 0
+    share = batch / run.world_size if isinstance(batch, int | float) else 0
+    pixels_mb = int(share * images.height * images.width * BYTES_PER_PIXEL / 1e6)
+    cache_mb = min(int(images.bytes / 1e6), MOST_CACHE_MB)
+    process_mb = PROCESS_MB[run.device]
+    if run.device != "cuda":  # a GPU's own memory holds them
+        process_mb += max(0, pixels_mb - USUAL_MB)
+    cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
+    return Size(
+        nodes=run.nodes,
+        cpus=run.nproc_per_node * cpus,
+        gpus=run.nproc_per_node if run.device == "cuda" else 0,
+        memory=run.nproc_per_node * process_mb + max(0, cache_mb - USUAL_MB),
+        launches=True,
+        scratch=int(images.bytes / 1e6),
+    )
+
+
+def evaluation_size(run: Run, _images: Images = USUAL) -> Size:
+    """What `evaluate` asks for: one process on one node."""
+    gpus = 1 if run.device == "cuda" else 0
+    return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device], launches=False)
+
+
+def cpus_on_one_machine(run: Run, cores: int) -> int:
+    """The CPUs of all processes of a run on this machine; all of its cores for `auto`."""
+    return cores if run.cpus_per_proc == "auto" else run.world_size * int(run.cpus_per_proc)
+
+
+def cpus_per_process(wanted: int | None, processes: int, cpus: int, remedy: str) -> int:
+    """The CPUs of each process: as wanted, or an even share, at least one.
+
+    Args:
+        wanted: None for an even share.
+        processes: that share the CPUs.
+        remedy: how to get more CPUs.
+
+    Raises:
+        Refusal: there are fewer CPUs than wanted.
+    """
+    share = max(1, cpus // processes)
+    if wanted and wanted > share:
+        raise Refusal(
+            f"cpus_per_proc: {processes} processes of {wanted} CPUs need {processes * wanted}, "
+            f"{cpus} are given; use auto, or {remedy}"
+        )
+    return wanted or share

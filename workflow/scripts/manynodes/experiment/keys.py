@@ -1,0 +1,536 @@
+"""The keys of a configuration: those of every experiment, and the parameters that its program
+declares. Their types and defaults, and a one-line message for each error.
+"""
+
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import jsonschema
+import yaml
+
+from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.base.reading import SCHEMAS
+from manynodes.data.datasets import DATASETS, Dataset
+from manynodes.experiment.declaration import BUILT_IN, Declaration, declaration_of
+from manynodes.experiment.file import DEEPEST
+from manynodes.models.names import OWN_MODELS, Model
+
+# Limits of a configuration: values in total, characters of a text, bits of a number.
+MOST_VALUES = 100_000
+LONGEST_TEXT = 4096
+MOST_BITS = 1000
+MOST_RUNS = 10_000  # of an experiment. A dry run of 10,000 takes half a minute.
+# Where a run is computed. `launch` takes these keys and passes them on to the program.
+SIZE = ("nodes", "nproc_per_node", "cpus_per_proc")
+GEOMETRY = (*SIZE, "device")
+# The keys of every experiment that can be axes.
+SHARED = ("dataset", *GEOMETRY, "seed")
+# Keys that the built-in program does not have: what they say is fixed.
+OF_PROGRAMS = (
+    *("arguments", "directory", "parameters", "files", "outputs", "evaluate", "preflight"),
+)
+# The names that others give to our keys.
+USUAL = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "batch_size": "global_batch_size",
+    "batchsize": "global_batch_size",
+    "num_epochs": "epochs",
+    "gpus": "nproc_per_node",
+    "num_nodes": "nodes",
+    "amp": "precision",
+    "arch": "model",
+    "data": "dataset",
+}
+CLOSE = 0.7  # of difflib: class_weights is not initial_weights
+# Text that stands for a value of another type.
+WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+WHOLE = re.compile(r"-?[0-9]{1,30}")
+NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+ZERO_FIRST = re.compile(r"-?0[0-9]")
+# Of keys that are lists themselves, by their length.
+NUMBERS_WANTED = {
+    2: "height and width are needed",
+    3: "three whole numbers are needed",
+}
+PATTERN_WORDS = {
+    "parameters": "a name of letters, digits and _, the first a letter",
+    "program": "a file such as train.py, or a module",
+    "dataset": "letters, digits, - and _, the first a letter or digit",
+    "dataset.name": "letters, digits, - and _, the first a letter or digit",
+    "experiment": "letters, digits, - and _, the first a letter or digit",
+    "dataset.url": "an address that begins with http:// or https://",
+    "scratch": "an absolute path, nor one that begins with $NAME or ~",
+}
+# Words of ours in a schema, which validators ignore.
+ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "instead_of")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of the experiments of one program.
+
+    Attributes:
+        built_in: whether it is the built-in one.
+        declared: what it declares.
+    """
+
+    built_in: bool
+    declared: Declaration | None
+
+    @cached_property
+    def properties(self) -> dict[str, dict[str, Any]]:
+        """The schema of a single value of every key, in the order of tables and folder names."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, spec in experiment_schema()["properties"].items():
+            found[key] = spec
+            if key == "dataset" and self.declared:
+                found |= self.declared.parameters
+        return found
+
+    @cached_property
+    def axes(self) -> dict[str, dict[str, Any]]:
+        """Of these, the keys that a list of values makes an axis."""
+        found = {
+            key: spec["properties"]["name"] if key == "dataset" else spec
+            for key, spec in self.properties.items()
+        }
+        return {key: spec for key, spec in found.items() if spec.get("axis", key in self.of_run)}
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The declared parameters."""
+        return tuple(self.declared.parameters) if self.declared else ()
+
+    @cached_property
+    def of_run(self) -> tuple[str, ...]:
+        """Those of which a run has a value of its own: they decide its result. Others only decide
+        how these grow with the number of processes.
+        """
+        specs = {key: self.properties[key] for key in self.parameters}
+        rules = {spec.get(word) for spec in specs.values() for word in ("per_process", "grows_by")}
+        return tuple(
+            key
+            for key, spec in specs.items()
+            if spec.get("result", True) is True and key not in rules
+        )
+
+    @cached_property
+    def site(self) -> tuple[str, ...]:
+        """The keys that change no result."""
+        return tuple(key for key, spec in self.properties.items() if spec.get("result") is False)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of a whole configuration."""
+        properties = dict(self.properties)
+        for key in self.axes.keys() - {"dataset"}:
+            properties[key] = axis_form(properties[key])
+        dataset = properties["dataset"]
+        name = axis_form(dataset["properties"]["name"])
+        properties["dataset"] = dataset | {"properties": dataset["properties"] | {"name": name}}
+        values = properties["parameters"]["additionalProperties"]
+        properties["parameters"] = properties["parameters"] | {
+            "additionalProperties": axis_form(values)
+        }
+        rows = properties["runs"]
+        items = {"properties": {key: bare(spec) for key, spec in self.axes.items()},
+                 "additionalProperties": False if self.declared else values}  # fmt: skip
+        properties["runs"] = rows | {"items": rows["items"] | items}
+        return experiment_schema() | {"properties": properties}
+
+    def validate(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration with all defaults, and with numbers in the type of their key.
+
+        Raises:
+            Refusal: for the first wrong key, in the order of the schema.
+        """
+        refuse_oversized(config)
+        self.refuse_misplaced(config)
+        order = list(self.properties)
+        validator = jsonschema.Draft202012Validator(self.schema)
+
+        def position(error: jsonschema.ValidationError) -> int:
+            return order.index(str(error.path[0])) if error.path else -1
+
+        given = dict(config)
+        if not self.built_in and given.setdefault("dataset") is None:
+            del given["dataset"]
+        for error in sorted(validator.iter_errors(given), key=position):
+            raise Refusal(refusal_line(error))
+        resolved = with_defaults(config if self.built_in else {"dataset": None} | dict(config),
+                                 self.properties)  # fmt: skip
+        for key, spec in self.properties.items():
+            if (other := spec.get("instead_of")) and resolved.get(key) is not None:
+                if config.get(other) is not None:
+                    raise Refusal(f"config: {key}: {other} is given too; keep one of them")
+                resolved[other] = None
+        if self.built_in:
+            resolved["program"] = BUILT_IN
+        if isinstance(resolved["runs"], str):
+            runs = shown(resolved["runs"])
+            raise Refusal(f"config: runs: {runs} is text; give a list of runs here")
+        resolved |= {"runs": [self.with_numbers(run) for run in resolved["runs"]]}
+        return self.with_numbers(resolved)
+
+    def refuse_misplaced(self, config: Mapping[str, Any]) -> None:
+        """Refuse keys that only have a meaning with another program.
+
+        Raises:
+            Refusal: naming the key.
+        """
+        for key, value in config.items():
+            if self.built_in and key in OF_PROGRAMS and value is not None:
+                raise Refusal(
+                    f"config: {key}: is for your own program; give program or command too"
+                )
+            near = difflib.get_close_matches(str(key), self.properties, n=1, cutoff=CLOSE)
+            if not (self.declared or key in self.properties or key in USUAL or near):
+                raise Refusal(
+                    f"config: {key}: unknown key; what is your program's own belongs into "
+                    "parameters, or is declared in parameters.yaml beside it"
+                )
+        if self.declared and config.get("parameters"):
+            raise Refusal(
+                "config: parameters: the program declares its own; give them beside program"
+            )
+
+    def with_numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of keys, with numbers in the type of their key."""
+        specs = self.properties | self.axes
+        return {
+            key: typed(value, specs[key]) if key in specs else value
+            for key, value in values.items()
+        }
+
+    def with_types(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration with texts that are numbers, true, false or null as these, where text
+        is not wanted.
+
+        Snakemake reads `--config 'seed=[0, 1]'` as a list of texts, and YAML 1.1 reads 1e-3 as
+        text.
+        """
+        refuse_oversized(config)
+        found = {
+            key: wanted(value, self.properties[key]) if key in self.properties else parsed(value)
+            for key, value in config.items()
+        }
+        if isinstance(parameters := config.get("parameters"), dict):
+            found["parameters"] = {
+                key: meant(value) if isinstance(value, list) else meant([value])[0]
+                for key, value in parameters.items()
+            }
+        if isinstance(rows := config.get("runs"), list):
+            found["runs"] = self.typed_rows(rows)
+        return found
+
+    def typed_rows(self, rows: list[Any], as_written: bool = True) -> list[Any]:
+        """The runs in which keys vary together, with their values in the types that are wanted.
+
+        Args:
+            as_written: as for `meant`, which types undeclared parameters.
+        """
+        if not all(isinstance(row, dict) for row in rows):
+            return rows
+        found: list[dict[Any, Any]] = [{} for _ in rows]
+        for key in dict.fromkeys(name for row in rows for name in row):
+            having = [number for number, row in enumerate(rows) if key in row]
+            values = [rows[number][key] for number in having]
+            spec = self.axes.get(key, self.properties.get(key))
+            typed_values = (
+                [wanted(value, spec) for value in values]
+                if spec
+                else meant(values, as_written)
+                if not self.declared
+                else values
+            )
+            for number, value in zip(having, typed_values, strict=True):
+                found[number][key] = value
+        return found
+
+    def is_axis(self, key: str, value: Any) -> bool:
+        """Whether the value is a list of values."""
+        if not isinstance(value, list) or key not in self.axes:
+            return False
+        return not takes_list(self.axes[key]) or any(isinstance(each, list) for each in value)
+
+
+@cache
+def experiment_schema() -> dict[str, Any]:
+    """The schema of the keys of every experiment, with the declared data sets."""
+    found: dict[str, Any] = yaml.safe_load((SCHEMAS / "experiment.schema.yaml").read_text())
+    dataset = found["properties"]["dataset"]["properties"]
+    sources = [source for declared in DATASETS.values() for source in declared.sources]
+    dataset["source"]["enum"] = list(dict.fromkeys(["auto", *sources]))
+    describe(dataset["name"], DATASETS)
+    return found
+
+
+def keys_of(config: Mapping[str, Any]) -> Keys:
+    """The keys that a configuration with such a program may have.
+
+    Raises:
+        Refusal: the program's declaration is damaged, or takes a name of ours.
+    """
+    built_in = config.get("command") is None and config.get("program") in (None, BUILT_IN)
+    if built_in:
+        return built_in_keys()
+    keys = Keys(False, declaration_of(config))
+    for name in keys.parameters:
+        where = f"config: program: its parameters.yaml: {name}"
+        if name in experiment_schema()["properties"]:
+            raise Refusal(f"{where} is a key of every experiment; choose another name")
+        for other in keys.properties[name].get("only_with", {}):
+            if other not in (*keys.parameters, *SHARED, "world_size"):
+                raise Refusal(f"{where}: only_with: {other} is no key of a run")
+    return keys
+
+
+@cache
+def built_in_keys() -> Keys:
+    keys = Keys(True, declaration_of({}))
+    describe(keys.properties["model"], OWN_MODELS)
+    return keys
+
+
+def describe(spec: dict[str, Any], declared: Mapping[str, Dataset | Model]) -> None:
+    """Put the declared names and their descriptions into the description of a key."""
+    names = ", ".join(f"`{name}` ({entry.description})" for name, entry in declared.items())
+    spec["description"] = spec["description"].replace("DECLARED", names)
+
+
+def bare(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a value without what only documents it."""
+    return {key: part for key, part in spec.items()
+            if key not in (*ANNOTATIONS, "description", "default")}  # fmt: skip
+
+
+def axis_form(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a value or of a list of values."""
+    several = {"type": "array"} | ({"contains": {"type": "array"}} if takes_list(spec) else {})
+    kept = {key: spec[key] for key in ("description", "default") if key in spec}
+    axis = {"minItems": 1, "maxItems": MOST_RUNS, "items": bare(spec)}
+    return kept | {"if": several, "then": axis, "else": bare(spec)}
+
+
+def kinds(spec: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a value may have."""
+    given = spec.get("type", [])
+    found = {given} if isinstance(given, str) else set(given)
+    values = [*spec.get("enum", []), *([spec["const"]] if "const" in spec else [])]
+    for value in values:
+        found.add(
+            "null" if value is None
+            else "boolean" if isinstance(value, bool)
+            else "integer" if isinstance(value, int)
+            else "number" if isinstance(value, float)
+            else "string"
+        )  # fmt: skip
+    parts = [spec[word] for word in ("if", "then", "else") if word in spec]
+    for part in (*parts, *spec.get("anyOf", []), *spec.get("oneOf", [])):
+        found |= kinds(part) if isinstance(part, Mapping) else set()
+    return found
+
+
+def takes_list(spec: Mapping[str, Any]) -> bool:
+    """Whether a single value may be a list."""
+    return "array" in kinds(spec)
+
+
+def refuse_oversized(config: Any) -> None:
+    """Refuse a configuration that would only consume time and memory.
+
+    With aliases, a YAML file of a hundred lines can hold more values than fit into memory.
+
+    Raises:
+        Refusal: it has too many values, or one that is too long.
+    """
+    left = MOST_VALUES
+    pending: list[tuple[str, Any, int]] = [("", config, 0)]
+    while pending:
+        key, value, depth = pending.pop()
+        left -= 1
+        if left < 0 or depth > DEEPEST:
+            raise Refusal(
+                f"config: {key or 'the file'}: nested too deep, or more than {MOST_VALUES:,} "
+                "values in all; give fewer"
+            )
+        if isinstance(value, Mapping):
+            pending += [
+                (key or one_line(str(name), 40), part, depth + 1)
+                for name, part in itertools.islice(value.items(), MOST_VALUES + 1)
+            ]
+        elif isinstance(value, list):
+            pending += [(key, part, depth + 1) for part in value[: MOST_VALUES + 1]]
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise Refusal(
+                f"config: {key}: a whole number of {value.bit_length()} bits is too large"
+            )
+        elif isinstance(value, float) and not math.isfinite(value):
+            # JSON schema cannot exclude these, and YAML reads .nan and .inf as numbers.
+            raise Refusal(f"config: {key}: {value} is not a finite number")
+        elif isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise Refusal(
+                f"config: {key}: a text of {len(value):,} characters is too long; use at most "
+                f"{LONGEST_TEXT:,}"
+            )
+
+
+def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key of the schema, in its order, with its given or default value, including those of
+    `dataset`; without one that has neither.
+    """
+    resolved = {
+        key: given.get(key, spec.get("default"))
+        for key, spec in properties.items()
+        if key in given or "default" in spec or key == "experiment"
+    }
+    dataset = resolved.get("dataset")
+    if "dataset" in properties and dataset is not None:
+        resolved["dataset"] = with_defaults(dataset, properties["dataset"]["properties"])
+    return resolved
+
+
+def typed(value: Any, spec: Mapping[str, Any]) -> Any:
+    """A number, or each number in a list, in the type of its key: JSON schema accepts 2.0 as an
+    integer.
+    """
+    if isinstance(value, list):
+        return [typed(item, spec.get("items", spec)) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    types = kinds(spec)
+    if "number" in types:
+        # Where text may be too, a number is written as it is given.
+        return value if "string" in types else float(value)
+    return int(value) if "integer" in types else value
+
+
+def refusal_line(error: jsonschema.ValidationError) -> str:
+    """One line for a schema violation: the key, the value, and what is allowed."""
+    key = ".".join(str(part) for part in error.absolute_path if isinstance(part, str))
+    value: Any = error.instance
+    text = shown(value)
+    limit: Any = error.validator_value
+    schema: Any = error.schema
+    if error.validator == "additionalProperties":
+        known = list(schema["properties"])
+        unknown = next(str(name) for name in value if name not in known)
+        usual = [key for key in (USUAL.get(unknown),) if key in known]
+        near = usual or difflib.get_close_matches(unknown, known, n=1, cutoff=CLOSE)
+        path = f"{key}.{unknown}" if key else unknown
+        hint = f"did you mean {near[0]}?" if near else "the keys are in config/README.md"
+        return f"config: {path}: unknown key; {hint}"
+    if error.validator == "required":
+        return (
+            "config: experiment: is missing; name the experiment, its results go to results/<name>/"
+        )
+    wanted_numbers = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
+    wording = {
+        "minimum": f"{text} is too small; the least is {limit}",
+        "maximum": f"{text} is too large; the most is {limit}",
+        "exclusiveMinimum": f"{text} is too small; it must be above {limit}",
+        "exclusiveMaximum": f"{text} is too large; it must be below {limit}",
+        "minLength": "the text is empty",
+        "maxLength": f"{text} is too long; the most is {limit} characters",
+        "minItems": f"{text} is too short; {wanted_numbers or 'an axis needs at least one value'}",
+        "maxItems": f"{text} is too long; "
+        f"{wanted_numbers or f'an experiment has at most {limit} runs'}",
+        "maxProperties": f"{text} has more than {limit} entries",
+        "const": f"{text} is neither a whole number nor {limit}",
+        "minProperties": "a run without a key; give it one, or leave it out",
+        "not": f"{text} is taken: results/{value} holds the data sets; choose another name",
+    }
+    if error.validator == "enum":
+        allowed = ", ".join("null" if each is None else str(each) for each in limit)
+        return f"config: {key}: {text} is not one of {allowed}"
+    if error.validator == "pattern" and key.removeprefix("runs.") in PATTERN_WORDS:
+        return f"config: {key}: {text} is not {PATTERN_WORDS[key.removeprefix('runs.')]}"
+    if error.validator == "type":
+        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}"
+    # The schemas of declared parameters may have any word of JSON Schema.
+    said = wording.get(str(error.validator), one_line(error.message, 120))
+    return f"config: {key}: {said}"
+
+
+def type_words(types: str | list[str]) -> str:
+    words = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text",
+        "boolean": "true or false",
+        "array": "a list",
+        "object": "a mapping of keys to values",
+        "null": "null",
+    }
+    return " or ".join(words[name] for name in ([types] if isinstance(types, str) else types))
+
+
+def wanted(value: Any, spec: Mapping[str, Any]) -> Any:
+    """A value with the texts in it as what its key wants."""
+    if isinstance(value, list):
+        return [wanted(item, spec.get("items", spec)) for item in value]
+    if isinstance(value, dict):
+        inside = spec.get("properties", {})
+        return {
+            key: wanted(part, inside[key]) if key in inside else parsed(part)
+            for key, part in value.items()
+        }
+    if not isinstance(value, str):
+        return value
+    types = kinds(spec)
+    if value == "null" and "null" in types:
+        return None
+    # A text among numbers is `auto`, say.
+    others = types & {"integer", "number", "boolean"}
+    text = "string" in types and (
+        not others or jsonschema.Draft202012Validator(bare(spec)).is_valid(value)
+    )
+    return value if text else parsed(value)
+
+
+def parsed(value: Any) -> Any:
+    """A value with every text in it that is a number, true, false or null as that."""
+    if isinstance(value, list):
+        return [parsed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: parsed(item) for key, item in value.items()}
+    if isinstance(value, str):
+        if value in WORDS:
+            return WORDS[value]
+        if WHOLE.fullmatch(value):
+            return int(value)
+        if NUMBER.fullmatch(value):
+            return float(value)
+    return value
+
+
+def meant(values: list[Any], as_written: bool = True) -> list[Any]:
+    """The values of a parameter that the user's program does not declare.
+
+    Texts become numbers if all texts among the values are some. A leading zero makes a name, such
+    as that of a subject: `01`.
+
+    Args:
+        as_written: a fraction in another form than Python's is a name too: `1.10`.
+    """
+
+    def is_value(text: str) -> bool:
+        if text in WORDS:
+            return True
+        if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text):
+            return False
+        number = float(text)
+        if not math.isfinite(number):
+            return False
+        return not as_written or "." not in text or "e" in text.lower() or repr(number) == text
+
+    if not all(is_value(value) for value in values if isinstance(value, str)):
+        return values
+    return [parsed(value) for value in values]

@@ -1,0 +1,97 @@
+"""The user's files: paths in a configuration, relative to the file that has them."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manynodes.base.reading import is_file
+from manynodes.experiment.declaration import BUILT_IN
+from manynodes.experiment.keys import Keys
+
+
+def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """The configuration with the path of its program, which decides what its other keys mean.
+
+    Args:
+        folders: as for `with_paths`.
+    """
+
+    def of_program(text: Any) -> Any:
+        """A Python file; or a module, with its folder if it lies beside a configuration."""
+        if not isinstance(text, str) or text == BUILT_IN:
+            return text
+        if text.endswith(".py") or "/" in text or ":" in text:
+            return located(text, folders)
+        name = text.replace(".", "/")
+        for folder in [*folders, Path()]:
+            candidates = (folder / f"{name}.py", folder / name / "__main__.py")
+            if any(map(is_file, candidates)):
+                return f"{os.path.relpath(folder)}:{text}"
+        return text
+
+    # As a command line gives it.
+    changed = {
+        key: None if value == "null" and key in ("program", "command", "evaluate") else value
+        for key, value in config.items()
+    }
+    for key in ("program", "evaluate"):
+        if isinstance(config.get(key), list) and config[key]:
+            changed[key] = [of_program(config[key][0]), *config[key][1:]]
+        elif key in config:
+            changed[key] = of_program(changed[key])
+    return changed
+
+
+def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -> dict[str, Any]:
+    """The configuration with the user's paths relative to the working directory.
+
+    Args:
+        folders: of the configuration files, the last one given first; a path that is in none of
+            them is relative to the working directory.
+        keys: say which of its values are paths.
+    """
+
+    def of_code(text: str) -> str:
+        """`my_models.py:Net`; a name without a file stays as it is."""
+        file, colon, name = text.rpartition(":")
+        return f"{located(file, folders)}:{name}" if colon and file.endswith(".py") else text
+
+    def of_word(text: str) -> str:
+        path = located(text, folders)
+        return path if is_file(path) else text
+
+    forms: dict[str, Callable[[str], str]] = {
+        "path": lambda text: located(text, folders),
+        "code": of_code,
+        "command": of_word,
+    }
+
+    def changed(key: str, value: Any, properties: Mapping[str, Any]) -> Any:
+        spec = properties.get(key, {})
+        form = forms.get(spec.get("format", ""), lambda text: text)
+        if isinstance(value, list):
+            return [form(each) if isinstance(each, str) else each for each in value]
+        if isinstance(value, Mapping) and "properties" in spec:
+            return {name: changed(name, part, spec["properties"]) for name, part in value.items()}
+        return form(value) if isinstance(value, str) else value
+
+    found = {key: changed(key, value, keys.properties) for key, value in config.items()}
+    if isinstance(table := config.get("runs"), str):
+        found["runs"] = located(table, folders)
+    if isinstance(rows := config.get("runs"), list):
+        found["runs"] = [
+            with_paths(row, folders, keys) if isinstance(row, Mapping) else row for row in rows
+        ]
+    return found
+
+
+def located(path: str, folders: Sequence[Path]) -> str:
+    """A path relative to the working directory, if it is in one of the folders."""
+    if Path(path).is_absolute() or path.startswith("~"):
+        return os.path.expanduser(path)  # noqa: PTH111, Path.expanduser raises an error
+    for folder in folders:
+        # Not Path.exists, which raises an error for a long text or a closed folder.
+        if os.path.exists(folder / path):  # noqa: PTH110
+            return os.path.relpath(folder / path)
+    return path

@@ -1,0 +1,362 @@
+"""Run commands in parallel, copy their output, and end all of them if one fails."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import IO, TypeAlias
+
+from manynodes.base.processes import end_with_parent, let_look
+from manynodes.launching.endings import marked, unmarked
+from manynodes.schedulers.base import Command
+
+POLL = 0.05  # seconds between two looks at the commands
+# Seconds without a look after which this process was suspended and not only slow, and seconds in
+# which ranks that were suspended too notice that they have waited too long.
+SUSPENDED = 10
+RECENT = 60
+# Enough for the last words of torchrun on each of many nodes.
+LAST_LINES = 10_000
+# Characters that are kept of each of them.
+LAST_CHARACTERS = 4_000
+# Bytes after which a line is cut: a program may never end one.
+LONGEST_LINE = 65_536
+# Characters of a log; its older half then gives way to new lines.
+MOST_LOGGED = 100_000_000
+
+
+@dataclass(frozen=True)
+class Output:
+    """Destinations of the output of commands.
+
+    stdout goes line by line to our stdout and to a log; stderr to a log and, if requested, to our
+    stderr.
+
+    Attributes:
+        log: for stdout.
+        error_log: for stderr; may be the same.
+        records: lines of records in the output, see `endings.records`; they go nowhere else. None
+            for the output of a program, which has no records, whatever it prints.
+        errors: the last lines of stderr of all commands.
+        shown: what may still be shown; None for no limit.
+    """
+
+    log: "Sink"
+    error_log: "Sink"
+    show_errors: bool = False
+    records: list[str] | None = field(default_factory=list)
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    shown: "Allowance | None" = None
+
+
+class Allowance:
+    """Bytes that may still be shown."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+
+    def take(self, text: bytes) -> bytes:
+        """The text to show: as it is, a notice once when the allowance is used up, or nothing."""
+        before, self.left = self.left, self.left - len(text)
+        if self.left >= 0:
+            return text
+        notice = f"supervise: more than {self.most:,} bytes of output; the rest is only in the log"
+        return notice.encode() + b"\n" if before >= 0 else b""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A running command, with the threads that copy its output."""
+
+    process: subprocess.Popen[bytes]
+    threads: tuple[threading.Thread, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the commands ended.
+
+    Attributes:
+        stopped: this process was asked to stop.
+        failed: number of the command that failed first; None if none failed. Commands that failed
+            because they were told to end count only if this process was asked to stop.
+        status: exit status of that command, as in subprocess.
+        suspended: for how many seconds this process was not running shortly before: a scheduler can
+            suspend a job.
+    """
+
+    stopped: bool = False
+    failed: int | None = None
+    status: int = 0
+    suspended: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return not self.stopped and self.failed is None
+
+
+def run_all(
+    commands: Sequence[Command],
+    output: Output,
+    stop: threading.Event,
+    grace: float,
+    stop_with: int | None = None,
+    look: Callable[[int, bool], None] = lambda _pid, _last: None,
+) -> Outcome:
+    """Run every command until all have ended, or until one fails, which ends the others.
+
+    Args:
+        stop: ends them once it is set, see `stop_signals`.
+        grace: seconds from SIGTERM to SIGKILL.
+        stop_with: also end them when this process ends. After a killed Snakemake, the
+            training would otherwise write to the same files as the next one.
+        look: called with every command's process number all the time, and, with True, for the last
+            time before it is told to end.
+    """
+    gone = watched(stop_with)
+    agents = [start(command, output) for command in commands]
+    looked, suspended, resumed = time.monotonic(), 0.0, 0.0
+    while (
+        not stop.is_set()
+        and any(agent.process.poll() is None for agent in agents)
+        and failed(agents) is None
+    ):
+        time.sleep(POLL)
+        now = time.monotonic()
+        if now - looked > SUSPENDED:
+            suspended, resumed = now - looked, now
+        looked = now
+        for agent in agents:
+            look(agent.process.pid, False)
+        if gone():
+            stop.set()
+    if time.monotonic() - resumed > RECENT:
+        suspended = 0.0
+    first = failed(agents)
+    for agent in agents:
+        if agent.process.poll() is None:
+            look(agent.process.pid, True)
+    # First to all of them: one after the other could exceed the scheduler's grace period.
+    for agent in agents:
+        agent.process.terminate()
+    deadline = time.monotonic() + grace
+    for agent in agents:
+        end(agent, deadline)
+    if first is None and stop.is_set():
+        first = failed(agents)
+    if first is None:
+        return Outcome(stop.is_set(), suspended=suspended)
+    return Outcome(stop.is_set(), first, agents[first].process.returncode, suspended)
+
+
+def watched(pid: int | None) -> Callable[[], bool]:
+    """Tells whether a process has ended; without a process, never."""
+    if pid is None:
+        return lambda: False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return lambda: bool(poll.poll(0))
+
+
+@contextmanager
+def log_file(path: Path, mode: str = "a") -> Iterator["Log"]:
+    """A log file. A full disk neither fails the program nor hides its messages, and a flood of
+    output does not fill the disk.
+    """
+    file = Log(path, mode)
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+class Log:
+    """A text file that keeps the last MOST_LOGGED characters at most, the older ones in a file
+    beside it with the suffix `.old`.
+    """
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path, self.size = path, 0
+        self.file = path.open(mode, encoding="utf-8")
+        self.lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self.lock:
+            if self.size + len(text) > MOST_LOGGED // 2 and self.path.is_file():
+                self.file.close()
+                self.path.replace(self.path.with_name(f"{self.path.name}.old"))
+                self.file, self.size = self.path.open("w", encoding="utf-8"), 0
+            self.size += len(text)
+            return self.file.write(text)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+Sink: TypeAlias = IO[str] | Log
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """SIGTERM, SIGINT, and SIGHUP unless it is ignored: `nohup` asks for that."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that the `stopping_signals` set, instead of their usual effect."""
+    stop = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in stopping_signals()}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(command: Command, output: Output) -> Agent:
+    if sys.stdout.isatty():
+        # On a terminal, the program gets a terminal of the same size and draws its progress bar.
+        our_end, its_end = pty.openpty()
+        termios.tcsetwinsize(its_end, termios.tcgetwinsize(sys.stdout))
+    else:
+        our_end, its_end = os.pipe()
+    process = subprocess.Popen(
+        command.arguments,
+        env={**os.environ, **command.environment},
+        stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+        stdout=its_end,
+        stderr=subprocess.PIPE,
+        # In its own process group: Ctrl-C reaches only us, and we end it in order.
+        start_new_session=True,
+        preexec_fn=partial(before_the_command, command.end_signal, os.getpid()),
+        pass_fds=command.pass_fds,
+    )
+    os.close(its_end)
+    assert process.stderr is not None
+    threads = [
+        threading.Thread(
+            target=copy_output,
+            args=(os.fdopen(our_end, "rb", 0), command, output, False),
+            daemon=True,
+        ),
+        threading.Thread(
+            target=copy_output, args=(process.stderr, command, output, True), daemon=True
+        ),
+    ]
+    if process.stdin:
+        threads.append(
+            threading.Thread(target=feed, args=(process.stdin, command.stdin), daemon=True)
+        )
+    for thread in threads:
+        thread.start()
+    return Agent(process, tuple(threads))
+
+
+def before_the_command(end_signal: signal.Signals, parent: int) -> None:
+    end_with_parent(end_signal)
+    let_look(parent)
+
+
+def feed(stdin: IO[bytes], text: str) -> None:
+    with suppress(BrokenPipeError), stdin:
+        stdin.write(text.encode())
+
+
+def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: bool) -> None:
+    """Copy a stream to the log line by line, and show it if requested; on a terminal without
+    delay.
+    """
+    ours = sys.stderr.buffer if is_error else sys.stdout.buffer
+    show = output.show_errors or not is_error
+    raw = show and not is_error and sys.stdout.isatty()
+    pending = b""
+
+    def tell(text: bytes) -> None:
+        text = output.shown.take(text) if output.shown else text
+        ours.write(text)
+        ours.flush()
+
+    def pass_on(line: bytes) -> None:
+        text = copy_line(line, command, output, is_error)
+        if text and show and not raw:
+            tell(text.encode() + b"\n")
+
+    # A pseudo-terminal ends with an error, a pipe with an empty read.
+    with suppress(OSError):
+        while chunk := os.read(stream.fileno(), 65536):
+            if raw:
+                tell(chunk)
+            *lines, pending = (pending + chunk).split(b"\n")
+            if len(pending) > LONGEST_LINE:
+                # A progress bar that redraws itself, or a line without end.
+                *_, pending = pending.rsplit(b"\r", 1)
+                while len(pending) > LONGEST_LINE:
+                    lines.append(pending[:LONGEST_LINE])
+                    pending = pending[LONGEST_LINE:]
+            for line in lines:
+                pass_on(line)
+    # A last line without an end.
+    if pending:
+        with suppress(OSError):
+            pass_on(pending)
+
+
+def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:
+    """Log a line, or keep it if it is a record; returns the part to show."""
+    # A progress bar redraws itself after a carriage return; only its last form is logged.
+    text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace")
+    if output.records is None:
+        text = unmarked(text)
+    elif marked(text):
+        output.records.append(text)
+        return ""
+    if is_error:
+        output.errors.append(text[-LAST_CHARACTERS:])
+    label, text = command.label(text)
+    if text.strip():
+        # If the disk is full, keep reading: otherwise the program would block on a full pipe.
+        with suppress(OSError):
+            log = output.error_log if is_error else output.log
+            log.write(f"{label}{text}\n")
+            log.flush()
+    return text
+
+
+def failed(agents: Sequence[Agent]) -> int | None:
+    return next((number for number, agent in enumerate(agents) if agent.process.poll()), None)
+
+
+def end(agent: Agent, deadline: float) -> None:
+    """Wait for an agent that was told to end, then kill the rest of its process group."""
+    with suppress(subprocess.TimeoutExpired):
+        agent.process.wait(max(0, deadline - time.monotonic()))
+    with suppress(ProcessLookupError):
+        os.killpg(agent.process.pid, signal.SIGKILL)
+    agent.process.wait()
+    for thread in agent.threads:
+        thread.join(timeout=5)

@@ -1,0 +1,154 @@
+"""Records of how processes ended, sent as lines of their output, and the search for the cause.
+
+Not through a shared file: a network file system may show it a minute late, and it needs disk space.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+from manynodes.base.processes import how
+
+MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
+CHUNK = (
+    700  # characters; srun --label was seen to break lines of more than 1024 bytes, labels and all
+)
+
+# Words of torch, gloo and NCCL in a process that lost its peer.
+LOST_A_PEER = re.compile(
+    r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
+    r"|Connection (closed|reset) by peer"
+)
+# Words of theirs in a process that has waited too long for another one.
+TIMED_OUT = re.compile(r"[Tt]imed out|Timeout\(ms\)|Application timeout|wait timeout")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process failed.
+
+    Attributes:
+        who: `rank 3`, or `node 1` for a program that runs once per node.
+        where: its host.
+        status: as in subprocess; None if it was not started.
+        time: in seconds since the epoch.
+        late: seconds after which it was killed, because it had not ended when it was told to; 0 if
+            it was not.
+        lines: its last lines on stderr.
+        log: file with all of its output; empty if there is none.
+        report: from the program, see `environment.add_to_report`.
+    """
+
+    who: str
+    where: str
+    status: int | None
+    time: float
+    late: int = 0
+    lines: tuple[str, ...] = ()
+    log: str = ""
+    report: dict[str, str] = field(default_factory=dict)
+
+    def record(self) -> dict:
+        return {"ending": asdict(self)}
+
+    @property
+    def name(self) -> str:
+        return f"{self.who} on {self.where}"
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether its last lines report a lost peer."""
+        return bool(LOST_A_PEER.search("\n".join(self.lines)))
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it has waited too long for another process."""
+        return self.lost_a_peer and bool(TIMED_OUT.search("\n".join(self.lines)))
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another process caused it: it lost a peer, or was told to end."""
+        return self.lost_a_peer or self.status == -signal.SIGTERM or self.late > 0
+
+    @property
+    def error(self) -> str:
+        """One line: who it was, with its error or last line, or else how it ended."""
+        if self.late:
+            return f"{self.name} did not end within {self.late} s of SIGTERM"
+        said = self.lines[-1] if self.lines else ""
+        if self.lines and self.lines[0].startswith("Traceback "):
+            # The message after the frames may have several lines.
+            said = next((line for line in self.lines[1:] if line[:1].strip()), said)
+        if self.status is not None and (self.status < 0 or not said):
+            return f"{self.name} {how(self.status)}"
+        return f"{self.name}: {' '.join(said.split())}"
+
+
+def send(record: dict) -> None:
+    """Write a record to stderr, line by line: a pipe with several writers keeps only short writes
+    whole.
+    """
+    sys.stderr.flush()
+    for line in record_lines(record):
+        # Not print: with PYTHONUNBUFFERED it writes the line and its end separately, and the record
+        # of another rank came between them (measured).
+        os.write(sys.stderr.fileno(), f"{line}\n".encode())
+
+
+def record_lines(record: dict) -> list[str]:
+    """A record as lines that are short enough to stay whole."""
+    text = json.dumps(record)
+    chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+    key = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+    return [f"{MARK}{key} {number} {len(chunks)} {chunk}" for number, chunk in enumerate(chunks)]
+
+
+def marked(line: str) -> bool:
+    """Whether the line belongs to a record, with any label in front of it."""
+    return MARK in line
+
+
+def unmarked(line: str) -> str:
+    """A line of a program's own that is no record, whatever it contains."""
+    return line.replace(MARK[0], "\N{SYMBOL FOR RECORD SEPARATOR}")
+
+
+def records(lines: Iterable[str]) -> list[dict]:
+    """The complete records among these lines, in the order of their first lines."""
+    found: dict[str, dict[int, str]] = {}
+    sizes: dict[str, int] = {}
+    for line in lines:
+        if part := re.match(r"(\S+) (\d+) (\d+) (.*)", line.partition(MARK)[2]):
+            found.setdefault(part[1], {})[int(part[2])] = part[4]
+            sizes[part[1]] = int(part[3])
+    whole = []
+    for key, chunks in found.items():
+        # A record whose writer was killed is incomplete.
+        with suppress(ValueError):
+            if len(chunks) == sizes[key]:
+                whole.append(json.loads("".join(chunk for _, chunk in sorted(chunks.items()))))
+    return whole
+
+
+def ending(fields: dict) -> Ending:
+    return Ending(**fields | {"lines": tuple(fields["lines"])})
+
+
+def cause(endings: Sequence[Ending]) -> Ending:
+    """The first failure: the earliest one that does not report a lost peer.
+
+    The time alone does not decide: the peers of a killed rank notice its end before its parent
+    does.
+    """
+
+    def order(ending: Ending) -> tuple[bool, bool, float]:
+        return ending.late > 0, ending.lost_a_peer, ending.time
+
+    return min(endings, key=order)

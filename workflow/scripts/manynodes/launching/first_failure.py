@@ -1,0 +1,175 @@
+"""Which failure came first, from what the processes of a launch left. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from manynodes.base.failure import Failure, Kind
+from manynodes.base.processes import how
+from manynodes.launching.agents import Outcome
+from manynodes.launching.endings import Ending, cause
+from manynodes.launching.whereabouts import Whereabouts, hung
+from manynodes.schedulers.base import Cause, Trouble
+
+
+@dataclass(frozen=True)
+class First:
+    """The first failure, and what may be done about it.
+
+    Attributes:
+        details: the last lines of the rank that failed, if there are several.
+        again: an immediate restart is useful. It is not if a signal of the scheduler's stopped
+            the program: the scheduler restarts it if it wants to. After a failure it is only if
+            the program had saved something in this job; `launch` bounds the starts that save
+            nothing more. A lost node is no fault of the program's.
+        saved: whether the program had saved something new in this start.
+        in_place: the restart may be in the same job: its nodes are all there, and its time is not
+            up.
+    """
+
+    failure: Failure
+    details: tuple[str, ...] = ()
+    again: bool = False
+    saved: bool = False
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the processes of a launch came from.
+
+    Attributes:
+        starter: name of the process that ended first, `srun` for one.
+        trouble: what the scheduler says of it.
+        inspect: command that shows why the job ended; empty outside a job.
+    """
+
+    starter: str
+    trouble: Trouble | None = None
+    inspect: str = ""
+
+    @property
+    def lost(self) -> Trouble | None:
+        return self.trouble if self.trouble and self.trouble.lost else None
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether a whole node was lost, not only the command on it."""
+        return self.trouble is not None and self.trouble.cause == Cause.NODE_LOST
+
+
+def first_failure(
+    outcome: Outcome,
+    endings: Sequence[Ending],
+    seen: Sequence[Whereabouts],
+    errors: Sequence[str],
+    source: Source,
+    restarted: bool = False,
+) -> First:
+    """Find the first failure.
+
+    Args:
+        endings, seen: sent by the supervisors of the ranks.
+        errors: last lines of stderr of the started processes.
+        restarted: the ranks had been started again in this job.
+    """
+    stopped = [ending for ending in endings if "stopped" in ending.report]
+    failed = [ending for ending in endings if "stopped" not in ending.report]
+    saved = any("saved" in ending.report for ending in endings)
+    refused = any("refused" in ending.report for ending in failed)
+    first = cause(failed) if failed else None
+    waited = first is not None and first.lost_a_peer and any(each.timed_out for each in failed)
+    suspended = waited and outcome.suspended > 0
+    # An earlier start has saved something, if there was one.
+    worth_it = (saved or suspended or restarted) and not refused
+    # If a restart gets no further, the nodes may be the cause: a GPU is broken, or Slurm takes them
+    # for busy (seen after its controller was restarted). A new job may get others.
+    elsewhere = restarted and not saved and not outcome.stopped
+    again = worth_it or (source.node_lost and not refused) or elsewhere
+    in_place = worth_it and not source.node_lost
+    if stopped and not failed:
+        # Rank 0 says where it has saved.
+        teller = min(stopped, key=lambda ending: "saved" not in ending.report)
+        said = teller.lines[-1] if teller.lines else f"{teller.name} stopped"
+        terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
+        if outcome.stopped or not (terminated or source.lost):
+            by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
+            return First(Failure(said + by, Kind.PREEMPTED), again=not outcome.stopped, saved=saved)
+        # Neither the scheduler nor this process sent the signal. Either a process between the
+        # scheduler and a rank was killed, which is a failure although the ranks have saved, or
+        # somebody stopped one rank.
+        if by_force := killed(outcome, errors, source):
+            failure = replace(by_force, reason=f"{by_force.reason}; {said}")
+            return First(failure, again=again, saved=saved, in_place=in_place)
+        told = min(terminated, key=lambda ending: ending.time)
+        line = f"{told.name} got SIGTERM; {said}"
+        failure = Failure(line, Kind.PREEMPTED, told.who, told.where)
+        # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
+        in_place = saved and len(terminated) < len(stopped)
+        return First(failure, again=saved or elsewhere, saved=saved, in_place=in_place)
+    if outcome.stopped:
+        reason = f"; cancelled, preempted, or out of time: {source.inspect}"
+        return First(Failure("stopped" + (reason if source.inspect else ""), Kind.PREEMPTED))
+    if first:
+        # When a supervisor is killed, or a node lost, the peers fail too.
+        root = killed_supervisor(errors) or (of_trouble(source.lost) if source.lost else None)
+        if root and first.is_consequence:
+            return First(root, again=again, saved=saved, in_place=in_place)
+        failure, details = of_rank(first, refused), last_lines(first)
+        if suspended:
+            line = f"the job was suspended for {outcome.suspended:.0f} s; {failure.reason}"
+            failure = replace(failure, reason=line)
+        elif waited and (stuck := hung(seen)):
+            line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
+            failure = Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log)
+            details = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
+        again = worth_it or elsewhere
+        return First(failure, details, again=again, saved=saved, in_place=in_place)
+    status = f"{source.starter} {how(outcome.status)}"
+    unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
+    failure = killed(outcome, errors, source) or unknown
+    return First(failure, again=source.node_lost or elsewhere)
+
+
+def of_rank(ending: Ending, refused: bool) -> Failure:
+    kind = Kind.REFUSED if refused else Kind.FAILED
+    return Failure(ending.error, kind, ending.who, ending.where, ending.log)
+
+
+def last_lines(ending: Ending) -> tuple[str, ...]:
+    """The last lines of a rank; none if there is only one, which is told anyway."""
+    lines = ending.lines if len(ending.lines) > 1 else ()
+    return tuple(f"{ending.name} | {line}" for line in lines)
+
+
+def of_trouble(trouble: Trouble) -> Failure:
+    kind = Kind.FAILED if trouble.cause == Cause.OTHER else Kind.LOST
+    return Failure(trouble.text, kind, where=trouble.where)
+
+
+def killed(outcome: Outcome, errors: Sequence[str], source: Source) -> Failure | None:
+    """The process or node between the scheduler and a rank that was lost; None if none was."""
+    if outcome.status < 0:
+        return Failure(f"{source.starter} {how(outcome.status)}", Kind.LOST, source.starter)
+    if supervisor := killed_supervisor(errors):
+        return supervisor
+    if source.trouble and source.trouble.cause != Cause.OTHER:
+        return of_trouble(source.trouble)
+    return None
+
+
+def killed_supervisor(errors: Sequence[str]) -> Failure | None:
+    """A rank's supervise.py that a signal has ended, from torchrun's report.
+
+    The report has a line each for host, rank and exit code.
+    """
+    report = "\n".join(errors).partition("Root Cause (first observed failure):")[2]
+    found = {}
+    for key in ("host", "rank", "exitcode"):
+        if match := re.search(rf"^.*?\b{key}\s*: (-?\S+)", report, re.MULTILINE):
+            found[key] = match[1]
+    if len(found) < 3 or not found["exitcode"].startswith("-"):
+        return None
+    who, where = f"rank {found['rank']}", found["host"]
+    line = f"supervise.py of {who} on {where} {how(int(found['exitcode']))}"
+    return Failure(line, Kind.LOST, who, where)

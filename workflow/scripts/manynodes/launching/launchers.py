@@ -1,0 +1,225 @@
+"""The launchers, which start the ranks on a node.
+
+Each is a pure function from a run's geometry and a node's place in it to a command. All commands
+start the same program with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+Sources:
+https://docs.pytorch.org/docs/stable/elastic/run.html,
+https://huggingface.co/docs/accelerate/package_reference/cli
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from manynodes.base.errors import Refusal
+from manynodes.base.timeouts import RENDEZVOUS
+from manynodes.launching import torch_distributed_launch
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How many processes run where.
+
+    Attributes:
+        cpus_per_proc: CPUs of each process.
+        wanted_cpus: the same as the user gave it; `auto` for an even share.
+        device: `auto`, `cpu` or `cuda`.
+    """
+
+    nodes: int
+    nproc_per_node: int
+    cpus_per_proc: int
+    wanted_cpus: str = "auto"
+    device: str = "cpu"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc_per_node
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node among the nodes of a run.
+
+    Attributes:
+        node_rank: 0 .. nodes - 1.
+        address: where the other nodes reach this node.
+        master_address: where all nodes reach node 0.
+        port: for the rendezvous, on node 0.
+        folder: where the launcher may put its own files.
+        private: if all nodes are one machine, a folder that only this user can enter; otherwise
+            empty. The nodes exchange their addresses through files in it, because torch's TCP store
+            answers every process that can reach the machine.
+    """
+
+    node_rank: int
+    address: str
+    master_address: str
+    port: int
+    folder: str
+    private: str = ""
+
+
+TIMEOUTS = f"join_timeout={RENDEZVOUS},timeout={RENDEZVOUS}"
+# By default each agent appends a heartbeat to the file every 5 s, without end; launch itself
+# notices the end of an agent.
+FILE_CONFIGURATION = f"store_type=file,keep_alive_interval=1000000,{TIMEOUTS}"
+
+# Additional variables, and the command that stands before the program.
+Started = tuple[dict[str, str], tuple[str, ...]]
+Launcher = Callable[[Geometry, Place], Started]
+
+
+def module(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    return ("-m", name, *as_options(options))
+
+
+def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(
+        f"--{option}" if value is None else f"--{option}={value}"
+        for option, value in options.items()
+    )
+
+
+def torchrun(geometry: Geometry, place: Place) -> Started:
+    """torchrun. Between nodes it uses static rendezvous: only the given address and port, and
+    ranks in the order of the nodes.
+    """
+    return {}, torchrun_program(rendezvous(geometry, place))
+
+
+def torchrun_program(options: Mapping[str, object]) -> tuple[str, ...]:
+    program = Path(__file__).resolve().parents[2] / "torchrun.py"
+    return (str(program), *as_options(options), "--")
+
+
+def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    return file_rendezvous(geometry, place) if place.private else static_rendezvous(geometry, place)
+
+
+def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
+    form.
+    """
+    return {
+        "nnodes": geometry.nodes,
+        "nproc-per-node": geometry.nproc_per_node,
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": agents_file(place),
+        "rdzv-id": "agents",
+        "rdzv-conf": FILE_CONFIGURATION,
+        "local-addr": place.address,
+        "max-restarts": 0,
+        "log-dir": place.folder,
+    }
+
+
+def agents_file(place: Place) -> str:
+    return f"{place.private}/agents"
+
+
+def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    return {
+        "nnodes": geometry.nodes,
+        "node-rank": place.node_rank,
+        "nproc-per-node": geometry.nproc_per_node,
+        "master-addr": place.master_address,
+        "master-port": place.port,
+        "rdzv-conf": f"timeout={RENDEZVOUS}",
+        "max-restarts": 0,
+        # By default each torchrun leaves a folder in TMPDIR; with /dev/null it was seen to hang at
+        # its end.
+        "log-dir": place.folder,
+    }
+
+
+def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
+    """torchrun with c10d rendezvous, which numbers nodes in the order of their arrival; signed
+    between nodes.
+    """
+    if place.private:
+        return torchrun(geometry, place)
+    options = {
+        "nnodes": geometry.nodes,
+        "nproc-per-node": geometry.nproc_per_node,
+        "rdzv-backend": "c10d-signed",
+        "rdzv-endpoint": f"{place.master_address}:{place.port}",
+        # Given explicitly: torchrun would compare names, and nodes have several.
+        "rdzv-conf": f"is_host={int(place.node_rank == 0)},{TIMEOUTS}",
+        # c10d opens a second endpoint for the ranks, by default under a name that the other nodes
+        # may not know (measured).
+        "local-addr": place.address,
+        "max-restarts": 0,
+        "log-dir": place.folder,
+    }
+    return {}, torchrun_program(options)
+
+
+def accelerate(geometry: Geometry, place: Place) -> Started:
+    """Hugging Face's launcher, used only to start processes; its precision and device are unused.
+
+    Raises:
+        Refusal: it is not installed.
+    """
+    if importlib.util.find_spec("accelerate") is None:
+        raise Refusal(
+            "launcher: accelerate is not installed for this Python; pip install accelerate, or use "
+            "torchrun"
+        )
+    options: dict[str, object] = {
+        "num_machines": geometry.nodes,
+        "machine_rank": place.node_rank,
+        "num_processes": geometry.world_size,
+        "main_process_ip": place.master_address,
+        "main_process_port": place.port,
+        "num_cpu_threads_per_process": geometry.cpus_per_proc,
+        "mixed_precision": "no",
+        "dynamo_backend": "no",
+        "max_restarts": 0,
+        "log_dir": place.folder,
+    }
+    # A different home, so that the user's default configuration does not change the plan.
+    environment = {"HF_HOME": place.folder}
+    if geometry.world_size > 1:
+        # Its multi_gpu means one process per device of any kind, and it refuses that for one
+        # process.
+        options["multi_gpu"] = None
+        if place.private:
+            options |= {"rdzv_backend": "c10d", "rdzv_conf": FILE_CONFIGURATION}
+            # With several nodes it builds the endpoint from address and port; the rest comes from
+            # torchrun's own variables.
+            options["main_process_ip"] = agents_file(place)
+            environment |= {
+                "PET_RDZV_ENDPOINT": agents_file(place),
+                "PET_RDZV_ID": "agents",
+                "PET_LOCAL_ADDR": place.address,
+            }
+        else:
+            options |= {
+                "same_network": None,
+                "rdzv_backend": "static",
+                "rdzv_conf": f"timeout={RENDEZVOUS}",
+            }
+    return environment, module("accelerate.commands.launch", options)
+
+
+def legacy(geometry: Geometry, place: Place) -> Started:
+    """torch.distributed.launch, torchrun's predecessor; with `--use-env` it passes the rank like
+    torchrun.
+
+    Raises:
+        Refusal: the installed torch no longer has it.
+    """
+    torch_distributed_launch.refuse_if_dropped()
+    options = {"use-env": None} | rendezvous(geometry, place)
+    return {}, (*module(torch_distributed_launch.MODULE, options), "--")
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "torchrun": torchrun,
+    "torchrun-c10d": torchrun_c10d,
+    "accelerate": accelerate,
+    "torch.distributed.launch": legacy,
+}

@@ -1,0 +1,44 @@
+"""A time limit that somebody lowers while the job runs: ranks know the one that it began with."""
+
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from manynodes.base.errors import Refusal
+from manynodes.schedulers.base import Allocation, Scheduler
+
+# Seconds between two questions, and by which a limit must be lower to count as another one.
+ASK = 60
+
+
+@contextmanager
+def warned_of_a_lower_limit(scheduler: Scheduler, job: Allocation, before: float) -> Iterator[None]:
+    """Meanwhile, warn the ranks these seconds before the end, if it comes sooner than they know."""
+    over = threading.Event()
+    thread = threading.Thread(target=watch, args=(scheduler, job, before, over), daemon=True)
+    if job.job:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def watch(scheduler: Scheduler, job: Allocation, before: float, over: threading.Event) -> None:
+    known = job.end or math.inf
+    wait: float = 0
+    while not over.wait(wait):
+        wait = ASK
+        # Without an answer, ask again.
+        with suppress(Refusal, OSError, subprocess.CalledProcessError):
+            end = scheduler.end(job)
+            if end is None or end > known - ASK:
+                continue
+            left = end - before - time.time()
+            if left <= 0:
+                scheduler.warn(job)
+                return
+            wait = min(left, ASK)

@@ -1,0 +1,214 @@
+"""Where in its program a process is, seen from outside, and which of the ranks hangs.
+
+If one rank hangs, the others wait for it in a collective operation until their time is up, and
+only they say something. So every supervisor looks at its own rank before it ends it.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import Thread
+
+from manynodes.base.processes import stat_of
+
+# Seconds for py-spy, which takes 0.04 (measured); it only reads the memory of the process.
+PATIENCE = 5
+# Seconds that the end of a rank is delayed at most: some schedulers give it only ten.
+DELAY = 1
+MOST_FRAMES = 12
+# Processes of a rank that are looked at: the program, and what it has started.
+MOST_PROCESSES = 3
+# Code in which a rank waits for the others, and code of ours that only waits for a program.
+COLLECTIVE = (
+    "/torch/distributed/",
+    "/torch/nn/parallel/distributed.py",
+    "/torch/autograd/graph.py",
+)
+WAITING = ("/manynodes/programs/running.py", "/subprocess.py")
+STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a rank was when it was told to end.
+
+    Attributes:
+        who: `rank 3`.
+        where: its host.
+        state: `stopped by a signal`, `waiting for a disk`; empty if it could run.
+        frames: `function (file:line)` of its main thread, the innermost first.
+        frame: the innermost of them that is no library's.
+        waits: it waited for the other ranks.
+        log: file with all of its output; empty if there is none.
+    """
+
+    who: str = ""
+    where: str = ""
+    state: str = ""
+    frames: tuple[str, ...] = ()
+    frame: str = ""
+    waits: bool = False
+    log: str = ""
+
+    def record(self) -> dict:
+        return {"whereabouts": asdict(self)}
+
+    @property
+    def name(self) -> str:
+        return f"{self.who} on {self.where}"
+
+    @property
+    def words(self) -> str:
+        """Its state and its function."""
+        return ", ".join(filter(None, [self.state, self.frame and f"in {self.frame}"]))
+
+
+def whereabouts(fields: dict) -> Whereabouts:
+    return Whereabouts(**fields | {"frames": tuple(fields["frames"])})
+
+
+def hung(found: Sequence[Whereabouts]) -> Whereabouts | None:
+    """The rank for which the others have waited; None if it is not known.
+
+    One that cannot run comes before one that is elsewhere in its program. Of several that are
+    elsewhere, it is the one that is where no other is.
+    """
+    stuck = [each for each in found if each.state]
+    away = [each for each in found if each.frames and not each.waits]
+    places = Counter(each.frames[0] for each in away)
+    alone = [each for each in away if places[each.frames[0]] == 1]
+    if stuck:
+        return stuck[0]
+    return alone[0] if len(alone) == 1 else None
+
+
+class Observer:
+    """Looks at a rank from its supervisor. For `agents.run_all`.
+
+    Attributes:
+        last: where it was when it was told to end; None so far.
+
+    Args:
+        timeout: seconds after which a rank hangs.
+    """
+
+    def __init__(self, who: str, where: str, log: str, timeout: float) -> None:
+        self.who, self.where, self.log = who, where, log
+        self.last: Whereabouts | None = None
+        # As it was in the last look, and in the last two.
+        self.state, self.stays = "", ""
+        self.sample = Whereabouts()
+        # A look at the stack costs 0.04 s of a CPU, and the rank nothing.
+        self.every = max(2.0, timeout / 4)
+        self.next_state, self.next_stack = 0.0, time.monotonic() + self.every
+        self.looking: Thread | None = None
+
+    def __call__(self, pid: int, last: bool) -> None:
+        now = time.monotonic()
+        if last:
+            # Slurm ends a step with SIGCONT and SIGTERM to all of its processes at once: the rank
+            # may be gone, or on its way out. What counts is where it was before.
+            state = self.stays or self.confirmed(state_of(pid))
+            if not state:
+                self.look(pid, state, wait=DELAY)
+            self.last = replace(
+                self.sample, who=self.who, where=self.where, log=self.log, state=state
+            )
+        elif now >= self.next_state:
+            before, state, self.next_state = self.stays, state_of(pid), now + 1
+            self.state, self.stays = state, self.confirmed(state)
+            if (self.stays and not before) or now >= self.next_stack:
+                self.next_stack = now + self.every
+                self.look(pid, self.stays)
+
+    def confirmed(self, state: str) -> str:
+        """A state that was there in the last look too: a healthy rank waits for a disk for moments
+        only.
+        """
+        return state if state == self.state else ""
+
+    def look(self, pid: int, state: str, wait: float = 0.0) -> None:
+        """Take a sample, in a thread: a look at a process whose file system hangs may hang too."""
+        if self.looking and self.looking.is_alive():
+            return
+
+        def sample() -> None:
+            found = seen(pid, state)
+            if found.frames:
+                self.sample = found
+
+        self.looking = Thread(target=sample, daemon=True)
+        self.looking.start()
+        if wait:
+            self.looking.join(wait)
+
+
+def state_of(pid: int) -> str:
+    """Why a process, or what it has started, cannot run; empty if it can. See proc(5)."""
+    for each in chain(pid):
+        with suppress(OSError):
+            letter, *_ = stat_of(each)
+            if letter in STATES:
+                return STATES[letter]
+    return ""
+
+
+def chain(pid: int) -> list[int]:
+    """A process, its oldest child, the oldest child of that one and so on."""
+    found = [pid]
+    # Every second for each rank: a look at all processes of the machine would take 10 ms.
+    with suppress(OSError, IndexError):
+        while len(found) < MOST_PROCESSES:
+            children = Path(f"/proc/{found[-1]}/task/{found[-1]}/children").read_text()
+            found.append(int(children.split()[0]))
+    return found
+
+
+def seen(pid: int, state: str) -> Whereabouts:
+    """Where a rank is: in its own process, or in the program that it has started and waits for."""
+    found: list[dict] = []
+    for each in chain(pid):
+        found = stack(each)
+        if found and not any(found[0]["filename"].endswith(name) for name in WAITING):
+            break
+    own = next((frame for frame in found if not is_library(frame["filename"])), None)
+    waits = any(part in frame["filename"] for frame in found for part in COLLECTIVE)
+    return Whereabouts(
+        state=state,
+        frames=tuple(map(in_words, found[:MOST_FRAMES])),
+        frame=in_words(own) if own else "",
+        waits=waits and not state,
+    )
+
+
+def stack(pid: int) -> list[dict]:
+    """The Python frames of a process's main thread, the innermost first; empty if it has none, or
+    if this system forbids to look.
+    """
+    with suppress(OSError, subprocess.SubprocessError, ValueError, KeyError, StopIteration):
+        spy = Path(sys.executable).with_name("py-spy")
+        done = subprocess.run(
+            [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            capture_output=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+        threads = json.loads(done.stdout)
+        return next(thread["frames"] for thread in threads if thread["os_thread_id"] == pid)
+    return []
+
+
+def in_words(frame: dict) -> str:
+    """A frame as `function (file:line)`, with the last two parts of the path."""
+    return f"{frame['name']} ({'/'.join(Path(frame['filename']).parts[-2:])}:{frame['line']})"
+
+
+def is_library(path: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return "/site-packages/" in path or path.startswith((f"{sys.base_prefix}/lib/", "<"))

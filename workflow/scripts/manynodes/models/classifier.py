@@ -1,0 +1,287 @@
+"""One interface for all networks: images in, logits out."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from manynodes.base.errors import Refusal
+from manynodes.base.optional import timm, torchvision
+from manynodes.base.sources import member, run_sources, user_error
+from manynodes.models import networks
+from manynodes.models.names import OWN_MODELS, TIMM, is_own, own_file, own_sources
+
+# Minimum ratio of a training's steps to the steps that BatchNorm's running statistics average over.
+BATCHNORM_WINDOWS = 20
+
+
+class Classifier(nn.Module):
+    """A network with the normalisation of its training images, complete in one weights file.
+
+    Args:
+        network: from normalised images, float (b, c, h, w) in channels_last order, to logits
+            (b, classes).
+        description: arguments with which `build` makes the same network again.
+        channels: c.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, description: dict[str, Any], channels: int = 3) -> None:
+        super().__init__()
+        self.network = network
+        self.description = description
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("std", torch.ones(channels))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, float32 (b, classes), of uint8 or float images (b, h, w, c)."""
+        # A permuted NHWC tensor is already an NCHW tensor in channels_last order: nothing is
+        # copied.
+        normalised = (images.to(torch.float32) - self.mean) / self.std
+        return self.network(normalised.permute(0, 3, 1, 2))
+
+    def move_to(self, device: torch.device) -> Self:
+        """Move it to a device, with its filters in the best memory format there."""
+        # A GPU would convert the filters to the format of the images in every step. A CPU converts
+        # them to a format of its own anyway, and there torch's fused optimizers copy filters that
+        # are not contiguous: 9 % of a ResNet-18's step (measured).
+        return self.to(device).to(
+            memory_format=torch.channels_last if device.type == "cuda" else torch.preserve_format
+        )
+
+    @torch.no_grad()
+    def fit_to(self, images: Tensor) -> None:
+        """Set what is computed from the training images, (n, h, w, c), and not learned."""
+        self.fit(*moments(images_sums(images), images), images[: some(images)])
+
+    @torch.no_grad()
+    def fit(self, mean: Tensor, std: Tensor, first: Tensor) -> None:
+        """The same, from the mean and standard deviation of each channel, float64 (c,).
+
+        Args:
+            first: the first training images, as many as `some` says.
+        """
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+        if fit := getattr(self.network, "fit_to", None):
+            fit(((first.to(torch.float32) - self.mean) / self.std).permute(0, 3, 1, 2))
+
+    def average_recent_steps(self, steps: int) -> None:
+        """Let every BatchNorm average over at most the last 20th of the training.
+
+        The networks of torchvision average over 10 to 100 steps (momentum 0.1 to 0.01). In a
+        training of some hundred steps, these statistics lag so far behind the weights that
+        validation is at chance level (measured: mobilenet_v3_small, 63 % training, 9.7 %
+        validation).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and module.momentum is not None:
+                module.momentum = max(module.momentum, min(1.0, BATCHNORM_WINDOWS / steps))
+
+    def parameter_groups(self, weight_decay: float, muon: bool = False) -> list[dict[str, Any]]:
+        """Optimizer groups with a `rate`, the factor on the learning rate; the decay per step
+        is equal.
+
+        Args:
+            muon: put the filters into their own group, marked `filters`, see `optimizers.Muon`.
+        """
+        own = getattr(self.network, "parameter_groups", None)
+        # The parameters may be an iterator, which can be read once.
+        special = [
+            group | {"params": list(group["params"])}
+            for group in (own(weight_decay, muon) if own else [])
+        ]
+        apart = {id(parameter) for group in special for parameter in group["params"]}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
+        groups = [{"params": rest, "rate": 1.0, "weight_decay": weight_decay}, *special]
+        usual = {"filters": False, "rate": 1.0, "weight_decay": weight_decay}
+        return [usual | group for group in groups if group["params"]]
+
+
+# Arguments of timm's with which it reads other files, some of them with pickle.
+FOREIGN = {
+    *("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"),
+    *("cache_dir", "scriptable", "exportable", "no_jit"),
+}
+# The images that networks without a size in their description are for.
+USUAL = (32, 32, 3)
+# Bytes of the first training images from which a network may set its own filters.
+FIRST = 2000 * 32 * 32 * 3
+
+
+def some(images: Tensor) -> int:
+    """How many of the first training images a network sees before it is trained."""
+    return max(16, FIRST // int(images[0].numel()))
+
+
+def build(
+    model: str,
+    widths: Sequence[int],
+    classes: int,
+    image_shape: Sequence[int] = USUAL,
+    model_args: Mapping[str, Any] | None = None,
+    sources: Mapping[str, str] | None = None,
+    stored_size: Sequence[int] | None = None,
+    test_size: Sequence[int] | None = None,
+    class_names: Sequence[str] | None = None,
+    dtype: str = "uint8",
+) -> Classifier:
+    """A model by its name in the configuration, initialised from torch's global generator.
+
+    A name that is not in OWN_MODELS is the user's, timm's or torchvision's.
+
+    Args:
+        image_shape: (h, w, c) of the images that it is trained on.
+        model_args: for the user's or timm's model.
+        sources: the texts of the user's files; those on the disk unless given.
+        stored_size: height and width of the images of the data set, if they are not those of
+            image_shape.
+        test_size: height and width of the middle of an image that evaluation sees.
+        dtype: of the images of the data set.
+
+    Raises:
+        Refusal: the user's code fails.
+    """
+    # Without what is as usual: the bytes of such a weights file are the same in all versions.
+    description: dict[str, Any] = {"model": model, "widths": list(widths), "classes": classes}
+    if tuple(image_shape) != USUAL:
+        description["image_shape"] = list(image_shape)
+    for key, value in (
+        ("model_args", model_args),
+        ("stored_size", stored_size),
+        ("test_size", test_size),
+        ("class_names", class_names),
+    ):
+        if value:
+            description[key] = dict(value) if isinstance(value, Mapping) else list(value)
+    if dtype != "uint8":
+        description["dtype"] = dtype
+    height, width, channels = image_shape
+    arguments = dict(model_args or {})
+    if is_own(model):
+        description["sources"] = dict(sources or own_sources(model))
+        network = own_network(
+            model, description["sources"], classes, channels, (height, width), arguments
+        )
+    elif arguments and not model.startswith(TIMM):
+        raise Refusal(f"model_args: {model} takes none; leave it out")
+    elif model in OWN_MODELS:
+        network = getattr(networks, OWN_MODELS[model].builder)(widths, classes, channels)
+    elif model.startswith(TIMM):
+        if foreign := set(arguments) & FOREIGN:
+            raise Refusal(f"model_args: {sorted(foreign)[0]} reads other files; leave it out")
+        network = timm().create_model(
+            model.removeprefix(TIMM),
+            pretrained=False,
+            num_classes=classes,
+            in_chans=channels,
+            **arguments,
+        )
+    else:
+        network = torchvision().models.get_model(model, weights=None, num_classes=classes)
+        if channels == 1:
+            # They take RGB only. A hook, so that the weights keep their names.
+            network.register_forward_pre_hook(lambda _, given: (given[0].expand(-1, 3, -1, -1),))
+        elif channels != 3:
+            raise Refusal(
+                f"model: {model} takes grey or RGB images, these have {channels} channels; give "
+                f"timm/{model} or a network of your own"
+            )
+    return Classifier(network, description, channels)
+
+
+def own_network(
+    model: str,
+    sources: Mapping[str, str],
+    classes: int,
+    channels: int,
+    size: tuple[int, int],
+    arguments: dict[str, Any],
+) -> nn.Module:
+    """A network from the user's code.
+
+    Raises:
+        Refusal: the code fails, or returns something else.
+    """
+    make, name, file = own_maker(model, sources)
+    try:
+        network = make(classes, channels, size, **arguments)
+    except Exception as error:
+        raise Refusal(user_error(error, file)) from None
+    if isinstance(network, nn.Module) and any(
+        isinstance(parameter, UninitializedParameter) for parameter in network.parameters()
+    ):
+        raise Refusal(f"{name} of {file.name} has lazy layers; give them their sizes")
+    if not isinstance(network, nn.Module):
+        raise Refusal(f"{name} of {file.name} returns {type(network).__name__}, not a torch module")
+    return network
+
+
+def own_maker(model: str, sources: Mapping[str, str]) -> tuple[Callable[..., Any], str, Path]:
+    """The class or function that makes the user's network, its name, and its file.
+
+    Raises:
+        Refusal: the code fails, or has no such name.
+    """
+    path, _, name = model.rpartition(":")
+    file = own_file(model) or Path(f"{path}.py")
+    if own_file(model):
+        module = run_sources(sources)
+    elif own_sources(model) == dict(sources):
+        module = importlib.import_module(path)
+    else:
+        raise Refusal(
+            f"{path} here is not the one that this network was trained with; install that version"
+        )
+    return member(module, name, file), name, file
+
+
+def images_sums(images: Tensor) -> Tensor:
+    """What `moments` needs, added up over parts of the training images.
+
+    Of uint8 images the number of pixels by channel and level, int64 (c, 256): sums of integers are
+    exact in any order, and need no float copy of all pixels. Of float images (n, h, w, c) each
+    image's sums of pixels and of squares, float64 (n, c, 2).
+    """
+    if images.dtype == torch.uint8:
+        return torch.stack(
+            [
+                torch.bincount(images[..., channel].flatten(), minlength=256)
+                for channel in range(images.shape[3])
+            ]
+        )
+    pixels = images.double()
+    return torch.stack((pixels.sum(dim=(1, 2)), (pixels**2).sum(dim=(1, 2))), dim=2)
+
+
+def moments(sums: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, float64 (c,).
+
+    Args:
+        sums: from `images_sums`, of all training images.
+        images: any of them.
+
+    Raises:
+        Refusal: a channel is the same everywhere.
+    """
+    if images.dtype == torch.uint8:
+        levels = torch.arange(256, dtype=torch.float64, device=sums.device)
+        found = []
+        for share in sums.to(torch.float64) / sums[0].sum():
+            mean = (share * levels).sum()
+            # From the mean in single precision, as it is used.
+            found.append((mean, (share * (levels - mean.float()) ** 2).sum().sqrt()))
+        mean, std = (torch.stack(column) for column in zip(*found, strict=True))
+    else:
+        mean, squares = (sums.sum(dim=0) / (len(sums) * images[0, ..., 0].numel())).unbind(1)
+        std = (squares - mean**2).clamp(min=0).sqrt()
+    if not (std > 0).any():
+        raise Refusal("all training images are the same; there is nothing to learn from them")
+    # A channel without variance stays as it is.
+    return mean, torch.where(std > 0, std, torch.ones_like(std))

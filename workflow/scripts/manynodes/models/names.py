@@ -1,0 +1,139 @@
+"""The built-in models, each declared once; free of torch, because every dry run reads it."""
+
+import difflib
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from manynodes.base.errors import Refusal
+from manynodes.base.optional import timm, torchvision
+from manynodes.base.reading import read_bytes
+from manynodes.base.sources import MOST_BYTES, local_sources, sources_sha256
+
+
+@dataclass(frozen=True)
+class Model:
+    """A built-in model.
+
+    Attributes:
+        builder: function in networks.py that makes it from the widths and the number of classes.
+        description: in a few words, for the documentation.
+        widths: it uses the key `widths`.
+        muon: its network has filters for Muon, see `Airbench.parameter_groups`.
+    """
+
+    builder: str
+    description: str
+    widths: bool = False
+    muon: bool = False
+
+
+OWN_MODELS = {
+    "airbench": Model("airbench", "three blocks, see `widths`", widths=True, muon=True),
+    "airbench96": Model("airbench96", "a residual layer more in each", widths=True, muon=True),
+    "resnet9": Model("resnet9", "D. Page's"),
+    "resnet18": Model("resnet18", "CIFAR stem"),
+    "resnet18_imagenet": Model("resnet18_imagenet", "torchvision's as it is"),
+}
+
+
+def with_widths() -> list[str]:
+    return [name for name, model in OWN_MODELS.items() if model.widths]
+
+
+def with_muon() -> list[str]:
+    return [name for name, model in OWN_MODELS.items() if model.muon]
+
+
+TIMM = "timm/"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a network takes and gives: uint8 or float images (b, h, w, c), logits (b, classes)."""
+
+    height: int
+    width: int
+    channels: int
+    classes: int
+
+    @property
+    def size(self) -> str:
+        return f"{self.height}x{self.width}x{self.channels}"
+
+
+def is_own(model: str) -> bool:
+    """Whether a model is the user's code: `my_models.py:Net`, `package.module:build`."""
+    return ":" in model
+
+
+def own_file(model: str) -> Path | None:
+    """The file of a user's network; None for a module of an installed package."""
+    path = model.rpartition(":")[0]
+    return Path(path) if path.endswith(".py") else None
+
+
+def own_sources(model: str) -> dict[str, str]:
+    """The texts of a user's network, see `sources.local_sources`; of an installed package, that of
+    its module.
+
+    Raises:
+        Refusal: it is not there.
+    """
+    if file := own_file(model):
+        return local_sources(file)
+    module = model.rpartition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise Refusal(
+            f"model: {model}: there is no module {module} here; install it, or give a file, such "
+            "as my_models.py:Net"
+        )
+    return {f"{module}.py": read_bytes(Path(spec.origin), MOST_BYTES).decode()}
+
+
+@cache
+def code_of(model: str) -> str:
+    """SHA-256 of a user's network; empty for any other model."""
+    return sources_sha256(own_sources(model)) if is_own(model) else ""
+
+
+@cache
+def refuse_unknown_model(name: str) -> None:
+    """Refuse a model that nobody has.
+
+    This imports torchvision or timm, which takes seconds, for names outside OWN_MODELS.
+
+    Raises:
+        Refusal: naming the model and the remedy.
+    """
+    if name in OWN_MODELS:
+        return
+    if is_own(name):
+        if not name.rpartition(":")[2].isidentifier():
+            raise Refusal(f"model: {name} is not FILE.py:NAME, such as my_models.py:Net")
+        own_sources(name)
+        return
+    if name.startswith(TIMM):
+        known = timm().list_models()
+        if name.removeprefix(TIMM) not in known:
+            near = difflib.get_close_matches(name.removeprefix(TIMM), known, n=1)
+            hint = f"; did you mean {TIMM}{near[0]}?" if near else ""
+            raise Refusal(f"model: timm has no {name.removeprefix(TIMM)}{hint}")
+        return
+    try:
+        models = torchvision().models
+    except Refusal as refusal:
+        raise Refusal(f"model: {name} is not built in, and {refusal}") from None
+    known = [*OWN_MODELS, *models.list_models(module=models)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Refusal(
+            f"model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of "
+            f"torchvision.models{hint}"
+        )

@@ -1,0 +1,263 @@
+"""Weights files: safetensors with a description of their network."""
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal
+from manynodes.base.optional import timm, torchvision
+from manynodes.base.reading import parse_json, read_bytes
+from manynodes.base.sources import MOST_BYTES, sources_sha256
+from manynodes.models.classifier import Classifier, build
+from manynodes.models.names import OWN_MODELS, TIMM, is_own
+
+# Limits for the description in a weights file.
+MOST_CHANNELS = 4096
+MOST_CLASSES = 1_000_000
+MOST_EDGE = 100_000
+# Between the ranges of images that one network takes; 0 to 1 and 0 to 255 are 255 apart.
+MOST_SCALE = 10
+
+
+def save(classifier: Classifier, path: Path) -> None:
+    """Write weights and description atomically as safetensors."""
+    tensors = {
+        # A copy, because safetensors refuses weights that share memory.
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in classifier.state_dict().items()
+    }
+    # A single metadata key: safetensors writes several in varying order, and the file must be
+    # reproducible.
+    atomic.write_bytes(
+        path,
+        safetensors.torch.save(
+            tensors, metadata={"classifier": json.dumps(classifier.description)}
+        ),
+    )
+
+
+def load(path: Path | str, trusted: str | None = None) -> Classifier:
+    """The classifier in a weights file. It is built only if the file holds exactly its tensors.
+
+    The file of a user's own network holds its Python code, which runs when it is built.
+
+    Args:
+        trusted: SHA-256 of the code that may run, see `sources.sources_sha256`; `any` for all.
+
+    Raises:
+        Refusal: the file is missing, damaged, not written by `save`, or brings other code.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise FileNotFoundError if not path.exists() else ValueError("it is not a regular file")
+        with safetensors.safe_open(path, framework="pt") as file:
+            description = described((file.metadata() or {})["classifier"])
+            refuse_foreign_code(path, description, trusted)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            # A user's network may compute with its weights when it is built; on `meta` there are
+            # none.
+            with torch.device("cpu" if "sources" in description else "meta"):
+                wanted = {
+                    name: tuple(tensor.shape)
+                    for name, tensor in build(**description).state_dict().items()
+                }
+            if shapes != wanted:
+                raise ValueError("its tensors are not those of the network that it describes")
+            tensors = {name: file.get_tensor(name) for name in shapes}
+        classifier = build(**description)
+        if any(
+            tensor.dtype != tensors[name].dtype for name, tensor in classifier.state_dict().items()
+        ):
+            raise ValueError("its tensors are of another type")
+        # A user's network may have buffers such as masks with infinities.
+        learned = {name for name, _ in classifier.named_parameters()} | {"mean", "std"}
+        if not all(tensors[name].isfinite().all() for name in learned & set(tensors)):
+            raise ValueError("a weight is not finite")
+        classifier.load_state_dict(tensors)
+    except FileNotFoundError:
+        raise Refusal(f"{path} is not there; train the run first") from None
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise Refusal(
+            f"{path} is damaged or was not written by this workflow: {str(error).splitlines()[0]}"
+        ) from None
+    return classifier
+
+
+def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) -> None:
+    """Start from the tensors of a weights file that fit, by name and shape.
+
+    Args:
+        path: of a finished run, or a state dict of the network (`.safetensors`, or `.pt`, from
+            which only tensors are read).
+        tell: gets a line that names the tensors that do not fit.
+
+    Raises:
+        Refusal: the file cannot be read, or no tensor of it fits.
+    """
+    given = read_tensors(path)
+    own = classifier.state_dict()
+    # A bare state dict knows nothing of our normalisation around its network.
+    if not any(name.startswith("network.") for name in given):
+        given = {f"network.{name}": tensor for name, tensor in given.items()}
+    good = {
+        name: tensor
+        for name, tensor in given.items()
+        if name in own and own[name].shape == tensor.shape
+    }
+    if not good:
+        raise Refusal(
+            f"initial_weights: no tensor of {path} fits this network, by name and shape; use the "
+            "same model, widths and model_args"
+        )
+    if not all(tensor.isfinite().all() for tensor in good.values() if tensor.is_floating_point()):
+        raise Refusal(f"initial_weights: {path} has weights that are not finite")
+    if "std" in good:
+        scale = float(good["std"].double().mean() / own["std"].double().mean())
+        if not 1 / MOST_SCALE <= scale <= MOST_SCALE:
+            raise Refusal(
+                f"initial_weights: the images of {path} vary {scale:.3g} times as much as these; "
+                "bring both to one range, such as 0 to 255"
+            )
+    classifier.load_state_dict(good, strict=False)
+    anew = [
+        f"{name} {tuple(tensor.shape)}"
+        + (f", there {tuple(given[name].shape)}" if name in given else "")
+        for name, tensor in own.items()
+        if name not in good
+    ]
+    unused = sorted(set(given) - set(own))
+    words = f"initial_weights: {len(good)} of {len(own)} tensors from {path}"
+    if anew:
+        words += f"; these do not fit and start anew: {'; '.join(anew)}"
+    if unused:
+        words += f"; these are not used: {', '.join(unused)}"
+    tell(words)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file, by name.
+
+    Raises:
+        Refusal: it is not there, or holds something else.
+    """
+    try:
+        found: Any
+        if path.suffix == ".safetensors":
+            found = safetensors.torch.load(read_bytes(path))
+        else:
+            found = torch.load(io.BytesIO(read_bytes(path)), "cpu", weights_only=True)
+        for key in ("state_dict", "model"):
+            if isinstance(found, dict) and isinstance(found.get(key), dict):
+                found = found[key]
+        if not isinstance(found, dict) or not found:
+            raise ValueError("it is not a state dict")
+        if not all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+        ):
+            raise ValueError("it holds other things than tensors")
+    except OSError as error:
+        raise Refusal(f"initial_weights: {path}: {error.strerror}") from None
+    except Exception as error:
+        # torch.load raises anything from EOFError to UnpicklingError, which tells how to run code.
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, pickle.UnpicklingError):
+            text = "it is no state dict of tensors; save the network's state_dict()"
+        raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
+    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | None) -> None:
+    """Refuse to run code that nobody has trusted.
+
+    Raises:
+        Refusal: naming the code, and how to trust it.
+    """
+    if "sources" not in description or trusted == "any":
+        return
+    found = sources_sha256(description["sources"])
+    if trusted != found:
+        first = next(iter(description["sources"]))
+        raise Refusal(
+            f"{path} brings Python code ({first}) that would run here; "
+            "if you trust it, add --trust-code"
+        )
+
+
+def described(text: str) -> dict[str, Any]:
+    """The description in a weights file: arguments of `build`.
+
+    Raises:
+        ValueError: there is no valid one.
+    """
+    found = parse_json(text)
+    usual = {"model", "widths", "classes"}
+    more = {
+        "image_shape",
+        "model_args",
+        "sources",
+        "stored_size",
+        "test_size",
+        "class_names",
+        "dtype",
+    }
+    if not isinstance(found, dict) or not usual <= set(found) <= usual | more:
+        raise ValueError("it has no description of a network")
+    model, widths, classes = found["model"], found["widths"], found["classes"]
+    shape = found.get("image_shape", [1, 1, 1])
+    sizes = [found.get(key, [1, 1]) for key in ("stored_size", "test_size")]
+    names = found.get("class_names", [])
+    good = (
+        isinstance(model, str)
+        and whole_numbers(widths, 3, MOST_CHANNELS)
+        and whole_numbers([classes], 1, MOST_CLASSES)
+        and whole_numbers(shape, 3, MOST_EDGE)
+        and all(whole_numbers(size, 2, MOST_EDGE) for size in sizes)
+        and isinstance(found.get("model_args", {}), dict)
+        and isinstance(names, list)
+        and len(names) in (0, classes)
+        and all(isinstance(name, str) for name in names)
+        and found.get("dtype", "uint8") in ("uint8", "float32")
+        and is_own(model) == ("sources" in found)
+    )
+    if not good or not (is_own(model) or known(model)):
+        raise ValueError("its description is of no network")
+    sources = found.get("sources", {"x.py": ""})
+    if not isinstance(sources, dict) or not sources or not all(map(good_source, sources.items())):
+        raise ValueError("its code is not that of a network")
+    return found
+
+
+def whole_numbers(value: Any, count: int, most: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(type(number) is int and 1 <= number <= most for number in value)
+    )
+
+
+def good_source(entry: tuple[str, Any]) -> bool:
+    """Whether a name and a text can be written to a folder, and nowhere else."""
+    name, text = entry
+    path = PurePosixPath(name)
+    inside = not path.is_absolute() and ".." not in path.parts and "\0" not in name
+    return inside and path.suffix == ".py" and isinstance(text, str) and len(text) <= MOST_BYTES
+
+
+def known(model: str) -> bool:
+    # Other builders of torchvision, for detection for instance, download weights.
+    if model in OWN_MODELS:
+        return True
+    if model.startswith(TIMM):
+        return model.removeprefix(TIMM) in timm().list_models()
+    return model in torchvision().models.list_models(module=torchvision().models)

@@ -1,0 +1,199 @@
+"""The folders of a run of the user's program, and whose state lies in them."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.provenance import in_utc, now
+from manynodes.base.reading import parse_form, read_bytes
+
+MOST_BYTES = 10_000_000  # of the description of a state
+# Keys of a request that may differ if the user says so.
+GEOMETRY = ("nodes", "nproc_per_node")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folder of a run, and what lies in it.
+
+    Attributes:
+        run: results/<experiment>/<run>.
+    """
+
+    run: Path
+
+    @property
+    def work(self) -> Path:
+        """Where the program starts and writes: LAUNCH_RESULTS."""
+        return self.run / "work"
+
+    @property
+    def outputs(self) -> Path:
+        """The declared outputs of a finished training."""
+        return self.run / "outputs"
+
+    @property
+    def evaluation(self) -> Path:
+        """Where the program that evaluates starts and writes."""
+        return self.run / "evaluation"
+
+    @property
+    def state(self) -> Path:
+        """Of the owner; Snakemake does not know it, so it survives a failure."""
+        return self.run / "state"
+
+    @property
+    def saved(self) -> Path:
+        """What the program needs to continue: LAUNCH_STATE."""
+        return self.state / "saved"
+
+    @property
+    def request(self) -> Path:
+        """What was asked for when the state began, and its attempts."""
+        return self.state / "request.json"
+
+    @property
+    def finished(self) -> Path:
+        """There if Snakemake has seen the end of the training that the state belongs to."""
+        return self.state / "finished"
+
+    @property
+    def spoiled(self) -> Path:
+        """There if the inputs changed while the program ran; says which."""
+        return self.state / "spoiled"
+
+    @property
+    def started(self) -> Path:
+        """Where the first process of each node tells the others that all is ready."""
+        return self.state / "started"
+
+
+def prepare(
+    folders: Folders,
+    run: Mapping[str, Any],
+    request: Mapping[str, Any],
+    resume: str,
+    attempt: Mapping[str, Any],
+) -> bool:
+    """Make the folders ready for an attempt: as they were left, or empty.
+
+    Args:
+        run: all values of the run.
+        request: what decides the result.
+        resume: `exact`, `anyway` or `fresh`.
+        attempt: added to the list of attempts.
+
+    Returns:
+        Whether there is an earlier state.
+
+    Raises:
+        Refusal: the state there is one of another request, or it is not known of which.
+        OSError: the folders are not writable.
+    """
+    before = None
+    # Without a file, it ended before it had written anything.
+    written = trace(folders.saved)[0] or trace(folders.work)[0]
+    if written and resume != "fresh" and not folders.finished.exists():
+        try:
+            before = read_request(folders)
+        except Refusal as refusal:
+            if resume != "anyway":
+                remedy = "--config resume=anyway continues, resume=fresh starts over"
+                raise Refusal(f"{refusal}; {remedy}") from None
+            before = {"request": request, "attempts": []}
+    if before and resume == "exact" and (changed := differences(before["request"], request)):
+        raise Refusal(
+            f"{folders.state} is of another run: {changed}; undo that, or add --config "
+            "resume=anyway or resume=fresh"
+        )
+    attempts = list(before["attempts"]) if before else []
+    if before:
+        if attempts and "ended" not in attempts[-1]:
+            # An attempt that ended before its program began has touched nothing.
+            attempts[-1] |= {"ended": max(last_touch(folders), attempts[-1]["started"])}
+    else:
+        for folder in (folders.work, folders.saved, folders.evaluation):
+            empty(folder)
+        for file in (folders.finished, folders.request, folders.spoiled):
+            file.unlink(missing_ok=True)
+    empty(folders.started)
+    for folder in (folders.work, folders.saved, folders.started):
+        folder.mkdir(parents=True, exist_ok=True)
+    attempts.append(dict(attempt))
+    write_request(folders, {"run": dict(run), "request": dict(request), "attempts": attempts})
+    return before is not None
+
+
+def empty(folder: Path) -> None:
+    """Remove a folder with its content.
+
+    Raises:
+        Refusal: something in it cannot be removed, and would be taken for new.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists() and trace(folder)[0]:
+        raise Refusal(f"{folder} cannot be emptied; remove it, and run the same command again")
+
+
+def read_request(folders: Folders) -> dict[str, Any]:
+    """The request of the state that is there.
+
+    Raises:
+        Refusal: it is not there, or damaged.
+    """
+    try:
+        found = parse_form(read_bytes(folders.request, MOST_BYTES), "request")
+        for attempt in found["attempts"]:
+            for key in ("started", "ended"):
+                datetime.fromisoformat(attempt.get(key, now()))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{folders.request} cannot be read ({reason(error)})") from None
+    return found
+
+
+def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
+    atomic.write_text(folders.request, json.dumps(content, indent=2) + "\n")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between two requests, in words; empty if nothing does."""
+    parts = []
+    for key in dict.fromkeys([*now, *before]):
+        was, is_now = before.get(key), now.get(key)
+        if was == is_now:
+            continue
+        parts.append(
+            f"the {key.removesuffix('_sha256')} changed"
+            if key.endswith("_sha256")
+            else f"{key} was {shown(was)} and is {shown(is_now)}"
+        )
+    return ", ".join(parts)
+
+
+def last_touch(folders: Folders) -> str:
+    """When the last owner of the run was last seen alive."""
+    with suppress(OSError):
+        touched = (folders.state / "owner.json").stat().st_mtime
+        return in_utc(touched)
+    return now()
+
+
+def trace(folder: Path) -> tuple[int, int, int]:
+    """Changes when something in the folder is written: files, bytes, time of the newest one."""
+    count, size, newest = 0, 0, 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            # A file may be replaced while we look.
+            with suppress(OSError):
+                status = Path(parent, name).lstat()
+                count, size = count + 1, size + status.st_size
+                newest = max(newest, status.st_mtime_ns)
+    return count, size, newest

@@ -1,0 +1,48 @@
+"""What the user's program has left when it is complete: checked, and put where the rules look."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from manynodes.base.errors import Refusal
+from manynodes.programs.folders import Folders
+
+
+def publish(folders: Folders, outputs: Sequence[str]) -> None:
+    """Put the declared outputs into `outputs/`, all or none.
+
+    They share their bytes with those in the results folder where the file system can.
+
+    Raises:
+        Refusal: one is missing.
+    """
+    for path in outputs:
+        if (folders.work / path).is_dir() and not path.endswith("/"):
+            raise Refusal(f"{folders.work / path} is a folder; write {path}/ in outputs")
+        if (folders.work / path).is_file() and path.endswith("/"):
+            raise Refusal(f"{folders.work / path} is a file; write {path.rstrip('/')} in outputs")
+    missing = [path for path in outputs if not (folders.work / path).exists()]
+    if missing:
+        raise Refusal(
+            f"{missing[0]} is not in {folders.work}, though the program ended with 0; write it "
+            "there (LAUNCH_RESULTS), or correct outputs"
+        )
+    shutil.rmtree(folders.outputs, ignore_errors=True)
+    folders.outputs.mkdir(parents=True, exist_ok=True)
+    for path in outputs:
+        source, target = folders.work / path, folders.outputs / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
+        else:
+            link_or_copy(source, target)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    # A link such as latest.pt would lead nowhere from the other folder.
+    real = Path(source).resolve()
+    try:
+        os.link(real, target)
+    except OSError:
+        shutil.copy2(real, target)

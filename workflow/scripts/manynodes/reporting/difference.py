@@ -1,0 +1,232 @@
+"""Two experiments compared: what was configured differently, and what came of it."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment, value_text
+from manynodes.reporting.measures import read_measured
+from manynodes.reporting.progress import read_record
+from manynodes.reporting.results import read_finished
+
+LEVEL = 0.95  # of the intervals
+# Keys that name files.
+NO_SETTING = ("experiment", "runs")
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of an experiment.
+
+    Attributes:
+        numbers: of each finished run, by its name.
+        data: SHA-256 of the data on which they were trained.
+        views: of the accuracies; empty for a program of the user's.
+    """
+
+    experiment: Experiment
+    numbers: dict[str, dict[str, float]]
+    data: frozenset[str]
+    views: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number of one setting in both experiments.
+
+    Attributes:
+        setting: the values of the axes that both have, in words; empty if there are none.
+        before, after: its values, one per run.
+        difference: of the means, after less before.
+        low, high: of the interval at LEVEL; NaN if there are too few runs.
+        paired: whether runs with the same seed were compared with each other.
+    """
+
+    setting: str
+    name: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    difference: float
+    low: float
+    high: float
+    paired: bool
+
+
+def read(folder: Path) -> Results:
+    """The results of an experiment.
+
+    Args:
+        folder: results/<experiment>.
+
+    Raises:
+        Refusal: there is no experiment, no run has been finished, or a file is damaged.
+    """
+    experiment = read_record(folder)
+    numbers, data, views = {}, set(), set()
+    for name in experiment.runs:
+        found = of_run(experiment, folder / name)
+        if found is not None:
+            numbers[name], about = found
+            data.add(about.get("data_sha256") or "none")
+            views |= {about["views"]} if "views" in about else set()
+    if not numbers:
+        raise Refusal(f"{folder} has no finished run; run snakemake first")
+    return Results(experiment, numbers, frozenset(data), frozenset(views))
+
+
+def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
+    """A run's numbers, and run.json with the views of its accuracy; None if it is not finished.
+
+    Raises:
+        Refusal: a file is damaged.
+    """
+    try:
+        run = experiment.runs[folder.name]
+        if experiment.built_in:
+            finished = read_finished(folder, run, experiment.config["test_views"])
+            about, evaluation = finished.about, finished.evaluation
+            found = {
+                "accuracy": evaluation["accuracy"],
+                "accuracy, one view": evaluation["plain"]["accuracy"],
+                "loss": evaluation["loss"],
+                "seconds": about["seconds"],
+            }
+            if evaluation["views"] == "plain":
+                del found["accuracy, one view"]
+            return found, about | {"views": evaluation["views"]}
+        measured = read_measured(folder, run, bool(experiment.evaluation))
+        numbers = measured.numbers | {"seconds": measured.about["seconds"]}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        return finite, measured.about
+    except FileNotFoundError:
+        return None
+
+
+def settings(before: Experiment, after: Experiment) -> list[str]:
+    """The keys whose values differ, as `key before -> after`."""
+    one, other = flat(before.settings), flat(after.settings)
+    return [
+        f"{key} {value_text(one.get(key))} -> {value_text(other.get(key))}"
+        for key in dict.fromkeys([*one, *other])
+        if one.get(key) != other.get(key)
+    ]
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that may change a result; those of a data set and of parameters by themselves."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in NO_SETTING:
+            continue
+        if key == "dataset" and value:
+            found[key] = value["name"]
+        elif key == "parameters":
+            found |= value
+        else:
+            found[key] = value
+    return found
+
+
+def doubts(before: Results, after: Results) -> list[str]:
+    """What makes the numbers hard to compare."""
+    found = []
+    if before.data != after.data:
+        found.append("they were trained on different data")
+    if before.views != after.views:
+        found.append("their accuracies are of different views of the test images")
+    return found
+
+
+def compare(before: Results, after: Results) -> list[Difference]:
+    """Every number that both have, for every setting that both have.
+
+    Raises:
+        Refusal: there is no such number or setting.
+    """
+    axes = [
+        axis
+        for axis in dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
+        if axis != "seed" and all(known(each, axis) for each in (before, after))
+    ]
+    one, other = by_setting(before, axes), by_setting(after, axes)
+    found = []
+    for setting in one:
+        for name in common_names(one[setting], other.get(setting, {})):
+            found.append(difference(setting, name, one[setting], other[setting]))
+    if not found:
+        raise Refusal(
+            "the two experiments have no setting and number in common; their axes are "
+            f"{in_words(before)} and {in_words(after)}"
+        )
+    return found
+
+
+def known(results: Results, axis: str) -> bool:
+    return axis in next(iter(results.experiment.runs.values())).values
+
+
+def in_words(results: Results) -> str:
+    return results.experiment.summary.partition(", ")[2]
+
+
+# By seed and position among the runs with that seed.
+Runs = dict[tuple[Any, int], dict[str, float]]
+
+
+def by_setting(results: Results, axes: Sequence[str]) -> dict[str, Runs]:
+    """The numbers of the runs of each setting."""
+    found: dict[str, Runs] = {}
+    for name, numbers in results.numbers.items():
+        values = results.experiment.runs[name].values
+        runs = found.setdefault("  ".join(f"{axis} {text_of(values[axis])}" for axis in axes), {})
+        seed = values["seed"]
+        runs[seed, sum(key[0] == seed for key in runs)] = numbers
+    return found
+
+
+def text_of(value: Any) -> str:
+    return value_text(list(value) if isinstance(value, tuple) else value)
+
+
+def common_names(one: Runs, other: Runs) -> list[str]:
+    names = dict.fromkeys(name for numbers in one.values() for name in numbers)
+    there = {name for numbers in other.values() for name in numbers}
+    return [name for name in names if name in there]
+
+
+def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
+    """Of the means; paired if both have the same two or more seeds."""
+    before, after = (
+        {key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers}
+        for runs in (one, other)
+    )
+    paired = before.keys() == after.keys() and len(before) > 1
+    low, high = interval([before[key] for key in before], [after[key] for key in after], paired)
+    return Difference(
+        setting, name, tuple(before.values()), tuple(after.values()),
+        mean(after.values()) - mean(before.values()), low, high, paired,
+    )  # fmt: skip
+
+
+def interval(before: list[float], after: list[float], paired: bool) -> tuple[float, float]:
+    """Of Student's t-test of pairs, otherwise of Welch's; NaN for a single value."""
+    if min(len(before), len(after)) < 2:
+        return math.nan, math.nan
+    # Equal values have no variance, which is divided by for the statistic.
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        test = (
+            stats.ttest_rel(after, before)
+            if paired
+            else stats.ttest_ind(after, before, equal_var=False)
+        )
+        found = test.confidence_interval(LEVEL)
+    return float(found.low), float(found.high)

@@ -1,0 +1,169 @@
+"""What the runs of an experiment have measured, whatever their program, as tables."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import COLUMNS, Experiment, Run
+from manynodes.reporting import scaling
+from manynodes.reporting.measures import read_measured
+from manynodes.reporting.results import read_finished
+from manynodes.reporting.tables import incident_table
+
+# SHA-256 in run.json of what the run came from.
+SOURCES = ("code_sha256", "sources_sha256", "data_sha256", "files_sha256")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A finished run.
+
+    Attributes:
+        about: run.json.
+        results: its numbers, by their columns; a text says how they were measured.
+        rows: its metrics, one row per count, which is the first column.
+        confusion: class names and matrix (true class by row); None if it has none.
+        sums: SHA-256 of run.json and evaluation.json, by name.
+    """
+
+    about: dict[str, Any]
+    results: dict[str, Any]
+    rows: pd.DataFrame
+    confusion: tuple[list[str], list[list[int]]] | None
+    sums: dict[str, str]
+
+
+def read(experiment: Experiment, name: str, results: Path) -> Numbers:
+    """The numbers of a run.
+
+    Args:
+        results: folder of the experiment.
+
+    Raises:
+        Refusal: a file of the run is missing, damaged, or of another run.
+    """
+    try:
+        if experiment.built_in:
+            views = experiment.config["test_views"]
+            return of_classifier(results / name, experiment.runs[name], views)
+        axes = ["run", *experiment.axes]
+        return of_program(results / name, experiment.runs[name], bool(experiment.evaluation), axes)
+    except FileNotFoundError as error:
+        raise Refusal(f"{error.filename} is not there; run the same command again") from None
+
+
+def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
+    """Test accuracy and loss, the kept epochs beside the history, and the confusion matrix."""
+    found = read_finished(folder, run, views)
+    evaluation, history = found.evaluation, pd.DataFrame(found.history)
+    kept = pd.DataFrame(evaluation["checkpoints"], columns=["epoch", "loss", "accuracy"])
+    kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
+    results = {key: evaluation[key] for key in ("n", "views", "accuracy", "loss")}
+    results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
+    results["images_per_second"] = history["images_per_second"].mean()
+    rows = history.merge(kept, on="epoch", how="left", validate="one_to_one")
+    confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
+    return Numbers(found.about, results, rows, confusion, found.sums)
+
+
+def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -> Numbers:
+    """The numbers that it has written. One of the evaluation's may have the name of one of the
+    training's, and any of them that of one of the axes.
+    """
+    found = read_measured(folder, run, evaluated)
+    results: dict[str, Any] = {}
+    for origin, numbers in (("result", found.result), ("evaluated", found.evaluation)):
+        for key, value in numbers.items():
+            results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
+    return Numbers(found.about, results, pd.DataFrame(found.metrics), None, found.sums)
+
+
+def unused(name: str, origin: str, taken: Collection[str]) -> str:
+    """The name of a column of the user's; if it is taken, with where the numbers come from."""
+    while name in taken:
+        name = f"{name} ({origin})"
+    return name
+
+
+def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.DataFrame]:
+    """The tables by name, with the columns that docs/results.md describes."""
+    axes = {name: experiment.axis_values(name) for name in runs}
+    summary = pd.DataFrame([axes[name] | summary_row(each) for name, each in runs.items()])
+    found = {
+        "summary": summary,
+        "curves": pd.concat(
+            [curves(axes[name], each.rows) for name, each in runs.items()], ignore_index=True
+        ),
+        "incidents": pd.concat(
+            [incident_table(name, each.about) for name, each in runs.items()], ignore_index=True
+        ),
+    }
+    if any(each.confusion for each in runs.values()):
+        best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
+        found["confusion"] = confusion(best, *(runs[best].confusion or ([], [])))
+    if experiment.built_in and experiment.varies_in_size:
+        measured = [
+            scaling.of_run(name, experiment.runs[name], each.about, each.rows,
+                           each.results["accuracy"])
+            for name, each in runs.items()
+        ]  # fmt: skip
+        found["scaling"] = scaling.sizes(experiment, measured)
+    return found
+
+
+def summary_row(run: Numbers) -> dict[str, Any]:
+    """A run's results, and what they came from."""
+    about = run.about
+    return run.results | {
+        "seconds": about["seconds"],
+        "attempts": len(about["attempts"]),
+        "commit": about["git"]["commit"],
+        "dirty": about["git"]["dirty"],
+        **{key: about[key] for key in SOURCES if key in about},
+        "run_sha256": run.sums["run.json"],
+        "evaluation_sha256": run.sums.get("evaluation.json"),
+    }
+
+
+def curves(axes: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
+    """A run's rows, with its axes in front."""
+    found = rows.copy()
+    for position, (key, value) in enumerate(axes.items()):
+        if key in found.columns:
+            own = unused(key, "measured", [*axes, *found.columns])
+            found = found.rename(columns={key: own})
+        found.insert(position, key, value)
+    return found
+
+
+def confusion(run: str, names: list[str], matrix: list[list[int]]) -> pd.DataFrame:
+    """A run's confusion matrix, one row per pair of classes."""
+    return pd.DataFrame(
+        {
+            "run": run,
+            "true_class": true,
+            "predicted_class": predicted,
+            "images": images,
+            "true_name": names[true],
+            "predicted_name": names[predicted],
+        }
+        for true, row in enumerate(matrix)
+        for predicted, images in enumerate(row)
+    )
+
+
+def results_of(summary: pd.DataFrame, axes: Collection[str]) -> list[str]:
+    """The columns of the summary that are measured numbers, and `seconds`."""
+    return [
+        column
+        for column in summary.columns
+        if column == "seconds"
+        or (
+            column not in ("run", "code_sha256", *axes, *COLUMNS)
+            and pd.api.types.is_numeric_dtype(summary[column])
+        )
+    ]

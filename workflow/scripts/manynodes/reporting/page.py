@@ -1,0 +1,256 @@
+"""The report of an experiment: one HTML page that needs no other file and opens with the result."""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup, escape
+from scipy import stats
+
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import scaling
+from manynodes.reporting.difference import LEVEL
+from manynodes.reporting.result_figures import is_share
+from manynodes.reporting.results import VIEWS
+from manynodes.reporting.scaling import counted
+
+TEMPLATE = Path(__file__).with_name("page.html")
+# Results in the first sentence of a page; a program may have hundreds.
+MOST_NUMBERS = 4
+MOST_CLASSES = 50  # of the table of classes
+# Columns that do not differ between seeds, or only go with others.
+NOT_AVERAGED = ("n", "views", "plain_accuracy", "plain_loss", "seconds")
+TITLES = {
+    "n": "test images (n)",
+    "plain_accuracy": "accuracy, one view",
+    "plain_loss": "loss, one view",
+    "images_per_second": "images/s",
+}
+
+
+def report(
+    experiment: Experiment,
+    tables: Mapping[str, pd.DataFrame],
+    results: Sequence[str],
+    missing: pd.DataFrame | None,
+    figures: Mapping[str, bytes],
+) -> str:
+    """The page as HTML.
+
+    Args:
+        tables: those of `numbers.tables`.
+        results: columns of the summary with the results.
+        missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
+        figures: SVG files by name, the most important first.
+    """
+    summary, sizes = tables["summary"], tables.get("scaling")
+    settings = [axis for axis in experiment.axes if axis != "seed"]
+    pictures = {name: picture(name, content) for name, content in figures.items()}
+    scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
+    first = next(iter(pictures), "")
+    incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
+    incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=experiment.name,
+        table=table,
+        result=result_sentence(summary, settings, results),
+        missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
+        first=pictures.pop(first, ""),
+        means=means(summary, settings, results),
+        runs=every_run(summary, [axis for axis in experiment.axes if axis in summary], results),
+        advice=scaling.advice(experiment, sizes) if experiment.built_in and sizes is not None
+        else [],
+        scaling=scaled,
+        sizes=None if sizes is None else size_table(sizes),
+        others=list(pictures.values()),
+        confusion=confused,
+        best=tables["confusion"]["run"].iloc[0] if confused else "",
+        classes=by_class(tables["confusion"]) if confused else None,
+        configuration=configuration(experiment.settings),
+        incidents=incidents,
+        provenance=provenance(summary),
+    )  # fmt: skip
+
+
+def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequence[str]) -> str:
+    """The result in one sentence: runs, images, and the range of the first numbers."""
+    groups = len(summary.groupby(settings)) if settings else 1
+    runs = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}"
+    if "views" not in summary:
+        shown = [between(summary, column) for column in results[:MOST_NUMBERS]]
+        return f"{runs}: {', '.join(shown)}."
+    images = summary["n"].unique()
+    n = f"{images[0]:,} test images" if len(images) == 1 else "test images"
+    views = " or ".join(VIEWS.get(name, str(name)) for name in summary["views"].unique())
+    plain = between(summary, "plain_accuracy").removeprefix("plain_accuracy ")
+    more = "" if views == VIEWS["plain"] else f" ({plain} with one view)"
+    return f"{runs}, {n}: {between(summary, 'accuracy')} with {views}{more}."
+
+
+def between(summary: pd.DataFrame, column: str) -> str:
+    """A number's name, its lowest and its highest value."""
+    values, form = summary[column], form_of(summary, column)
+    words = form.format(values.min())
+    if values.nunique() > 1:
+        words += f" to {form.format(values.max())}"
+    return f"{column} {words}{missing_words(values)}"
+
+
+def missing_words(values: Any) -> str:
+    """How many runs have the number at all; a training that diverged may have none."""
+    count = int(values.notna().sum())
+    return "" if count == len(values) else f" ({count} of {len(values)} runs)"
+
+
+def form_of(summary: pd.DataFrame, column: str) -> str:
+    """How a column's numbers are written."""
+    if is_share(column, summary[[column]]):
+        return "{:.2%}"
+    if pd.api.types.is_integer_dtype(summary[column]):
+        return "{:,}"
+    return "{:,.0f}" if summary[column].abs().min() >= 100 else "{:.5g}"
+
+
+def means(
+    summary: pd.DataFrame, settings: list[str], results: Sequence[str]
+) -> pd.DataFrame | None:
+    """One row per setting: number of runs, means, and the 95 % interval of each (Student's t); None
+    if no two runs differ in their seed only.
+    """
+    grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
+    if grouped.size().max() < 2:
+        return None
+    found = pd.DataFrame({"runs (n)": grouped.size()})
+    for column in results:
+        if column in NOT_AVERAGED:
+            continue
+        # The mean of whole numbers is none.
+        form = form_of(summary.astype({column: float}), column)
+        title = TITLES.get(column, column)
+        found[title] = grouped[column].agg(
+            lambda values, form=form: form.format(values.mean()) + missing_words(values)
+        )
+        half = grouped[column].agg(half_width)
+        if half.notna().any():
+            found[f"± {title} (95 %)"] = half.map(form.format).where(half.notna(), "–")
+    return found.reset_index() if settings else found
+
+
+def half_width(values: pd.Series) -> float:
+    """Of the interval of the mean at LEVEL; NaN for fewer than two numbers."""
+    known = values.dropna()
+    if len(known) < 2:
+        return math.nan
+    return float(known.std() / math.sqrt(len(known)) * stats.t.ppf((1 + LEVEL) / 2, len(known) - 1))
+
+
+def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) -> pd.DataFrame:
+    """One row per run; its name if the axes do not tell."""
+    found = summary[axes or ["run"]].copy()
+    if "views" in summary:
+        found["views"] = summary["views"].map(VIEWS)
+    for column in [*results, "attempts"]:
+        values, form = summary[column], form_of(summary, column)
+        found[TITLES.get(column, column)] = values.map(form.format).where(values.notna(), "–")
+    return found
+
+
+def by_class(confused: pd.DataFrame) -> pd.DataFrame:
+    """Images and accuracy of each class, the least accurate first."""
+    images = confused.groupby(["true_class", "true_name"])["images"].sum()
+    right = confused[confused["true_class"] == confused["predicted_class"]]
+    share = right.groupby(["true_class", "true_name"])["images"].sum() / images.clip(lower=1)
+    worst = share.sort_values(kind="stable").index[:MOST_CLASSES]
+    return pd.DataFrame(
+        {
+            "class": [name for _, name in worst],
+            "images (n)": [f"{images[each]:,}" for each in worst],
+            "accuracy": [f"{share[each]:.2%}" for each in worst],
+        }
+    )
+
+
+def provenance(summary: pd.DataFrame) -> pd.DataFrame:
+    """From which code and data each run came, and in how many attempts: jobs or processes that
+    trained it, one after the other, because something ended the one before.
+    """
+    columns = {
+        "run": summary["run"],
+        "commit": [
+            ("none" if commit is None else commit[:10]) + " + changes" * (dirty is True)
+            for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
+        ],
+    }
+    for column in summary.columns:
+        if column.endswith("_sha256") and summary[column].notna().any():
+            columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
+    return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
+
+
+def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
+    """The sizes with the columns that say something here; a few sizes stand side by side."""
+    shown = {
+        "nodes": ("nodes", "{:d}"),
+        "nproc_per_node": ("processes per node", "{:d}"),
+        "threads": ("threads", "{:d}"),
+        "gpus" if sizes["gpus"].any() else "cpus": (
+            "GPUs" if sizes["gpus"].any() else "CPUs",
+            "{:d}",
+        ),
+        "global_batch_size": ("batch", "{:,d}"),
+        "runs": ("runs (n)", "{:d}"),
+        "images_per_second": ("images/s", "{:,.0f}"),
+        "model_images_per_second": ("model", "{:,.0f}"),
+        "epoch_seconds": ("s per epoch", "{:.1f}"),
+        "strong_speed_up": ("speed-up", "{:.2f}"),
+        "strong_efficiency": ("efficiency", "{:.0%}"),
+        "weak_efficiency": ("weak efficiency", "{:.0%}"),
+        "communication_share": ("communication", "{:.0%}"),
+        "input_share": ("input", "{:.0%}"),
+        "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
+            "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
+            "{:.3g}",
+        ),
+        "accuracy": ("accuracy", "{:.2%}"),
+        "seconds_to_target": ("s to target", "{:.1f}"),
+    }
+    columns = {
+        title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
+        for column, (title, form) in shown.items()
+        if sizes[column].notna().any()
+    }
+    if len(sizes) > len(columns):
+        return pd.DataFrame(columns)
+    # Side by side they fit a narrow page.
+    return pd.DataFrame({"": list(columns)} | {
+        " " * number: values for number, values in enumerate(zip(*columns.values(), strict=True), 1)
+    })  # fmt: skip
+
+
+def configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (key, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for key, value in flat(config).items()
+    ]
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value["name"] if key == "dataset" and value else value
+        for key, value in config.items()
+        if key != "experiment" and value not in (None, [], {})
+    }
+
+
+def table(frame: pd.DataFrame) -> Markup:
+    return Markup(f'<div class="wide">{frame.to_html(index=False, border=0)}</div>')
+
+
+def picture(name: str, content: bytes) -> Markup:
+    source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+    return Markup(f'<img alt="{escape(name.replace("_", " "))}" src="{source}">')

@@ -1,0 +1,253 @@
+"""How far the runs of an experiment are, from their files alone."""
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from manynodes.base import failure
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import MOST, parse_form, read_bytes
+from manynodes.base.timeouts import BETWEEN, LEASE
+from manynodes.checkpointing import incidents
+from manynodes.checkpointing.owner import LIVE, look
+from manynodes.experiment.config import Experiment, parse_option
+from manynodes.reporting import measures, results
+
+RECORD = "experiment.json"  # of the newest command on an experiment
+JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
+MOST_COUNT = 2**53  # of epochs or steps; a larger float is not exact
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        state: `waiting`, `staging`, `running`, `interrupted`, `failed`, `trained` or `done`.
+        where: the host of rank 0, while it runs.
+        step, steps: of the epoch that it trains; None if unknown.
+        epoch: the last finished one, or the last count of metrics.csv; None before the first.
+        epochs: of the whole run; None if unknown.
+        numbers: loss, accuracy and so on of the last row, or the results.
+        left: seconds until the training ends at the present speed; None if unknown.
+        saved: seconds since the last save; None before the first.
+        reason: of a failure; or why it waits, in the scheduler's words.
+        interruptions: how often something has ended its training early, and it went on.
+    """
+
+    run: str
+    state: str
+    where: str = ""
+    epoch: int | None = None
+    epochs: int | None = None
+    numbers: str = ""
+    left: float | None = None
+    saved: float | None = None
+    reason: str = ""
+    step: int | None = None
+    steps: int | None = None
+    interruptions: int = 0
+
+
+def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> list[Progress]:
+    """The progress of every run, in the order of the experiment.
+
+    Args:
+        folder: results/<experiment>.
+        now: in seconds since the epoch.
+    """
+    moment = time.time() if now is None else now
+    own = not experiment.built_in
+    evaluated = not own or bool(experiment.evaluation)
+    jobs = read_quietly(folder / JOBS, "jobs")
+    found = []
+    for name, run in experiment.runs.items():
+        epochs = None if own else run.epochs
+        read = (
+            partial(measures.result_line, run=run, evaluated=evaluated)
+            if own
+            else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
+        )
+        each = read_one(name, folder / name, epochs, own, evaluated, read, moment)
+        kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
+        ended = each.state in ("failed", "interrupted")
+        before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
+        each = replace(each, interruptions=before)
+        found.append(queued(each, jobs[name]) if name in jobs else each)
+    return found
+
+
+def queued(each: Progress, job: dict[str, Any]) -> Progress:
+    """A run with the state of its job; it says more than the files of a run that is not alive."""
+    if each.state in ("running", "trained", "done"):
+        return each
+    reason = f"job {job['job']}: {job['state']} since {job['since']}"
+    # After a requeue the log still has the reason for the requeue.
+    started = "staging" if each.state == "waiting" else each.state
+    return replace(each, state="waiting" if job["waits"] else started,
+                   reason=reason if job["waits"] else each.reason or reason)  # fmt: skip
+
+
+def read_one(
+    name: str, folder: Path, epochs: int | None, own: bool, evaluated: bool,
+    read: Callable[[Path], str], now: float,
+) -> Progress:  # fmt: skip
+    """The progress of one run.
+
+    Args:
+        epochs: of the whole run; None if unknown.
+        own: it runs a program of the user's.
+        evaluated: it is done when it has been evaluated.
+        read: the results of a finished run in one line.
+    """
+    state = folder / "state"
+    owner = None
+    with suppress(OSError):
+        owner = look(state / "owner.json")
+    alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
+    rows = read_rows(folder / ("work/metrics.csv" if own else "history.csv"))
+    last = rows[-1] if rows else {}
+    count = count_of(last)
+    trained = (folder / "run.json").exists()
+    if owner and alive:
+        saved = since_save(state, own, now)
+        each = Progress(name, "running", owner[0].host, count, epochs, in_words(last),
+                        time_left(rows, epochs), saved)  # fmt: skip
+        live = read_quietly(state / LIVE, "live")
+        return with_live(each, live) if live else each
+    failed = failure.read(folder)
+    if failed and failed.again == failure.Again.NO:
+        # Perhaps of another training that was to replace its results.
+        preempted = failed.kind == failure.Kind.PREEMPTED
+        return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
+                        numbers=in_words(last), saved=since_save(state, own, now),
+                        reason=f"{failed.stage}: {failed.line}")  # fmt: skip
+    if trained:
+        done = not evaluated or (folder / "evaluation.json").exists()
+        return Progress(name, "done" if done else "trained", epoch=count, epochs=epochs,
+                        numbers=read(folder) if done else in_words(last))  # fmt: skip
+    if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
+        return Progress(name, "running", owner[0].host, count, epochs, in_words(last),
+                        saved=since_save(state, own, now))  # fmt: skip
+    if owner or failed:
+        reason = f"{failed.stage}: {failed.line}" if failed else ""
+        if owner and not reason:
+            reason = f"{owner[0].who} is not heard of any more"
+        return Progress(name, "interrupted", epoch=count, epochs=epochs, numbers=in_words(last),
+                        saved=since_save(state, own, now), reason=reason)  # fmt: skip
+    started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
+    return Progress(name, "staging" if started else "waiting", epochs=epochs)
+
+
+def with_live(each: Progress, live: dict[str, Any]) -> Progress:
+    """A running training with what it has told last."""
+    epoch, step, steps = live["epoch"], live["step"], live["steps"]
+    said = [f"loss {live['loss']:.4g}"] if "loss" in live else []
+    if "images_per_second" in live:
+        said.append(f"{live['images_per_second']:,.0f} images/s")
+    said += [live["slow"]] if "slow" in live else []
+    numbers = ", ".join(said + ([each.numbers] if each.numbers else []))
+    left = each.left
+    if left is not None and each.epochs and each.epoch is not None and each.epochs > each.epoch:
+        # Of the epoch that it trains, a part is done.
+        left *= max(0.0, each.epochs - epoch - step / steps) / (each.epochs - each.epoch)
+    return replace(each, epoch=epoch, step=step, steps=steps, numbers=numbers, left=left)
+
+
+def read_quietly(path: Path, form: str) -> dict[str, Any]:
+    """A JSON file that may be written at this moment; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return parse_form(read_bytes(path, MOST), form)
+    return {}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole lines of a table that a program may be writing; none if it cannot be read."""
+    try:
+        text = read_bytes(path, MOST).decode()
+        lines = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+        return [line for line in lines if all(isinstance(cell, str) for cell in line.values())]
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def count_of(row: dict[str, str]) -> int | None:
+    """The first cell of a row, which counts; None if it is no number that can count."""
+    try:
+        count = int(float(next(iter(row.values()))))
+    except (StopIteration, ValueError, OverflowError):
+        return None
+    return count if abs(count) < MOST_COUNT else None
+
+
+def interval(text: str) -> float:
+    """Seconds between two looks, from a command line.
+
+    Raises:
+        ValueError: they are no positive number.
+    """
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise ValueError
+    return seconds
+
+
+# Columns of history.csv that say how good the network is and how fast the training.
+SHOWN = ("train_loss", "val_loss", "val_accuracy", "images_per_second")
+MOST_NUMBERS = 4
+
+
+def in_words(row: dict[str, str]) -> str:
+    """The numbers of a row that matter."""
+    keys = [key for key in SHOWN if key in row] or list(row)[1 : MOST_NUMBERS + 1]
+    parts = []
+    for key in keys:
+        with suppress(ValueError):
+            parts.append(f"{key} {float(row[key]):.4g}")
+    return ", ".join(parts)
+
+
+def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
+    """Seconds for the epochs that are left, as long as the last three took on average."""
+    with suppress(KeyError, ValueError):
+        latest = [float(row["seconds"]) for row in rows[-3:]]
+        if latest and epochs:
+            left = (epochs - int(rows[-1]["epoch"])) * sum(latest) / len(latest)
+            return left if math.isfinite(left) else None
+    return None
+
+
+def since_save(state: Path, own: bool, now: float) -> float | None:
+    """Seconds since something was saved last."""
+    files = (state / "saved").rglob("*") if own else state.glob("epoch=*.safetensors")
+    times = []
+    for file in files:
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(0.0, now - max(times)) if times else None
+
+
+def read_record(folder: Path) -> Experiment:
+    """An experiment, as the newest command on it configured it.
+
+    Args:
+        folder: results/<experiment>.
+
+    Raises:
+        Refusal: there is no record, or it is no configuration.
+    """
+    try:
+        text = read_bytes(folder / RECORD, MOST).decode()
+    except (OSError, ValueError):
+        raise Refusal(
+            f"{folder / RECORD} is not there; give the folder of an experiment that has been "
+            "started, such as results/quickstart"
+        ) from None
+    return Experiment.from_config(parse_option(str(folder / RECORD), text), reading=True)

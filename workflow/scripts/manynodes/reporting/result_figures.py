@@ -1,0 +1,313 @@
+"""The figures of any program's numbers: metrics by their count, results by each numeric axis, and
+a confusion matrix.
+
+Colour shows the axis with the most values; each combination of the others has a panel. Seeds are
+averaged, and a band (curves) or a bar (points) shows their range.
+"""
+
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+    ScalarFormatter,
+)
+
+from manynodes.reporting.figures import PALETTE, STYLE, colour_of
+from manynodes.reporting.results import VIEWS
+
+# Columns `train_loss`, `val_loss` and `test_loss` are one figure, `loss`: legend and style of each.
+SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "train": ("training", {"linestyle": ":"}),
+    "": ("", {"linestyle": "-"}),
+    "val": ("validation", {"linestyle": "-"}),
+    "test": ("test", {"linestyle": "none", "marker": "o"}),
+}
+# A curve of one point, which a line would not show.
+ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s"}, "test": {}}
+# Not drawn: other counts, and numbers that only go with others.
+NOT_DRAWN = ("step", "n", "plain_accuracy", "plain_loss", "seconds")
+PANEL_COLUMNS = 3
+MOST_LINES = 24  # of a legend
+MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
+MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
+# Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
+WIDE = 8
+LEAST_RANGE = 0.02  # of an axis of accuracies
+
+
+def draw(
+    curves: pd.DataFrame,
+    summary: pd.DataFrame,
+    axes: Sequence[str],
+    numeric: Sequence[str],
+    results: Sequence[str],
+    title: str,
+) -> dict[str, Figure]:
+    """All figures, by the names of their files.
+
+    Args:
+        axes: of the experiment.
+        numeric: those with two or more numbers, except seeds.
+        results: columns of the summary.
+    """
+    settings = [axis for axis in axes if axis != "seed"]
+
+    def planned() -> Iterator[tuple[str, Callable[[], Figure]]]:
+        for count, some in by_count(curves, axes):
+            for metric, splits in metrics_of(some, count, axes).items():
+                yield (
+                    metric,
+                    partial(draw_metric, some, summary, settings, count, metric, splits, title),
+                )
+        for column in results if numeric else ():
+            if column not in NOT_DRAWN and summary[column].notna().any():
+                yield (
+                    f"{column}_by_axis",
+                    partial(draw_by_axis, summary, settings, numeric, column, title),
+                )
+
+    figures: dict[str, Figure] = {}
+    with mpl.rc_context(STYLE):
+        for column, make in islice(planned(), MOST_FIGURES):
+            figures[file_name(column, figures)] = make()
+    return figures
+
+
+def by_count(curves: pd.DataFrame, axes: Collection[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The curves of the runs with the same first column, for each such column."""
+    groups: dict[str, list[pd.DataFrame]] = {}
+    for _, run in curves.groupby("run", sort=False):
+        columns = [
+            column
+            for column in run.columns
+            if column not in ("run", *axes) and run[column].notna().any()
+        ]
+        if columns:
+            groups.setdefault(columns[0], []).append(run)
+    for count, runs in groups.items():
+        yield count, pd.concat(runs)
+
+
+def metrics_of(
+    curves: pd.DataFrame, count: str, axes: Collection[str]
+) -> dict[str, dict[str, str]]:
+    """The metrics, each with its column for each split; accuracy first, then what has several."""
+    found: dict[str, dict[str, str]] = {}
+    for column in curves.columns:
+        if column in ("run", count, *axes, *NOT_DRAWN) or not curves[column].notna().any():
+            continue
+        split, _, metric = column.partition("_")
+        known = bool(split in SPLITS and metric)
+        found.setdefault(metric if known else column, {})[split if known else ""] = column
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "accuracy", len(item[1]) == 1)))
+
+
+def file_name(column: str, taken: Container[str]) -> str:
+    """A name of a file for a column."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in column)[:100]
+    number = 2
+    while (unique := name if number == 2 else f"{name}-{number - 1}") in taken:
+        number += 1
+    return unique
+
+
+def draw_metric(
+    curves: pd.DataFrame,
+    summary: pd.DataFrame,
+    settings: Sequence[str],
+    count: str,
+    metric: str,
+    splits: dict[str, str],
+    title: str,
+) -> Figure:
+    """A metric by its count, with a panel per combination of all axes but one."""
+    hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
+    others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
+    panels = list(curves.groupby(others)) if others else [((), curves)]
+    figure, grid = panel_grid(len(panels), sharex=True)
+    for axes, (values, panel) in zip(grid.flat, panels, strict=False):
+        of_panel = summary[summary["run"].isin(panel["run"])]
+        draw_panel(axes, panel, of_panel, hue, count, metric, splits)
+        axes.set_title(named(others, values), fontsize=11)
+    words = f"{title}: {metric} by {count}{spread_words(summary, settings)}"
+    finish(figure, grid, len(panels), words)
+    return figure
+
+
+def draw_panel(
+    axes: Axes,
+    panel: pd.DataFrame,
+    summary: pd.DataFrame,
+    hue: str | None,
+    count: str,
+    metric: str,
+    splits: dict[str, str],
+) -> None:
+    groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
+    single = panel[count].nunique() == 1
+    style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
+    views = [name for name in summary.get("views", pd.Series()).unique() if name != "plain"]
+    for number, (value, group) in enumerate(groups):
+        colour = colour_of(number, len(groups))
+        axes.plot([], [], color=colour, linewidth=3,
+                  label=named([hue], [value]) if hue else "all runs")  # fmt: skip
+        for split, column in splits.items():
+            points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
+            axes.plot(points.index, points["mean"], color=colour, **style[split])
+            if split == "test":
+                axes.vlines(points.index, points["min"], points["max"], color=colour)
+            elif split != "train":
+                axes.fill_between(points.index, points["min"], points["max"], color=colour,
+                                  alpha=0.15, linewidth=0)  # fmt: skip
+        if views and "test" in splits:
+            final = summary[summary["run"].isin(group["run"])][metric].mean()
+            axes.plot([group[count].max()], [final], color=colour, marker="*", markersize=11,
+                      linestyle="none")  # fmt: skip
+    for split in splits:
+        if split:
+            text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
+            axes.plot([], [], color="grey", label=text, **style[split])
+    for name in views if "test" in splits else ():
+        axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*",
+                  markersize=11, linestyle="none")  # fmt: skip
+    axes.set_xlabel(plain(count))
+    # A classifier's loss.
+    axes.set_ylabel("cross-entropy (nats)" if metric == "loss" and "views" in summary
+                    else plain(metric))  # fmt: skip
+    whole = (panel[count] % 1 == 0).all()
+    if single:
+        axes.xaxis.set_major_locator(FixedLocator([panel[count].max()]))
+    elif whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if is_share(metric, panel[list(splits.values())]):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+
+
+def draw_by_axis(
+    summary: pd.DataFrame,
+    settings: Sequence[str],
+    numeric: Sequence[str],
+    column: str,
+    title: str,
+) -> Figure:
+    """A result against each numeric axis, one line per combination of the other settings."""
+    figure, grid = panel_grid(len(numeric), sharex=False)
+    for axes, axis in zip(grid.flat, numeric, strict=False):
+        others = [name for name in settings if name != axis and summary[name].nunique() > 1]
+        groups = list(summary.groupby(others)) if others else [((), summary)]
+        for number, (setting, group) in enumerate(groups):
+            points = group.groupby(axis)[column].agg(["mean", "min", "max"]).dropna()
+            colour = colour_of(number, len(groups))
+            label = named(others, setting) or "all runs"
+            axes.plot(points.index, points["mean"], color=colour, marker="o",
+                      label=label if len(groups) <= len(PALETTE) else None)  # fmt: skip
+            axes.vlines(points.index, points["min"], points["max"], color=colour)
+        values = sorted(map(float, summary[axis].unique()))
+        if min(values) > 0 and max(values) / min(values) >= WIDE:
+            axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(values))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel(plain(axis))
+        axes.set_ylabel(plain(column))
+        if is_share(column, summary[[column]]):
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+            least_range(axes)
+    words = f"{title}: {column} by setting{spread_words(summary, settings)}"
+    finish(figure, grid, len(numeric), words)
+    return figure
+
+
+def draw_confusion(confused: pd.DataFrame) -> Figure:
+    """The confusion matrix of one run; colour is the share of the true class."""
+    run = str(confused["run"].iloc[0])
+    matrix = confused.pivot(
+        index="true_class", columns="predicted_class", values="images"
+    ).to_numpy()
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, axes = plt.subplots(figsize=(7.2, 6.4), layout="constrained")
+        picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        if len(matrix) <= MOST_NUMBERS:
+            for (row, column), images in np.ndenumerate(matrix):
+                colour = "white" if share[row, column] > 0.5 else "#222"
+                axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center",
+                          fontsize=9, color=colour)  # fmt: skip
+            names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
+            labels = [plain(name) for name in names]
+            axes.set_xticks(range(len(matrix)), labels, rotation=45, ha="right")
+            axes.set_yticks(range(len(matrix)), labels)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
+                        shrink=0.8)  # fmt: skip
+        figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
+def least_range(axes: Axes) -> None:
+    """Do not magnify small differences of accuracies to the whole height."""
+    bottom, top = axes.get_ylim()
+    if (room := LEAST_RANGE - (top - bottom)) > 0:
+        axes.set_ylim(bottom - room / 2, top + room / 2)
+
+
+def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
+    columns = min(panels, PANEL_COLUMNS)
+    rows = -(-panels // columns)
+    size = (3.6 + 4.4 * columns, 0.9 + 3.6 * rows)
+    return plt.subplots(
+        rows, columns, figsize=size, squeeze=False, sharex=sharex, sharey=True, layout="constrained"
+    )
+
+
+def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
+    for unused in grid.flat[panels:]:
+        unused.set_visible(False)
+    figure.suptitle(plain(title), x=0.02, ha="left", fontweight="bold")
+    labelled = {
+        label: handle
+        for axes in grid.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if set(labelled) != {"all runs"} and len(labelled) <= MOST_LINES:
+        figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
+
+
+def named(axes: Sequence[str], values: Sequence[Any]) -> str:
+    pairs = zip(axes, values, strict=True)
+    return plain("  ".join(f"{axis} {value}" for axis, value in pairs))
+
+
+def plain(text: str) -> str:
+    """For matplotlib, which reads a formula between two dollar signs."""
+    return text.replace("$", r"\$")
+
+
+def is_share(name: str, values: pd.DataFrame) -> bool:
+    """Whether numbers of this name are shares of one, shown in percent."""
+    finite = values.to_numpy(dtype=float)
+    finite = finite[np.isfinite(finite)]
+    return "accuracy" in name and len(finite) > 0 and finite.min() >= 0 and finite.max() <= 1
+
+
+def seeds(summary: pd.DataFrame, settings: Sequence[str]) -> int:
+    """The largest number of runs that differ only in their seed."""
+    return int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
+
+
+def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
+    found = seeds(summary, settings)
+    return f", mean and range over {found} seeds" if found > 1 else " (a single seed)"

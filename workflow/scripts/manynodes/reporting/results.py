@@ -1,0 +1,271 @@
+"""A results folder: finished runs, runs to be replaced, and reasons for missing runs."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from manynodes.base import atomic, failure
+from manynodes.base.errors import Refusal, reason
+from manynodes.base.reading import MOST, read_json
+from manynodes.experiment.config import Run
+from manynodes.reporting.history import read_history
+from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
+
+# Shown with every accuracy: accuracies with different numbers of views are not comparable.
+VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A run without evaluation.json.
+
+    Attributes:
+        run: its name.
+        reason: in one line.
+        log: file with more; empty if there is none.
+    """
+
+    run: str
+    reason: str
+    log: str = ""
+
+
+def changed(about: Path, run: Run) -> list[str]:
+    """What has changed in a run's configuration since it was trained, as `epochs 4 -> 5`.
+
+    Args:
+        about: its run.json; one that cannot be read has changed, one that is not there has not.
+    """
+    try:
+        before = read_about(about, form_of(run))["config"]
+    except FileNotFoundError:
+        return []
+    except Refusal:
+        return [f"{about.name} is damaged, or not of this version"]
+    except OSError as error:
+        raise Refusal(
+            f"{about} cannot be read: {reason(error)}; change its mode or owner"
+        ) from None
+    return differences(before, run)
+
+
+def form_of(run: Run) -> str:
+    """The schema of its run.json."""
+    return "program_run" if run.command else "run"
+
+
+def differences(before: dict[str, Any], run: Run) -> list[str]:
+    """What a configuration of run.json has differently, as `key before -> now`."""
+    now = json.loads(run.to_json())
+    # A key of the built-in trainer that is not there is newer than the run.
+    keys = dict.fromkeys([*before, *now]) if run.command else [key for key in now if key in before]
+    return [
+        f"{key} {before.get(key, 'not given')} -> {now.get(key, 'not given')}"
+        for key in keys
+        if key not in before or key not in now or before[key] != now[key]
+    ]
+
+
+def read_about(path: Path, form: str = "run") -> dict[str, Any]:
+    """run.json.
+
+    Args:
+        form: `program_run` for a program of the user's.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        Refusal: it is damaged.
+    """
+    return read_json(path, form, "train the run again")
+
+
+def read_own_about(folder: Path, run: Run) -> dict[str, Any]:
+    """run.json of this run, and of no other.
+
+    Raises:
+        FileNotFoundError: the run is not finished.
+        Refusal: it is damaged, or of another configuration.
+    """
+    path = folder / "run.json"
+    about = read_about(path, form_of(run))
+    if other := differences(about["config"], run):
+        raise Refusal(
+            f"{path} is of another run: {', '.join(other)}; give another experiment name, or add "
+            "--config replace=true"
+        )
+    return about
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The files of a run that is trained and evaluated, each of this run and of no other.
+
+    Attributes:
+        about: run.json.
+        evaluation: evaluation.json.
+        history: the rows of history.csv.
+        sums: SHA-256 of the first two, by name.
+    """
+
+    about: dict[str, Any]
+    evaluation: dict[str, Any]
+    history: list[dict[str, float]]
+    sums: dict[str, str]
+
+
+def read_finished(folder: Path, run: Run, views: str) -> Finished:
+    """The files of a run, after comparing each with the others: the one reader for all that shows
+    its numbers.
+
+    Args:
+        views: of the experiment's configuration.
+
+    Raises:
+        FileNotFoundError: it is not finished.
+        Refusal: a file is damaged or of another run.
+    """
+    about = read_own_about(folder, run)
+    evaluation = read_evaluation(folder / "evaluation.json")
+    kept = {
+        f"checkpoints/epoch={each['epoch']:03}.safetensors": each["sha256"]
+        for each in evaluation["checkpoints"]
+    }
+    of_run = {name: sha256 for name, sha256 in about["files"].items() if "/" in name}
+    for key, found, known in (
+        ("model_sha256", evaluation["model_sha256"], about["files"]["model.safetensors"]),
+        ("checkpoints", kept, of_run),
+        ("data_sha256", evaluation["data_sha256"], about["data_sha256"]),
+        ("dataset", evaluation["dataset"], run.dataset),
+        ("views", evaluation["views"], views),
+    ):
+        if found != known:
+            raise Refusal(
+                f"{folder}/evaluation.json is of other weights or another configuration ({key}); "
+                f"{REMAKE}"
+            )
+    refuse_changed(folder, about["files"], ["history.csv"])
+    history = read_history(folder / "history.csv", run.epochs)
+    sums = of_files(folder, ["run.json", "evaluation.json"], MOST)
+    return Finished(about, evaluation, history, sums)
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """evaluation.json, with consistent numbers.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        Refusal: it is damaged.
+    """
+    evaluation = read_json(path, "evaluation", REMAKE)
+    matrix = evaluation["confusion_matrix"]
+    classes, n = len(matrix), evaluation["n"]
+    right = sum(row[label] for label, row in enumerate(matrix) if label < len(row))
+    kept = evaluation["checkpoints"]
+    epochs = [checkpoint["epoch"] for checkpoint in kept]
+    per_class = [
+        row[label] / sum(row) if any(row) else None
+        for label, row in enumerate(matrix)
+        if label < len(row)
+    ]
+    final = [
+        {key: checkpoint[key] for key in ("loss", "accuracy")}
+        for checkpoint in kept
+        if checkpoint["sha256"] == evaluation["model_sha256"]
+    ]
+    plain = evaluation["plain"]
+    agrees = (
+        all(len(row) == classes for row in matrix)
+        and len(evaluation["per_class_accuracy"]) == classes
+        and all(map(close, evaluation["per_class_accuracy"], per_class))
+        and len(evaluation["class_names"]) == classes
+        and sum(map(sum, matrix)) == evaluation["n"]
+        and math.isclose(evaluation["accuracy"], right / evaluation["n"], abs_tol=1e-12)
+        and len(set(epochs)) == len(epochs)
+        and all(each == plain for each in final)
+        and all(close(each["accuracy"] * n, round(each["accuracy"] * n)) for each in (plain, *kept))
+        and (
+            evaluation["views"] != "plain"
+            or (plain["accuracy"], plain["loss"]) == (evaluation["accuracy"], evaluation["loss"])
+        )
+    )
+    if not agrees:
+        raise Refusal(f"{path} is damaged (its numbers do not agree with each other); {REMAKE}")
+    return evaluation
+
+
+def close(one: float | None, other: float | None) -> bool:
+    """Whether two numbers are equal but for rounding; a class without images has none."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def replacement_line(experiment: str, changes: dict[str, str]) -> str:
+    """All replaced runs in one line, grouped by their change."""
+    runs: dict[str, list[str]] = {}
+    for name, change in changes.items():
+        runs.setdefault(change, []).append(name)
+    parts = [f"{shortened(names)} ({change})" for change, names in runs.items()]
+    return f"{experiment}: training again would replace finished results: {shortened(parts, '; ')}"
+
+
+def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str:
+    more = f"{separator}and {len(words) - most} more" if len(words) > most else ""
+    return separator.join(words[:most]) + more
+
+
+def why_missing(name: str, folder: Path) -> Missing:
+    """A missing run, with the reason from the record of its failure."""
+    found = failure.read(folder)
+    if found and found.again != failure.Again.HERE:
+        log = folder / f"{found.stage}.log"
+        return Missing(name, f"{found.stage}: {found.line}", str(log))
+    if (folder / "run.json").exists():
+        return Missing(name, "trained, not evaluated")
+    # Snakemake may end before `launch` has ended the ranks and told why.
+    began = (folder / "train.log").exists()
+    return Missing(name, "interrupted; run the same command again" if began else "not started")
+
+
+def read_missing(path: Path) -> pd.DataFrame:
+    """The table that `write_missing` has written."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def write_missing(runs: Sequence[Missing], path: Path) -> None:
+    """Write the missing runs as a table: run, reason, log."""
+    with atomic.replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in fields(Missing)])
+        writer.writerows(map(spreadsheet_text, astuple(run)) for run in runs)
+
+
+def spreadsheet_text(text: str) -> str:
+    """Text for a cell of a table, which a spreadsheet might otherwise compute as a formula.
+
+    Source: OWASP, CSV Injection.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def read_accuracy(folder: Path, run: Run, views: str) -> str:
+    """A run's accuracy in one line, or the reason why it cannot be read."""
+    try:
+        return accuracy_line(read_finished(folder, run, views).evaluation)
+    except FileNotFoundError as error:
+        return f"{error.filename} is not there; run the same command again"
+    except Refusal as refusal:
+        return str(refusal)
+
+
+def accuracy_line(evaluation: dict[str, Any]) -> str:
+    """Test accuracy with its number of views, and the one with one view if it differs."""
+    views = str(evaluation["views"])
+    plain = f", {evaluation['plain']['accuracy']:.2%} with one view" if views != "plain" else ""
+    return f"test accuracy {evaluation['accuracy']:.2%} with {VIEWS[views]}{plain}"

@@ -1,0 +1,180 @@
+"""The figure of a scaling study: speed-up, efficiency, a map of sizes, accuracy by size."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
+from scipy import stats
+
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import scaling
+from manynodes.reporting.difference import LEVEL
+from manynodes.reporting.figures import STYLE, colour_of
+from manynodes.reporting.result_figures import least_range
+
+PANEL_COLUMNS = 2
+MOST_BARS = 16  # sizes whose accuracies are drawn
+LEAST_MAPPED = 4  # sizes of a map
+
+Rows = list[dict[str, Any]]
+
+
+def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -> Figure:
+    """The panels for which the sizes suffice.
+
+    Args:
+        table: as `scaling.sizes` returns it.
+        images: of the test split.
+    """
+    rows = scaling.rows_of(table)
+    settings = scaling.by_setting(experiment, rows)
+
+    def named(find: Callable[[Rows], list[Rows]], form: str) -> dict[str, Rows]:
+        return {
+            "  ".join(filter(None, (setting, form.format(**study[0])))): study
+            for setting, mine in settings.items()
+            for study in find(mine)
+        }
+
+    for row in rows:
+        row["share"] = row["global_batch_size"] // row["processes"]
+    strong = named(scaling.strong, "batch {global_batch_size}")
+    weak = named(scaling.weak, "{share} images per process")
+    panels: list[Callable[[Axes], None]] = []
+    # Sizes that divide the same CPUs differently would be one point.
+    growing = {
+        name: study for name, study in strong.items() if len(set(map(scaling.units, study))) > 1
+    }
+    if growing:
+        panels.append(lambda axes: draw_strong(axes, growing))
+    if weak:
+        panels.append(lambda axes: draw_weak(axes, weak))
+    mapped = max(strong.values(), key=len, default=[])
+    # Of fewer sizes the table says as much.
+    if len(mapped) >= LEAST_MAPPED and all(
+        len({row[key] for row in mapped}) > 1 for key in ("threads", "processes")
+    ):
+        panels.append(lambda axes: draw_map(axes, mapped))
+    panels.append(lambda axes: draw_accuracy(axes, rows, images))
+    columns = min(PANEL_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    with mpl.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            lines,
+            columns,
+            figsize=(6.2 * columns, 4.4 * lines),
+            squeeze=False,
+            layout="constrained",
+        )
+        for panel, axes in zip(panels, grid.flat, strict=False):
+            panel(axes)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_visible(False)
+        figure.suptitle(f"{title}: scaling", x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
+def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
+    """Speed-up by CPUs or GPUs, with the ideal and the model."""
+    for number, (name, study) in enumerate(studies.items()):
+        base = scaling.smallest(study)
+        colour = colour_of(number, len(studies))
+        ordered = sorted(study, key=scaling.units)
+        units = [scaling.units(row) for row in ordered]
+        axes.plot(units, [row["strong_speed_up"] for row in ordered], "o", color=colour, label=name)
+        for row, at in zip(ordered, units, strict=True):
+            axes.annotate(
+                size(row), (at, row["strong_speed_up"]), (5, 2), textcoords="offset points",
+                fontsize=7, color=colour,
+            )  # fmt: skip
+            if pd.notna(row["model_images_per_second"]):
+                modelled = row["model_images_per_second"] / base["images_per_second"]
+                axes.plot([at], [modelled], "x", color=colour, markersize=9)
+        axes.plot(units, [at / units[0] for at in units], "--", color="grey", linewidth=1)
+    axes.plot([], [], "--", color="grey", label="ideal")
+    if any(pd.notna(row["model_images_per_second"]) for row in chain(*studies.values())):
+        axes.plot([], [], "x", color="grey", markersize=9, label="model")
+    axes.set_title("Strong scaling: the same global batch", loc="left", fontsize=11)
+    axes.set_ylabel("times as fast as the smallest")
+    axes.set_ylim(bottom=0)
+    by_units(axes, list(chain(*studies.values())))
+    axes.legend(fontsize=9)
+
+
+def size(row: dict[str, Any]) -> str:
+    return f"{row['nodes']}x{row['nproc_per_node']}x{row['threads']}"
+
+
+def draw_weak(axes: Axes, studies: dict[str, Rows]) -> None:
+    """Efficiency by CPUs or GPUs."""
+    for number, (name, study) in enumerate(studies.items()):
+        ordered = sorted(study, key=scaling.units)
+        axes.plot(
+            [scaling.units(row) for row in ordered],
+            [row["weak_efficiency"] for row in ordered],
+            "o-", color=colour_of(number, len(studies)), label=name,
+        )  # fmt: skip
+    axes.axhline(1, color="grey", linestyle="--", linewidth=1, label="ideal")
+    axes.set_title("Weak scaling: the same batch per process", loc="left", fontsize=11)
+    axes.set_ylabel("efficiency")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    by_units(axes, list(chain(*studies.values())))
+    axes.legend(fontsize=9)
+
+
+def by_units(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    found = sorted({scaling.units(row) for row in rows})
+    if found[-1] > 4 * found[0]:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(found))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("GPUs" if rows[0]["gpus"] else "CPUs")
+
+
+def draw_map(axes: Axes, study: Rows) -> None:
+    """Images per second by processes and threads of each; the fastest of several sizes."""
+    fastest = pd.DataFrame(study).pivot_table(
+        "images_per_second", index="threads", columns="processes", aggfunc="max"
+    )
+    axes.grid(visible=False)
+    axes.imshow(fastest, cmap="viridis", origin="lower", aspect="auto")
+    middle = (fastest.min().min() + fastest.max().max()) / 2
+    for line, (_, values) in enumerate(fastest.iterrows()):
+        for column, value in enumerate(values):
+            if pd.notna(value):
+                colour = "black" if value > middle else "white"
+                axes.text(column, line, f"{value:,.0f}", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(fastest.columns)), [str(each) for each in fastest.columns])
+    axes.set_yticks(range(len(fastest.index)), [str(each) for each in fastest.index])
+    axes.set_xlabel("processes")
+    axes.set_ylabel("threads per process")
+    batch = study[0]["global_batch_size"]
+    axes.set_title(f"Images per second, batch {batch}", loc="left", fontsize=11)
+
+
+def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
+    """Test accuracy of each size: mean over its runs, and the 95 % interval of the share of so many
+    test images (Wilson's).
+    """
+    shown = rows[:MOST_BARS]
+    for at, row in enumerate(shown):
+        right = stats.binomtest(round(row["accuracy"] * images), images)
+        share = right.proportion_ci(LEVEL, method="wilson")
+        axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
+        axes.vlines([at], share.low, share.high, color=colour_of(0, 1))
+    least_range(axes)
+    labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
+    axes.set_xticks(range(len(shown)), labels, fontsize=8)
+    axes.set_xlabel("nodes x processes x threads, and global batch")
+    axes.set_ylabel("test accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    more = "" if len(shown) == len(rows) else f" (the first {len(shown)} of {len(rows)} sizes)"
+    axes.set_title(f"Accuracy by size{more}", loc="left", fontsize=11)

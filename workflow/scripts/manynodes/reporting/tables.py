@@ -1,0 +1,60 @@
+"""What the tables of all experiments share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal, one_line, printable
+from manynodes.checkpointing.incidents import LONGEST
+from manynodes.reporting.results import spreadsheet_text
+
+INCIDENTS = ("time", "kind", "text")
+# Keys of run.json in which the runs of an experiment may not differ.
+SAME = {"code_sha256": "code", "sources_sha256": "code", "files_sha256": "files"}
+
+
+def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse runs of different code, or of different data under one name: their numbers are not
+    comparable.
+
+    Args:
+        abouts: run.json of each run, by its name.
+
+    Raises:
+        Refusal: two of them differ.
+    """
+    first: dict[tuple[str, str], str] = {}
+    for name, about in abouts.items():
+        known = {(key, ""): about[key] for key in SAME if key in about}
+        known["data_sha256", str(about["config"].get("dataset"))] = about["data_sha256"]
+        for (key, dataset), value in known.items():
+            other = first.setdefault((key, dataset), name)
+            if abouts[other][key] != value:
+                raise Refusal(
+                    f"{other} and {name} were trained with different {SAME.get(key, 'data')} "
+                    f"({key}); train both again: add --config replace=true"
+                )
+
+
+def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
+    """The incidents of a run, from its run.json."""
+    rows = [
+        {"run": run, **incident, "text": one_line(incident["text"], LONGEST)}
+        for incident in about["incidents"]
+    ]
+    return pd.DataFrame(rows, columns=["run", *INCIDENTS])
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV, with no text that a spreadsheet would compute or a terminal obey."""
+    safe = table.rename(columns=lambda name: spreadsheet_text(printable(name)))
+    for column in safe.select_dtypes(include=["object", "string"]):
+        safe[column] = [
+            spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell
+            for cell in safe[column]
+        ]
+    with atomic.replacing(path) as temporary:
+        safe.to_csv(temporary, index=False)

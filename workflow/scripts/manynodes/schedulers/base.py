@@ -1,0 +1,374 @@
+"""The seam between `launch` and whatever provides the nodes.
+
+A scheduler is a module or a package in this folder with an object `SCHEDULER` of a class derived
+from `Scheduler`; `registry` finds it. docs/architecture.md has the steps to add one, and
+tests/schedulers.py the checks that every scheduler must pass.
+"""
+
+import shlex
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from manynodes.base.errors import Refusal
+
+SPARE_MB = 1000  # of local disk that a job asks for besides the data
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a job asks for.
+
+    Attributes:
+        nodes: number of nodes.
+        cpus: CPUs of each node.
+        gpus: GPUs of each node.
+        memory: MB of each node.
+        launches: whether the job's rules call `launch`, which reaches all of its nodes.
+        scratch: MB of node-local disk on each node.
+    """
+
+    nodes: int
+    cpus: int
+    gpus: int
+    memory: int
+    launches: bool
+    scratch: int = 0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes that a launch may use.
+
+    Attributes:
+        owner: who trains there; a requeued job has the name it had before.
+        hosts: names of the nodes in the order of their ranks.
+        addresses: where the other nodes reach each of them: a name or an IP address.
+        number: of the job or process; launches that run at once prefer different ports.
+        end: when its time is up, in seconds since the epoch; None if never.
+        job: the job's id; empty outside a job.
+        inspect: command that shows why the job ended; empty if there is none.
+    """
+
+    owner: str
+    hosts: tuple[str, ...]
+    addresses: tuple[str, ...]
+    number: int
+    end: float | None = None
+    job: str = ""
+    inspect: str = ""
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all nodes are the same machine, so that ranks need no network."""
+        return len(set(self.hosts)) == 1
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """A program to start on one node.
+
+    Attributes:
+        node_rank: 0 .. nodes - 1.
+        host: name of the node, as the scheduler has it.
+        environment: additional variables; a value that begins with `$` is looked up on the node.
+        command: argument list.
+    """
+
+    node_rank: int
+    host: str
+    environment: dict[str, str]
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        variables = [
+            f"{name}={value if value.startswith('$') else shlex.quote(value)}"
+            for name, value in sorted(self.environment.items())
+        ]
+        return (
+            f"[node {self.node_rank}, {self.host}] {' '.join(variables)} {shlex.join(self.command)}"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Programs to start on all nodes of an allocation at once.
+
+    Attributes:
+        nodes: one command for each node.
+        private: variables that no other user may read: they must not stand on a command line.
+        tasks: tasks of each node.
+        ranks: whether each task is a rank; otherwise each task is a node.
+        cpus: CPUs of each task.
+        gpus: GPUs of each node.
+        dispatch: command that runs a node's command on the node, see dispatch.py.
+        reach: `address:port` on the first node that every node must be able to reach.
+        folder: for files of the step that all nodes must see; it need not exist.
+    """
+
+    nodes: Sequence[NodeCommand]
+    private: Mapping[str, str]
+    tasks: int
+    ranks: bool
+    cpus: int
+    gpus: int
+    dispatch: Sequence[str]
+    reach: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start on this machine.
+
+    Attributes:
+        arguments: argument list.
+        environment: variables added to ours.
+        stdin: text that it reads.
+        label: splits a line of its output into a label for the log and the text.
+        end_signal: signal that it gets when this process dies.
+        pass_fds: file descriptors that it inherits.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    label: Callable[[str], tuple[str, str]] = lambda line: ("", line)
+    # Not SIGTERM: torchrun blocks when nobody reads its output. Its ranks get SIGTERM from it.
+    end_signal: signal.Signals = signal.SIGKILL
+    pass_fds: tuple[int, ...] = ()
+
+
+class Cause(StrEnum):
+    """What ended a step, apart from its program."""
+
+    NODE_LOST = "node lost"
+    LAUNCHER_KILLED = "launcher killed"
+    RANK_KILLED = "rank killed"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a scheduler, or our agents, say of a step that failed.
+
+    Attributes:
+        text: in one line, with the node.
+        where: the node; empty if it is none, or in the text alone.
+    """
+
+    text: str
+    where: str = ""
+    cause: Cause = Cause.OTHER
+
+    def record(self) -> dict:
+        return {"trouble": asdict(self)}
+
+    @property
+    def lost(self) -> bool:
+        """Whether a node is lost, or the launcher on it: the ranks elsewhere only say that they
+        have lost a peer.
+        """
+        return self.cause in (Cause.NODE_LOST, Cause.LAUNCHER_KILLED)
+
+
+def trouble(fields: dict) -> Trouble:
+    return Trouble(**fields | {"cause": Cause(fields["cause"])})
+
+
+# Called when a job's state has changed: with the Snakemake job, the scheduler's id, the state in
+# its words, and whether it waits to be run.
+TellState: TypeAlias = Callable[[Any, str, str, bool], None]
+
+
+class Watch:
+    """A scheduler's part in one Snakemake command. This one does nothing.
+
+    Attributes:
+        failures: for each failed Snakemake job, why it failed, in the scheduler's words.
+        logs: for each failed Snakemake job, the file with the scheduler's own log.
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[Any, str] = {}
+        self.logs: dict[Any, str] = {}
+
+    def start(self, workflow: Any) -> None:
+        """Check the jobs before the first one is submitted, and follow them from then on.
+
+        Args:
+            workflow: Snakemake's.
+
+        Raises:
+            Refusal: the scheduler does not answer, or would never run a job.
+        """
+
+
+class Scheduler(ABC):
+    """Provides nodes and starts programs on them.
+
+    Attributes:
+        transport: its name for `launch --transport`.
+        description: of its nodes, for the help of that option.
+        executor: the Snakemake executor whose jobs it runs.
+        task_launcher: name of the launcher that has the scheduler start one task per rank;
+            empty if it cannot.
+        task_variables: for that launcher, RANK, LOCAL_RANK and WORLD_SIZE as the scheduler names
+            them on the node.
+        job_scratch: name of a variable with a scratch folder that it removes after the job.
+        shared_cpus: whether the nodes of an allocation share the CPUs of one machine.
+        takes_hosts: whether the user names its hosts, see `on`.
+        ends_requeued: whether it ends a job itself that it has been asked to requeue.
+        query_settings: regular expression of the variables by which a user sets what its commands
+            show; they would hide our jobs, or their columns.
+    """
+
+    transport: str
+    description: str
+    executor: str
+    task_launcher: str = ""
+    task_variables: Mapping[str, str] = {}
+    job_scratch: str | None = None
+    shared_cpus: bool = False
+    takes_hosts: bool = False
+    ends_requeued: bool = True
+    query_settings: str = ""
+
+    @abstractmethod
+    def active(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment is part of one of the scheduler's jobs."""
+
+    @abstractmethod
+    def allocation(self, nodes: int) -> Allocation:
+        """The nodes of the job that this process is part of; this process is on the first one.
+
+        Raises:
+            Refusal: there is no job, it has another number of nodes, or the scheduler does not
+                answer.
+        """
+
+    def example(self, nodes: int) -> Allocation:
+        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes."""
+        names = tuple(f"NODE-{rank}" for rank in range(nodes))
+        return Allocation("nobody", names, names, 0)
+
+    @abstractmethod
+    def commands(self, step: Step) -> list[Command]:
+        """The processes that start the step; they end when every node has ended.
+
+        If one is ended by SIGTERM, everything that it started must end too.
+        """
+
+    def preview(self, step: Step) -> list[str]:
+        """The step as `launch --dry-run` prints it."""
+        return [str(node) for node in step.nodes]
+
+    @abstractmethod
+    def starter(self, number: int) -> str:
+        """A name for one of the processes of `commands`, for an error message."""
+
+    def on(self, hosts: Sequence[str]) -> "Scheduler":
+        """The same scheduler for these hosts, in the order of the node ranks.
+
+        Raises:
+            Refusal: it takes its nodes from the job.
+        """
+        raise Refusal(f"transport {self.transport} takes its nodes from the job; leave --hosts out")
+
+    def explain(self, errors: Sequence[str]) -> Trouble | None:
+        """Why a step failed, if the scheduler said so; used if no rank could say it.
+
+        Args:
+            errors: last lines of stderr of the processes of `commands`.
+        """
+        return None
+
+    def end(self, allocation: Allocation) -> float | None:
+        """When the job's time is up, as `Allocation.end`, asked now.
+
+        Raises:
+            Refusal: there is no answer.
+        """
+        return allocation.end
+
+    def warn(self, allocation: Allocation) -> None:
+        """Have all ranks of the job stop as before the end of its time.
+
+        Raises:
+            Refusal, OSError, CalledProcessError: it cannot.
+        """
+        raise Refusal("this scheduler cannot warn a job")
+
+    def requeue(self, allocation: Allocation, saved: bool) -> str | None:
+        """Have this job run again after its end.
+
+        Args:
+            saved: whether it has saved something new; otherwise only a few times in a row.
+
+        Returns:
+            Why this is not possible; None if it is done.
+        """
+        return "this scheduler cannot requeue a job"
+
+    def resources(self, size: Size) -> dict[str, int | str]:
+        """Snakemake resources that make the scheduler's executor ask for this size."""
+        return {}
+
+    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
+        """A warning if Snakemake runs inside a job of several nodes and would use only one."""
+        return None
+
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        """Its part in a Snakemake command.
+
+        Args:
+            tell_state: is told every change of a job's state.
+            tell: prints one line.
+        """
+        return Watch()
+
+
+def end_here(start: float, end: float, running: float) -> float:
+    """When a job ends, by this machine's clock, which may not be the scheduler's.
+
+    Of what the scheduler says and what the job's own duration says, the earlier: the latter
+    does not know what came before the job's first process.
+
+    Args:
+        start, end: of the job, in seconds since the epoch by the scheduler's clock.
+        running: seconds since the start of the job's first process.
+    """
+    return min(end, time.time() + (end - start) - running)
+
+
+def refuse_different(jobs: Iterable[Any], names: Iterable[str]) -> None:
+    """Refuse Snakemake jobs that are one job of the scheduler and ask for different places.
+
+    Args:
+        names: of resources whose values cannot be added.
+
+    Raises:
+        Refusal: naming the resource and two of its values.
+    """
+    parts = list(jobs)
+    for name in names:
+        values = {str(value): job.rule.name for job in parts if (value := job.resources.get(name))}
+        if len(values) > 1:
+            one, other = list(values.items())[:2]
+            raise Refusal(
+                f"{name}: {one[1]} asks for {one[0]}, {other[1]} for {other[0]}, and they are one "
+                "job; give both the same"
+            )
+
+
+def labelled(kind: str, line: str) -> tuple[str, str]:
+    """The label and the text of a line such as `1: text`, where 1 is the number of a task."""
+    task, colon, text = line.partition(": ")
+    if colon and task.strip().isdecimal():
+        return f"[{kind} {task.strip()}] ", text
+    return "", line

@@ -1,0 +1,144 @@
+"""PBS as a scheduler: the job's nodes, agents on them through pbs_tmrsh, and its resources."""
+
+import calendar
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from manynodes.base.errors import Refusal
+from manynodes.base.processes import job_seconds
+from manynodes.schedulers.base import Allocation, Size, TellState, Watch, end_here
+from manynodes.schedulers.pbs.commands import path_of, shown_job
+from manynodes.schedulers.remote.scheduler import AgentScheduler
+
+# Seconds that a job which has just started waits for the server.
+PATIENCE = 300
+# Variable with a file: if it exists after the job, the executor submits the job again.
+AGAIN = "DDP_PBS_AGAIN"
+# What stands in the file.
+SAVED, NOT_SAVED = "saved", "nothing saved"
+
+
+class Pbs(AgentScheduler):
+    transport = "pbs"
+    description = "the nodes of this PBS job"
+    executor = "pbs"
+    job_scratch = "TMPDIR"
+    ends_requeued = False
+
+    def active(self, environment: Mapping[str, str]) -> bool:
+        return "PBS_JOBID" in environment
+
+    def allocation(self, nodes: int) -> Allocation:
+        job = os.environ.get("PBS_JOBID", "")
+        if not job:
+            raise Refusal(
+                "transport pbs works inside a PBS job; submit it with --profile profiles/pbs, or "
+                "use transport local"
+            )
+        hosts = job_hosts(os.environ)
+        here = socket.gethostname()
+        if short(here) != short(hosts[0]):
+            raise Refusal(
+                f"launch runs on {here}, not on {hosts[0]}, the first node of job {job}; start it "
+                "there"
+            )
+        if len(hosts) != nodes:
+            raise Refusal(
+                f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
+            )
+        shown = shown_job(job, PATIENCE, lambda line: print(f"pbs: {line}", file=sys.stderr))
+        return Allocation(
+            # A job of which PBS has lost the first node may still run there while PBS starts it
+            # again elsewhere: the two must not be the same owner.
+            owner=f"PBS job {job} run {shown.get('run_count', 1)}",
+            hosts=hosts,
+            addresses=("127.0.0.1",) if len(hosts) == 1 else hosts,
+            number=int(re.sub(r"\D.*", "", job) or 0),
+            end=end_of(shown, job_seconds(f"PBS_JOBID={job}")),
+            job=job,
+            inspect=f"qstat -x -f {job}",
+        )
+
+    def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
+        # Unlike pbsdsh it takes a host's name, and its status is the command's. Unlike ssh, it
+        # leaves the processes to PBS, which counts them and ends them with the job.
+        return (path_of("pbs_tmrsh"), host, *command)
+
+    def requeue(self, allocation: Allocation, saved: bool) -> str | None:
+        # A user may not qrerun (measured, status 159). The executor submits the same job again.
+        again = os.environ.get(AGAIN)
+        if not again:
+            return "PBS lets only operators requeue a running job"
+        try:
+            Path(again).write_text(SAVED if saved else NOT_SAVED)
+        except OSError as error:
+            return f"{again}: {error.strerror}"
+        return None
+
+    def resources(self, size: Size) -> dict[str, int | str]:
+        return {
+            "nodes": size.nodes,
+            "cpus_per_task": size.cpus,
+            "ngpus": size.gpus,
+            "mem_mb": size.memory,
+        }
+
+    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
+        try:
+            hosts = job_hosts(environment)
+        except Refusal:
+            return None
+        if len(hosts) < 2:
+            return None
+        return (
+            f"this PBS job has {len(hosts)} nodes, and profiles/local uses only this one; leave "
+            "the job and run `snakemake --profile profiles/pbs` on the login node, or use "
+            "--config hosts=$PBS_NODEFILE"
+        )
+
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        # Imported here: launch needs none of it.
+        from manynodes.schedulers.pbs.submission import PbsWatch
+
+        return PbsWatch(tell_state, lambda line: tell(f"pbs: {line}"))
+
+
+def job_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes of the job in their order; PBS_NODEFILE names a node once per MPI process.
+
+    Raises:
+        Refusal: there is no such file.
+    """
+    path = environment.get("PBS_NODEFILE", "")
+    try:
+        hosts = tuple(dict.fromkeys(Path(path).read_text().split())) if path else ()
+    except OSError:
+        hosts = ()
+    if not hosts:
+        raise Refusal(f"PBS_NODEFILE: {path or 'not set'}; start launch inside the job")
+    return hosts
+
+
+def short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def end_of(shown: Mapping[str, str], running: float) -> float | None:
+    """When the job's walltime is over, see `end_here`; None if it has no limit.
+
+    Args:
+        shown: attributes from a qstat that shows times in UTC.
+    """
+    walltime, start = shown.get("Resource_List.walltime"), shown.get("stime")
+    if not walltime or not start:
+        return None
+    seconds = 0
+    for part in walltime.split(":"):
+        seconds = 60 * seconds + int(part)
+    began = calendar.timegm(time.strptime(start))
+    return end_here(began, began + seconds, running)

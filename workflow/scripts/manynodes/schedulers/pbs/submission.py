@@ -1,0 +1,60 @@
+"""PBS's part in a Snakemake command: every submission is tried before the first job."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from manynodes.base.errors import Refusal
+from manynodes.schedulers.base import TellState, Watch, refuse_different
+from manynodes.schedulers.pbs.commands import JOB_ID, Unanswered, error_of, run_pbs
+from manynodes.schedulers.pbs.requests import options
+
+
+class PbsWatch(Watch):
+    """Tries the submissions of a Snakemake command and follows its jobs.
+
+    Args:
+        tell_state, tell: as in `Scheduler.watch`.
+    """
+
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.tell_state, self.tell = tell_state, tell
+
+    def start(self, workflow: Any) -> None:
+        jobs = workflow.scheduler._executor.jobs
+        jobs.tell_state, jobs.tell = self.tell_state, self.tell
+        jobs.failures, jobs.logs = self.failures, self.logs
+        tried: set[tuple[str, ...]] = set()
+        dag = workflow.dag
+        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
+            if job.is_local:
+                continue
+            if job.is_group():
+                refuse_different(job, ("pbs_queue", "pbs_project"))
+                job.finalize()
+            wanted = tuple(options(job.resources, jobs.request))
+            if wanted not in tried:
+                tried.add(wanted)
+                try_submission(wanted)
+
+
+def try_submission(wanted: tuple[str, ...]) -> None:
+    """Submit a job of this size that is held, and delete it: qsub has no other test.
+
+    Raises:
+        Refusal: PBS does not accept it, or does not answer.
+    """
+    try:
+        done = run_pbs("qsub", "-h", "-N", "test", "-o", "/dev/null", "-j", "oe", *wanted,
+                       stdin="true\n")  # fmt: skip
+        ids = JOB_ID.findall(done.stdout)
+        if ids:
+            # -W force -x would also remove it from the history, for operators only.
+            with suppress(Unanswered):
+                run_pbs("qdel", *ids)
+        if done.returncode or not ids:
+            why = error_of(done) if done.returncode else "qsub gives no job id"
+            raise Refusal(f"pbs: {why}; asked with qsub {' '.join(wanted)}")
+    except Unanswered as error:
+        raise Refusal(f"pbs: {error}; try again once qstat answers") from None

@@ -1,0 +1,103 @@
+"""Asking Slurm through its own commands."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from manynodes.base.errors import Refusal
+
+# scontrol's words for a controller that is down, restarting or overloaded.
+UNREACHABLE = re.compile(
+    r"Unable to contact|onnection|timed out|Zero Bytes|try again", re.IGNORECASE
+)
+
+
+def scontrol(*arguments: str, patience: float = 0) -> str:
+    """What scontrol prints.
+
+    Args:
+        patience: seconds to retry while the controller cannot be reached.
+
+    Raises:
+        Refusal: scontrol is missing or fails, or the controller did not answer in time.
+    """
+    deadline = time.monotonic() + patience
+    told = False
+    # A user may have times shown in another form.
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    while True:
+        try:
+            done = subprocess.run(
+                ["scontrol", *arguments],
+                env=environment, capture_output=True, text=True, timeout=60, check=False,
+                preexec_fn=outlast_sigterm,
+            )  # fmt: skip
+            if not done.returncode:
+                return done.stdout
+            error = " ".join(done.stderr.split())
+        except FileNotFoundError:
+            raise Refusal(
+                "scontrol, Slurm's own command, is not on PATH here; "
+                "go to where it is, or use profiles/local"
+            ) from None
+        except subprocess.TimeoutExpired:
+            error = "Unable to contact slurm controller: no answer within 60 s"
+        if not UNREACHABLE.search(error):
+            raise Refusal(f"scontrol {' '.join(arguments)}: {error}")
+        if time.monotonic() >= deadline:
+            raise Refusal(
+                f"Slurm's controller does not answer ({error}); try again once sinfo does"
+            )
+        if not told:
+            print(
+                f"slurm: the controller does not answer; trying again for {patience:.0f} s",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            told = True
+        time.sleep(5)
+
+
+def outlast_sigterm() -> None:
+    """Slurm sends it to every process of a job that it requeues, `scontrol requeue` among them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def shown_job(job: str, patience: float = 0) -> str:
+    """A job as scontrol shows it, on one line.
+
+    Raises:
+        Refusal: as `scontrol`.
+    """
+    # For a job array, scontrol shows all of its jobs, one a line.
+    lines = scontrol("show", "job", job, "--oneliner", patience=patience).splitlines()
+    return next((line for line in lines if line.startswith(f"JobId={job} ")), "")
+
+
+def field(line: str, name: str) -> str:
+    """A field of what scontrol shows on one line.
+
+    Raises:
+        Refusal: it has no such field.
+    """
+    # A job's BatchHost and ReqNodeList are other fields than its NodeList.
+    found = re.search(rf"(?:^|\s){name}=(\S+)", line)
+    if not found:
+        raise Refusal(f"scontrol shows no {name}; is the job still running?")
+    return found[1]
+
+
+def output(*command: str) -> tuple[str, str]:
+    """What a command of Slurm's writes to stdout and stderr; nothing if it fails to answer."""
+    return answer(*command)[1:]
+
+
+def answer(*command: str) -> tuple[int, str, str]:
+    """The same with its exit status, 0 if it fails to answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return 0, "", ""
+    return done.returncode, done.stdout, done.stderr

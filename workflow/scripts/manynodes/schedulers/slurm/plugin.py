@@ -1,0 +1,395 @@
+"""Patches of Snakemake's Slurm plugin, applied from outside, and a line for each change of a job's
+state.
+
+Tested with version 2.8.0 of snakemake-executor-plugin-slurm. Each patch names its upstream issue,
+if there is one.
+"""
+
+import asyncio
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import (  # type: ignore[import-untyped]
+    SubmittedJobInfo,
+)
+
+from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.schedulers.base import SPARE_MB, TellState
+
+TESTED = "2.8.0"
+# Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
+QUERY_TIMEOUT = 60
+# Seconds after which a job that squeue no longer lists has ended; after which a job that stays
+# PREEMPTED or NODE_FAIL will not be requeued (otherwise it changes within seconds); and to wait for
+# the last processes of an ended job.
+LASTING = 60
+
+TMP = re.compile(r"([1-9][0-9]{0,8})([MGT]?)")
+UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
+
+# What sbatch says when a limit on submitted jobs is reached, of an association or of a QOS. Not
+# "job submit limit", which stands in every refusal by policy, also in one that would never pass.
+FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*", re.IGNORECASE)
+# Seconds between two tries to submit a job beyond a limit.
+FULL_WAIT = 30
+# What --parsable prints; a site's wrapper may print more.
+JOB_ID = re.compile(r"\d+(;\S+)?")
+
+Status = tuple[dict[str, str], float]
+
+
+def version_warning() -> str | None:
+    """A line if the plugin is not the tested version."""
+    found = metadata.version("snakemake-executor-plugin-slurm")
+    if found == TESTED:
+        return None
+    name = "snakemake-executor-plugin-slurm"
+    return f"{name} is version {found}; this workflow was tested with {TESTED}"
+
+
+class Follower:
+    """Follows an executor's jobs from submission to end, through outages of Slurm's daemons.
+
+    Attributes:
+        jobs: submitted and not known to have ended, by Slurm's id.
+        failures: why jobs failed, by job; in Slurm's or sbatch's words.
+        logs: Slurm's log of each failed job.
+
+    Args:
+        tell_state, tell: as in `Scheduler.watch`.
+    """
+
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
+        self.tell_state, self.tell = tell_state, tell
+        self.jobs: dict[str, Any] = {}
+        self.failures: dict[Any, str] = {}
+        self.logs: dict[Any, str] = {}
+        self.shown: dict[str, str] = {}
+        self.silent_since: float | None = None
+        self.unqueued: dict[str, float] = {}
+        self.listed: set[str] = set()
+        self.unlisted: dict[str, float] = {}
+        self.ending: dict[str, float] = {}
+
+    def attach(self, executor: Any) -> None:
+        """Follow the jobs of a Slurm executor from now on."""
+        plugin = sys.modules[type(executor).__module__]
+        plugin.query_job_status = self.query  # type: ignore[attr-defined]
+        submitted, succeeded, failed = (
+            executor.report_job_submission,
+            executor.report_job_success,
+            executor.report_job_error,
+        )
+        cancel, run_job = executor.cancel_jobs, executor.run_job
+        over = threading.Event()
+        # The module's only use of it is sbatch, and with it the plugin keeps its own subprocess.
+        plugin.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+            **vars(subprocess) | {"Popen": partial(Sbatch, cache(self.tell), over)}
+        )
+
+        def on_run(job: Any) -> None:
+            # Its own handler fails for a group of jobs, in a thread whose errors nobody sees, and
+            # Snakemake would wait for ever (measured).
+            try:
+                run_job(job)
+            except Exception as error:
+                cause = error.__context__ or error
+                line = f"the submission failed: {one_line(str(cause))}; is it in squeue? "
+                executor._report_job_error_threadsafe(SubmittedJobInfo(job), line)
+
+        def on_submission(info: Any, *arguments: Any, **options: Any) -> None:
+            self.jobs[info.external_jobid] = info
+            submitted(info, *arguments, **options)
+
+        def on_success(info: Any) -> None:
+            self.jobs.pop(info.external_jobid, None)
+            succeeded(info)
+
+        def on_error(info: Any, msg: str | None = None, **options: Any) -> None:
+            self.jobs.pop(info.external_jobid, None)
+            self.failures[info.job] = reason_of(msg or "")
+            self.logs[info.job] = str((info.aux or {}).get("slurm_logfile") or "")
+            failed(info, msg=msg, **options)
+
+        def on_cancel(_known: list[Any]) -> None:
+            # While the executor's base class asks for states, its list of active jobs is empty:
+            # Ctrl-C at that moment cancelled nothing (measured).
+            over.set()
+            cancel(list(self.jobs.values()))
+
+        # The plugin lets its intervals grow by 10 s up to 180 s, whatever
+        # --seconds-between-status-checks says.
+        longest = executor.workflow.remote_execution_settings.seconds_between_status_checks
+
+        async def sleep() -> None:
+            await asyncio.sleep(min(executor.next_seconds_between_status_checks, longest))
+
+        executor.report_job_submission, executor.report_job_success = on_submission, on_success
+        executor.report_job_error, executor.cancel_jobs = on_error, on_cancel
+        executor.run_job = on_run
+        executor.sleep = sleep
+
+    async def query(self, command: str, _logger: Any) -> Status:
+        """The states of the jobs, in words that the plugin knows; empty while Slurm does not
+        answer.
+
+        The plugin asks five times within a second and then forgets all its jobs for good, neither
+        checking nor cancelling them (measured;
+        https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/207 and /331).
+        Without states it asks again at its next poll.
+        """
+        start = time.time()
+        states, error = await asyncio.to_thread(ask, command)
+        tool = command.split()[0]
+        if states is None:
+            if self.silent_since is None:
+                self.silent_since = start
+                self.tell(
+                    f"{tool} gives no job states ({error}); jobs are not affected; asking again "
+                    "until it does"
+                )
+            return {}, time.time() - start
+        if self.silent_since is not None:
+            self.tell(
+                f"{tool} gives job states again, after {time.time() - self.silent_since:.0f} s"
+            )
+            self.silent_since = None
+        plain = {job: self.plain(job, state) for job, state in states.items() if state}
+        if tool == "squeue":
+            plain |= dict.fromkeys(self.forgotten(set(plain)), "UNKNOWN")
+        queued = await asyncio.to_thread(details, list(self.jobs))
+        self.show(plain, queued)
+        return {
+            job: self.settled(job, word, queued) for job, word in plain.items()
+        }, time.time() - start
+
+    def plain(self, job: str, state: str) -> str:
+        """A job's state, as a word with which the plugin stops waiting for an ended job.
+
+        sacct reports a cancelled job as `CANCELLED by 1000`, and keeps reporting `PREEMPTED` or
+        `NODE_FAIL` for a job that is not requeued. The plugin takes none of these for an end and
+        waits for ever (the first was measured, the others were read). At `NODE_FAIL` it also
+        excludes the nodes that sacct names from all later jobs: all nodes of the job, or `None
+        assigned`, after which nothing can be submitted (measured;
+        https://github.com/snakemake/snakemake-executor-plugin-slurm/issues/485). Slurm
+        itself allocates no dead node.
+        """
+        word = state.split()[0]
+        if lasts(self.unqueued, job, word in ("PREEMPTED", "NODE_FAIL")):
+            return "CANCELLED"
+        return "PENDING" if word == "NODE_FAIL" else word
+
+    def settled(self, job: str, word: str, queued: Mapping[str, tuple[str, str, str]]) -> str:
+        """A job's state; `COMPLETING` while processes of a failed job may still run.
+
+        Slurm calls a job cancelled before it ends its processes. The plugin then shows the rule's
+        log, which lacked its last line, the reason (measured).
+        """
+        ending = (
+            word not in ("COMPLETED", "PENDING", "RUNNING")
+            and queued.get(job, ("",))[0] == "COMPLETING"
+        )
+        # Called in any case, because it forgets a job that continues.
+        long = lasts(self.ending, job, ending)
+        return word if long or not ending else "COMPLETING"
+
+    def forgotten(self, listed: set[str]) -> list[str]:
+        """Jobs that squeue has listed and no longer lists: it forgets a job MinJobAge after
+        its end.
+
+        The plugin takes the state UNKNOWN for an end, and Snakemake then looks for the
+        job's output.
+        """
+        self.listed |= listed & set(self.jobs)
+        return [
+            job
+            for job in sorted(self.listed & set(self.jobs))
+            if lasts(self.unlisted, job, job not in listed)
+        ]
+
+    def show(self, states: Mapping[str, str], known: Mapping[str, tuple[str, str, str]]) -> None:
+        """Print a line for each job whose state, pending reason or nodes have changed."""
+        for number, info in list(self.jobs.items()):
+            state, reason, nodes = known.get(number, (states.get(number, ""), "", ""))
+            if state in ("", "COMPLETED", "COMPLETING"):
+                continue
+            line = (
+                state
+                + (f" ({reason})" if state == "PENDING" and reason not in ("", "None") else "")
+                + (f" on {nodes}" if nodes else "")
+            )
+            # Without squeue's answer the nodes are unknown, which is not a change.
+            if number not in known and self.shown.get(number, "").startswith(state):
+                continue
+            if self.shown.get(number) != line:
+                self.shown[number] = line
+                self.tell_state(info.job, number, line, state == "PENDING")
+
+
+class Sbatch:
+    """sbatch as the plugin starts it, with the answers that it can read.
+
+    The plugin takes a site's message for a failure if it contains certain words, and then neither
+    follows the job nor ends (measured). It gets the job's id alone; the message is told, once.
+
+    Args:
+        tell: prints a line that it has not printed before.
+        over: set when no more jobs are to be submitted.
+        call, options: of Popen.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], over: threading.Event, call: str, **options: Any
+    ) -> None:
+        self.tell, self.over, self.call, self.options = tell, over, call, options
+        self.returncode = 0
+
+    def communicate(self, input: str | None = None) -> tuple[str, str]:  # noqa: A002
+        """Submit; while a limit on submitted jobs is reached, again and again."""
+        while True:
+            process = subprocess.Popen(self.call, **self.options)
+            out, said = process.communicate(input)
+            self.returncode = process.returncode
+            full = FULL.search(said) if self.returncode else None
+            if not full:
+                break
+            self.tell(f"sbatch: {full[0]}; jobs are submitted when others have ended")
+            if self.over.wait(FULL_WAIT):
+                break
+        if self.returncode:
+            return out, said
+        if said.strip():
+            self.tell(f"sbatch says: {' '.join(said.split())}")
+        ids = [line for line in out.splitlines() if JOB_ID.fullmatch(line.strip())]
+        return (ids or [out])[-1], ""
+
+
+def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
+    """Note whether something holds for a job now; returns whether it has held for LASTING seconds,
+    at least twice in a row.
+    """
+    if not holds:
+        since.pop(job, None)
+        return False
+    known = job in since
+    return time.monotonic() - since.setdefault(job, time.monotonic()) >= LASTING and known
+
+
+def ask(command: str) -> tuple[dict[str, str] | None, str]:
+    """Run a status query; returns the states by job, or None and the reason in one line."""
+    try:
+        done = subprocess.run(
+            shlex.split(command), capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {QUERY_TIMEOUT} s"
+    except OSError as error:
+        return None, str(error.strerror)
+    if done.returncode:
+        return None, " ".join(done.stderr.split())[:150] or f"status {done.returncode}"
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}, ""
+
+
+def details(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
+    """State, pending reason and nodes of each job that squeue lists; none if squeue does not
+    answer.
+    """
+    command = [
+        "squeue",
+        "--noheader",
+        "--states=all",
+        f"--jobs={','.join(jobs)}",
+        "--format=%i|%T|%r|%N",
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    return {row[0]: (row[1], row[2], row[3]) for row in rows if len(row) == 4}
+
+
+def reason_of(message: str) -> str:
+    """The plugin's message on a failed job in one line; sbatch's own words if sbatch refused the
+    job.
+    """
+    if found := re.search(
+        r"sbatch failed\. The error message was '(.*?)'\.?\s*\n", message, re.DOTALL
+    ):
+        return "sbatch refused the job: " + " ".join(found[1].split()).removeprefix(
+            "sbatch: error: "
+        )
+    first = message.partition("For further error details")[0]
+    return " ".join(first.split()).replace(" Reason: Unknown.", "")
+
+
+def ask_for_local_disk(executor: Any) -> None:
+    """Give the executor the resource `slurm_tmp`, sbatch's `--tmp`, which the plugin lacks."""
+    plugin = sys.modules[type(executor).__module__]
+    plain = plugin.get_submit_command
+
+    def with_tmp(job: Any, *arguments: Any, **options: Any) -> str:
+        tmp = tmp_mb(job.resources)
+        return plain(job, *arguments, **options) + (f" --tmp={tmp}M" if tmp else "")
+
+    plugin.get_submit_command = with_tmp  # type: ignore[attr-defined]
+
+
+def tmp_mb(resources: Mapping[str, Any]) -> int:
+    """MB of local disk that a job asks for on each node; 0: none.
+
+    Args:
+        resources: `slurm_tmp`, a size as for sbatch or `auto`, which follows `disk_mb`.
+
+    Raises:
+        Refusal: it is no size.
+    """
+    wanted = str(resources.get("slurm_tmp") or "")
+    if wanted == "auto":
+        return int(resources.get("disk_mb") or 0) + SPARE_MB
+    found = TMP.fullmatch(wanted)
+    if wanted and not found:
+        raise Refusal(f"slurm_tmp: {shown(wanted)}; give a size such as 20G, or auto")
+    return int(found[1]) * UNITS[found[2]] if found else 0
+
+
+def submission(executor: Any, job: Any) -> tuple[str, ...]:
+    """The sbatch options with which the executor will submit a job, without those for its files.
+
+    Raises:
+        Refusal: the plugin itself refuses the job's resources, or a signal would not arrive.
+    """
+    plugin = sys.modules[type(executor).__module__]
+    try:
+        plugin.validate_slurm_extra(job)
+        parameters = {
+            "run_uuid": "", "slurm_logfile": "", "comment_str": "", "workdir": "",
+            "account": next(executor.get_account_arg(job)),
+            "partition": executor.get_partition_arg(job),
+        }  # fmt: skip
+        call = plugin.get_submit_command(
+            job, parameters, settings=executor.workflow.executor_settings
+        ) + plugin.set_gres_string(job)
+    except WorkflowError as error:
+        raise Refusal(" ".join(str(error).split())) from None
+    # --parsable, --job-name, --output, --export and --comment come first.
+    options = tuple(shlex.split(call)[9:])
+    if re.search(r"--signal[= ][BR]*B", " ".join(options)):
+        raise Refusal(
+            "slurm_extra: --signal=B: warns the batch script alone, and the job would end without "
+            "having saved; write it without B:, such as --signal=USR1@120"
+        )
+    return options

@@ -1,0 +1,270 @@
+"""Slurm as a scheduler: the job's nodes, one srun over all of them, requeue, and its errors."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from manynodes.base.errors import Refusal
+from manynodes.base.processes import job_seconds, last_words
+from manynodes.schedulers.base import (
+    Allocation,
+    Cause,
+    Command,
+    Scheduler,
+    Size,
+    Step,
+    TellState,
+    Trouble,
+    Watch,
+    end_here,
+    labelled,
+)
+from manynodes.schedulers.slurm.commands import field, scontrol, shown_job
+
+# Seconds that a job which has just started waits for the controller.
+PATIENCE = 300
+# What a step keeps of the variables that Slurm gave to the process that starts it.
+KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR")
+
+
+@dataclass(frozen=True)
+class SlurmJob(Allocation):
+    """An allocation of Slurm.
+
+    Attributes:
+        restarts: how often Slurm has restarted the job.
+    """
+
+    restarts: int = 0
+
+
+class Slurm(Scheduler):
+    transport = "srun"
+    description = "the nodes of this Slurm job"
+    executor = "slurm"
+    task_launcher = "srun"
+    job_scratch = "SLURM_TMPDIR"
+    query_settings = r"(SQUEUE|SACCT|SINFO|SCONTROL)_\w+|SLURM_TIME_FORMAT"
+    task_variables: Mapping[str, str] = {
+        "RANK": "$SLURM_PROCID",
+        "LOCAL_RANK": "$SLURM_LOCALID",
+        "WORLD_SIZE": "$SLURM_NTASKS",
+    }
+
+    def active(self, environment: Mapping[str, str]) -> bool:
+        return "SLURM_JOB_ID" in environment
+
+    def allocation(self, nodes: int) -> SlurmJob:
+        # Asked from Slurm: inside a Snakemake job, $SLURM_JOB_NODELIST is gone.
+        job = os.environ.get("SLURM_JOB_ID", "")
+        if not job.isdecimal():
+            raise Refusal(
+                "transport srun works inside a Slurm job; "
+                "submit it with --profile profiles/slurm, or use transport local"
+            )
+        shown = shown_job(job, PATIENCE)
+        listed = field(shown, "NodeList")
+        hosts = tuple(scontrol("show", "hostnames", listed).split())
+        here = os.environ.get("SLURMD_NODENAME", socket.gethostname().partition(".")[0])
+        if here != hosts[0]:
+            raise Refusal(
+                f"launch runs on {here}, not on {hosts[0]}, the first node of job {job}; "
+                f"start it there: srun --jobid={job} --nodelist={hosts[0]} --nodes=1 --ntasks=1 "
+                "--overlap --pty bash"
+            )
+        if len(hosts) != nodes:
+            raise Refusal(
+                f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
+            )
+        forget_step_options()
+        return SlurmJob(
+            owner=f"Slurm job {job}",
+            hosts=hosts,
+            addresses=("127.0.0.1",) if len(hosts) == 1 else addresses_of(listed, hosts),
+            number=int(job),
+            end=end_of(shown, job_seconds(f"SLURM_JOB_ID={job}")),
+            job=job,
+            inspect=f"sacct -X -j {job}",
+            restarts=int(field(shown, "Restarts")),
+        )
+
+    def commands(self, step: Step) -> list[Command]:
+        plan = {
+            node.node_rank: {
+                "environment": node.environment | dict(step.private),
+                "command": node.command,
+            }
+            for node in step.nodes
+        }
+        kind = "rank" if step.ranks else "node"
+        return [
+            Command(
+                srun_command(step),
+                stdin=json.dumps(plan),
+                label=partial(labelled, kind),
+                # srun ends the step on SIGTERM; a killed srun would leave the step running.
+                end_signal=signal.SIGTERM,
+            )
+        ]
+
+    def preview(self, step: Step) -> list[str]:
+        return [shlex.join(srun_command(step)), *super().preview(step)]
+
+    def starter(self, number: int) -> str:
+        return "srun"
+
+    def explain(self, errors: Sequence[str]) -> Trouble | None:
+        for text in errors:
+            # slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T07:00 DUE TO TIME LIMIT
+            # ***
+            if found := re.search(r"ON (\S+) CANCELLED AT \S+ DUE TO (.*?) \*\*\*", text):
+                return Trouble(f"Slurm ended it on {found[1]}: {found[2].lower()}", found[1])
+        for text in errors:
+            # srun: error: n2: tasks 2-3: Exited with exit code 1
+            if found := re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.*)", text):
+                host, task, ended = found.groups()
+                lines = [line for line in errors if re.match(rf"\s*{task}: ", line)]
+                last = last_words([line.partition(": ")[2] for line in lines], "")
+                text = f"{host}: {ended}" + (f": {last[-1]}" if last else "")
+                # srun: error: n2: task 1: Killed
+                cause = Cause.RANK_KILLED if ended.startswith("Killed") else Cause.OTHER
+                return Trouble(text, host, cause)
+        # srun: error: Unable to create step for job 12: Requested nodes are busy
+        others = [
+            text.removeprefix("srun: error: ")
+            for text in errors
+            if text.startswith("srun: error: ")
+        ]
+        return Trouble(others[0]) if others else None
+
+    def end(self, allocation: Allocation) -> float | None:
+        job = allocation.job
+        return end_of(shown_job(job), job_seconds(f"SLURM_JOB_ID={job}"))
+
+    def warn(self, allocation: Allocation) -> None:
+        # As --signal=USR1 does: to all processes of the steps, and not to the batch script.
+        command = ["scancel", "--signal=USR1", allocation.job]
+        subprocess.run(command, capture_output=True, check=True)
+
+    def requeue(self, allocation: Allocation, saved: bool) -> str | None:
+        assert isinstance(allocation, SlurmJob)
+        try:
+            # Slurm may have replaced a node that was cut off: a requeue from the old node would
+            # end the job that trains on the new one.
+            if int(field(shown_job(allocation.job), "Restarts")) != allocation.restarts:
+                return "Slurm has restarted it on other nodes"
+            scontrol("requeue", allocation.job)
+        except Refusal as refusal:
+            return str(refusal)
+        return None
+
+    def resources(self, size: Size) -> dict[str, int | str]:
+        """Source: https://snakemake.github.io/snakemake-plugin-catalog/plugins/executor/slurm.html"""
+        # The key `mpi` makes Snakemake run the rule in the batch step rather than inside a step of
+        # one node. On one node the plugin refuses a name, but the empty one has the same effect.
+        mpi = {"mpi": "srun" if size.nodes > 1 else ""} if size.launches else {}
+        return {
+            "nodes": size.nodes,
+            "tasks": size.nodes,
+            **mpi,
+            "cpus_per_task": size.cpus,
+            "gres": f"gpu:{size.gpus}" if size.gpus else "",
+            # Otherwise the plugin asks for tasks per GPU.
+            "tasks_per_gpu": 0,
+            "mem_mb": size.memory,
+        }
+
+    def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
+        nodes = environment.get("SLURM_JOB_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+        if not nodes.isdecimal() or int(nodes) < 2:
+            return None
+        return (
+            f"this Slurm job has {nodes} nodes, and profiles/local uses only this one; leave the "
+            "job "
+            "and run `snakemake --profile profiles/slurm` on the login node, which submits jobs "
+            "itself"
+        )
+
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        # Imported here: launch needs none of it.
+        from manynodes.schedulers.slurm.submission import SlurmWatch
+
+        return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
+
+
+def end_of(shown: str, running: float) -> float | None:
+    """When the job's time is up, see `end_here`; None if it has no limit.
+
+    Args:
+        shown: by scontrol.
+    """
+    found = re.search(r"\bStartTime=(\d\S+) EndTime=(\d\S+)", shown)
+    if not found:
+        return None
+    start, end = (datetime.fromisoformat(each).timestamp() for each in found.groups())
+    return end_here(start, end, running)
+
+
+def addresses_of(listed: str, hosts: Sequence[str]) -> tuple[str, ...]:
+    try:
+        shown = scontrol("show", "node", listed, "--oneliner", patience=PATIENCE)
+        nodes = {field(line, "NodeName"): line for line in shown.splitlines()}
+        return tuple(field(nodes[host], "NodeAddr") for host in hosts)
+    except (Refusal, KeyError):
+        # Some sites do not show nodes to users.
+        return tuple(hosts)
+
+
+def forget_step_options() -> None:
+    """Remove the variables that srun would take for options of the new step.
+
+    A Snakemake job has removed them already. In an interactive shell of one CPU, all ranks would
+    share that CPU.
+    """
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "SBATCH_"))]:
+        if name not in KEPT:
+            del os.environ[name]
+
+
+def srun_command(step: Step) -> tuple[str, ...]:
+    """One job step over all nodes of the job.
+
+    Every option is given: inside a Snakemake job the variables are gone from which srun would
+    take them, and since Slurm 22.05 it takes --cpus-per-task from nowhere else.
+    """
+    options: dict[str, object] = {
+        "nodes": len(step.nodes),
+        "ntasks": len(step.nodes) * step.tasks,
+        "ntasks-per-node": step.tasks,
+        "cpus-per-task": step.cpus,
+        # Tasks in the order of the nodes: node ranks are the same in every attempt.
+        "distribution": "block",
+        "kill-on-bad-exit": 1,
+        # Overrides a site's own value, which ends tasks some time after the first one is done.
+        "wait": 0,
+        "label": None,
+        # Ranks find each other by themselves.
+        "mpi": "none",
+        # Fail after 60 s if another step holds the job's resources.
+        "immediate": 60,
+        # The batch shell of the job holds no step of its own, but an interactive one does.
+        "overlap": None,
+    }
+    if step.gpus:
+        options["gres"] = f"gpu:{step.gpus}"
+    dispatch = [*step.dispatch, "--node", "$SLURM_NODEID"]
+    if step.reach:
+        dispatch += ["--reach", step.reach]
+    return (
+        "srun",
+        *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()),
+        *dispatch,
+    )

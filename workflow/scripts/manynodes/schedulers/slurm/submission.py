@@ -1,0 +1,271 @@
+"""Slurm's part in a Snakemake command: every submission is checked before the first job."""
+
+import getpass
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from manynodes.base.errors import Refusal
+from manynodes.schedulers.base import TellState, Watch, refuse_different
+from manynodes.schedulers.slurm.commands import answer, output, scontrol
+from manynodes.schedulers.slurm.plugin import (
+    FULL,
+    Follower,
+    ask_for_local_disk,
+    submission,
+    tmp_mb,
+    version_warning,
+)
+
+# sbatch's words for jobs that it would never accept in any state of the cluster.
+NEVER_ACCEPTED = re.compile(
+    r"nvalid|unrecognized|not permitted|ermission denied|policy|More processors requested"
+)
+
+
+# Resources that say where a job runs.
+OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
+
+
+class SlurmWatch(Watch):
+    """Checks the submissions of a Snakemake command and follows its jobs.
+
+    Args:
+        tell_state, tell: as in `Scheduler.watch`.
+    """
+
+    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self.follower = Follower(tell_state, tell)
+        self.failures, self.logs = self.follower.failures, self.follower.logs
+
+    def start(self, workflow: Any) -> None:
+        try:
+            self.prepare(workflow)
+        except Refusal as refusal:
+            raise Refusal(f"slurm: {refusal}") from None
+
+    def prepare(self, workflow: Any) -> None:
+        settings, executor = workflow.executor_settings, workflow.scheduler._executor
+        if warning := version_warning():
+            self.tell(warning)
+        settings.status_command, why = status_command(settings.status_command)
+        self.tell(why)
+        # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
+        executor._fallback_account_arg = ""
+        ask_for_local_disk(executor)
+        self.check_submissions(workflow.dag, executor)
+        # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
+        # the interruption.
+        os.environ.setdefault("SBATCH_OPEN_MODE", "append")
+        self.follower.attach(executor)
+
+    def check_submissions(self, dag: Any, executor: Any) -> None:
+        limits = partitions()
+        checked: set[tuple[str, ...]] = set()
+        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
+            if job.is_local:
+                continue
+            if job.is_group():
+                refuse_different(job, OF_THE_PLACE)
+                job.finalize()
+            refuse_foreign_account(str(job.resources.get("slurm_account") or ""))
+            options = submission(executor, job)
+            if options in checked:
+                continue
+            checked.add(options)
+            if objection := try_submission(options):
+                self.tell(objection)
+            partition = limits.get(option_value(options, "-p"))
+            if partition:
+                refuse_too_large(job.resources, partition)
+
+
+def option_value(options: Sequence[str], name: str) -> str:
+    return options[options.index(name) + 1] if name in options else ""
+
+
+def status_command(wanted: str | None) -> tuple[str, str]:
+    """The command with which Snakemake asks for job states, and a line that explains the choice.
+
+    Without accounting, `sacct` waits for ever; `squeue` forgets jobs that have ended.
+
+    Args:
+        wanted: `sacct` or `squeue`, as Snakemake would have it.
+
+    Raises:
+        Refusal: Slurm's controller does not answer.
+    """
+    config = scontrol("show", "config")
+    if wanted != "squeue":
+        try:
+            done = subprocess.run(
+                ["sacct", "-X", "--noheader"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+            if done.returncode == 0:
+                return "sacct", "accounting works; job states come from sacct"
+            reason = " ".join(done.stderr.split()) or f"sacct ended with status {done.returncode}"
+        except FileNotFoundError:
+            reason = "there is no sacct here"
+        except subprocess.TimeoutExpired:
+            reason = "sacct did not answer within 20 s"
+    else:
+        reason = "as the profile says"
+    found = re.search(r"MinJobAge\s*=\s*(\d+)", config)
+    forgets = f", which forgets a job {found[1]} s after its end" if found else ""
+    return "squeue", f"{reason}; job states come from squeue{forgets}"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The largest job that a partition can ever run.
+
+    Attributes:
+        nodes: number of its nodes, in any state.
+        cpus, memory, disk: of its largest node; memory, and local disk (TmpDisk), in MB.
+        minutes: its time limit; None if it has none.
+    """
+
+    name: str
+    nodes: int
+    cpus: int
+    memory: int
+    disk: int
+    minutes: int | None
+
+
+def partitions() -> dict[str, Partition]:
+    """All partitions by name, from sinfo; empty if it does not answer."""
+    rows = [
+        line.split("|")
+        for line in output("sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%d|%l|%N")[
+            0
+        ].splitlines()
+    ]
+    found: dict[str, Partition] = {}
+    for name, cpus, memory, disk, limit, _node in (row for row in rows if len(row) == 6):
+        so_far = found.get(name, Partition(name, 0, 0, 0, 0, None))
+        found[name] = Partition(
+            name,
+            so_far.nodes + 1,
+            max(so_far.cpus, int(cpus)),
+            max(so_far.memory, int(memory)),
+            max(so_far.disk, int(disk)),
+            minutes(limit),
+        )
+    return found
+
+
+def minutes(limit: str) -> int | None:
+    """Slurm's [days-]hours:minutes:seconds in minutes; None for `infinite` and anything else."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if not found:
+        return None
+    days, hours, mins, _seconds = (int(part or 0) for part in found.groups())
+    return (days * 24 + hours) * 60 + mins
+
+
+def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None:
+    """Refuse a job that the partition can never run; Slurm might leave it pending for ever.
+
+    Raises:
+        Refusal: naming the resource, the request and the limit.
+    """
+    limits = {
+        "runtime": (
+            partition.minutes,
+            f"{{asked}} minutes are asked for, {partition.name} allows {{limit}}",
+        ),
+        "nodes": (
+            partition.nodes,
+            f"{{asked}} nodes are asked for, {partition.name} has {{limit}}",
+        ),
+        "cpus_per_task": (
+            partition.cpus,
+            f"{{asked}} CPUs a node are asked for, the largest node of {partition.name} has "
+            f"{{limit}}",
+        ),
+        "mem_mb": (
+            partition.memory,
+            f"{{asked}} MB a node are asked for, the largest node of {partition.name} has "
+            f"{{limit}}",
+        ),
+        "slurm_tmp": (
+            partition.disk,
+            f"{{asked}} MB a node are asked for, the largest TmpDisk of {partition.name} is "
+            f"{{limit}}",
+        ),
+    }
+    remedies = {
+        "runtime": "stage and train are one job, their times are added: --set-resources "
+        "train:runtime=…",
+        "nodes": "set nodes in the configuration, or another slurm_partition",
+        "cpus_per_task": "lower nproc_per_node or cpus_per_proc in the configuration",
+        "mem_mb": "--set-resources train:mem_mb=… stage:mem_mb=…",
+        "slurm_tmp": "ask for less, or leave slurm_tmp out of the profile",
+    }
+    of_job = {**resources, "slurm_tmp": tmp_mb(resources)}
+    for name, (limit, text) in limits.items():
+        asked = of_job.get(name)
+        if limit is not None and isinstance(asked, int) and asked > limit:
+            raise Refusal(f"{name}: {text.format(asked=asked, limit=limit)}; {remedies[name]}")
+
+
+def refuse_foreign_account(account: str) -> None:
+    """Refuse an account of somebody else; Snakemake waits for ever for such a job (seen with
+    plugin 2.8.0).
+
+    Raises:
+        Refusal: naming the user's accounts.
+    """
+    # Only if an account is given: without slurmdbd, sacctmgr waits for its 30 s time-out.
+    known = own_accounts() if account else []
+    if known and not {name.lower() for name in re.split(r"[,\s]+", account)} <= {
+        name.lower() for name in known
+    }:
+        raise Refusal(
+            f"slurm_account: {account} is not yours; yours are {', '.join(sorted(set(known)))}"
+        )
+
+
+def try_submission(options: Sequence[str]) -> str | None:
+    """Let Slurm check a submission without submitting it; Snakemake hides why a group job was
+    refused.
+
+    Args:
+        options: of sbatch.
+
+    Returns:
+        A temporary objection, such as nodes out of service; None if there is none.
+
+    Raises:
+        Refusal: the job would never be accepted.
+    """
+    status, _, error = answer("sbatch", "--test-only", *options, "--wrap=true")
+    # What a site tells its users with every job is no objection.
+    if status == 0 or " to start at " in error:
+        return None
+    reason = " ".join(
+        error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()
+    ).removeprefix("allocation failure: ")
+    if FULL.search(reason):
+        # It is submitted when there is room.
+        return None
+    if NEVER_ACCEPTED.search(reason):
+        raise Refusal(f"sbatch would refuse a job with {' '.join(options)}: {reason}")
+    return f"sbatch says of a job with {' '.join(options)}: {reason}" if reason else None
+
+
+@cache
+def own_accounts() -> list[str]:
+    return output(
+        "sacctmgr", "--noheader", "-s", "list", "user", getpass.getuser(), "format=account%256"
+    )[0].split()

@@ -1,0 +1,191 @@
+"""Any machines that ssh reaches and that share a folder, also inside other schedulers' jobs."""
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from manynodes.base.atomic import TEMPORARY
+from manynodes.base.errors import Refusal, one_line
+from manynodes.base.reading import is_file, read_bytes
+from manynodes.schedulers.base import Allocation, TellState, Watch
+from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler
+
+MOST_BYTES = 1_000_000  # of a file of hosts
+
+# Nobody can answer a question; a host that is off must not hold us up for minutes.
+OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-T", "-x")
+# Seconds to describe a host: Python may come from a cold network file system.
+PATIENCE = 120
+FAILED = 255  # status of ssh itself
+SIMULTANEOUS = 16  # hosts that are asked at once
+
+
+class Ssh(AgentScheduler):
+    transport = "ssh"
+    description = "the machines of --hosts, through ssh"
+    executor = "none"
+    takes_hosts = True
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self.hosts = tuple(hosts)
+
+    def on(self, hosts: Sequence[str]) -> "Ssh":
+        return Ssh(read_hosts(hosts))
+
+    def active(self, environment: Mapping[str, str]) -> bool:
+        return False
+
+    def allocation(self, nodes: int) -> Allocation:
+        hosts = self.hosts[:nodes]
+        if not hosts:
+            raise Refusal(
+                "transport ssh needs hosts: --hosts a b c, or a file with one host a line; through "
+                "Snakemake --config 'hosts=[a, b, c]'"
+            )
+        if len(hosts) < nodes:
+            raise Refusal(
+                f"nodes: the run wants {nodes}, hosts has {len(hosts)}: {', '.join(hosts)}"
+            )
+        if not is_here(hosts[0]):
+            raise Refusal(
+                f"this is {socket.gethostname()}, not {hosts[0]}, the first of the hosts, where "
+                "rank 0 runs; start there, or put this machine first"
+            )
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        addresses = ("127.0.0.1",) if nodes == 1 else hosts
+        return Allocation(owner, hosts, addresses, os.getpid())
+
+    def example(self, nodes: int) -> Allocation:
+        names = self.hosts[:nodes] if len(self.hosts) >= nodes else super().example(nodes).hosts
+        return Allocation("nobody", names, names, 0)
+
+    def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
+        return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
+
+    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        return SshWatch(self)
+
+
+class SshWatch(Watch):
+    """Checks the hosts before the first job."""
+
+    def __init__(self, scheduler: Ssh) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+
+    def start(self, workflow: Any) -> None:
+        hosts = self.scheduler.allocation(len(self.scheduler.hosts)).hosts
+        problems = check_hosts(hosts, Path.cwd())
+        for problem in problems[1:]:
+            print(f"ssh: {one_line(problem)}", file=sys.stderr)
+        if problems:
+            raise Refusal(f"ssh: {problems[0]}")
+
+
+def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
+    """The hosts, each once. A single name of a file stands for the file's first words, one a line.
+
+    Host files of other schedulers name a host once for each of its slots.
+
+    Raises:
+        Refusal: a name is not one of a host.
+    """
+    if len(given) == 1 and (os.sep in given[0] or is_file(given[0])):
+        path = Path(os.path.expanduser(given[0]))  # noqa: PTH111, Path.expanduser raises an error
+        try:
+            lines = read_bytes(path, MOST_BYTES).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not a text file"
+            raise Refusal(f"hosts: {given[0]}: {why}; give a file with one host a line") from None
+        given = [line.split()[0] for line in lines if line.split() and line.strip()[0] != "#"]
+        if not given:
+            raise Refusal("hosts: the file names no host; give one a line")
+    for host in given:
+        # ssh would take it for an option, or a shell for something else.
+        if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
+            raise Refusal(f"hosts: {host} is not the name of a host")
+    return tuple(dict.fromkeys(given))
+
+
+def is_here(host: str) -> bool:
+    """Whether this machine has one of the host's addresses."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, _, _, _, address in found:
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((address[0], 0))
+                return True
+            except OSError:
+                continue
+    return False
+
+
+def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
+    """One line for each host that cannot be part of a step.
+
+    Args:
+        folder: that all of them must share.
+    """
+    scheduler = Ssh(hosts)
+    with NamedTemporaryFile(dir=folder, prefix=".hosts-", suffix=TEMPORARY) as file:
+        command = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
+
+        def described(number: int) -> dict[str, Any] | str:
+            return describe(scheduler.start(number, hosts[number], command))
+
+        with ThreadPoolExecutor(SIMULTANEOUS) as pool:
+            found = list(pool.map(described, range(len(hosts))))
+    ours = found[0]
+    lines = [objection(host, one, ours, folder) for host, one in zip(hosts, found, strict=True)]
+    return [line for line in lines if line]
+
+
+def describe(command: Sequence[str]) -> dict[str, Any] | str:
+    """What node_agent.py says of a host; as text, why it says nothing."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return "there is no ssh on PATH here; install an ssh client"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PATIENCE} s"
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == FAILED:
+        return f"cannot be reached: {said[-1] if said else 'ssh failed'}"
+    try:
+        # A login shell may have printed something before.
+        return json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = said[-1] if said else f"status {done.returncode}"
+        return f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"
+
+
+def objection(host: str, found: Any, ours: Any, folder: Path) -> str | None:
+    if isinstance(found, str):
+        return f"{host}: {found}"
+    if not found.get("seen"):
+        return f"{host}: {folder} is another folder there; all hosts must share it"
+    for name, version in ours["versions"].items() if isinstance(ours, dict) else ():
+        there = found["versions"].get(name)
+        if there != version:
+            return (
+                f"{host}: {name} is {there or 'missing'} there and {version} here; "
+                "install the same versions"
+            )
+    return None
+
+
+SCHEDULER = Ssh()

@@ -1,0 +1,44 @@
+"""What a run makes of its data: the augmentation, and what does not fit."""
+
+from manynodes.data.batches import Augmentation
+from manynodes.data.folder import DataFolder
+from manynodes.experiment.config import Run
+from manynodes.models.fitting import refuse_unfit_model
+from manynodes.models.names import Form
+from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
+from manynodes.training.sizes import edges
+
+# Edge from which `crop: auto` resizes random boxes.
+PHOTOGRAPH = 96
+
+
+def how(run: Run, data: DataFolder) -> Augmentation:
+    """The augmentation of a run's training images."""
+    height, width, _ = data.image_shape
+    window = edges(run.crop_size) or (height, width)
+    resized = run.crop == "resized" or (run.crop == "auto" and min(height, width) >= PHOTOGRAPH)
+    return Augmentation(
+        size=(height, width),
+        window=window,
+        flip=run.flip,
+        shift=0 if resized else run.shift,
+        area=run.crop_area if resized else None,
+        colour=run.colour,
+        cutout=run.cutout,
+    )
+
+
+def refuse_unfit_data(run: Run, data: DataFolder) -> None:
+    """Refuse a run that contradicts its data.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    height, width, channels = data.image_shape
+    refuse_contradictions(run)
+    refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
+    refuse_unfit_sizes(run, data.dataset, height, width)
+    window = how(run, data).window
+    for size in {window, edges(run.test_size) or window}:
+        form = Form(*size, channels, data.classes)
+        refuse_unfit_model(run.model, run.widths, run.model_args, form)

@@ -1,0 +1,173 @@
+"""From the ranks' gradients to their sum: DDP's buckets, compression, and finite checks."""
+
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from manynodes.base.caches import is_noexec
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Run
+from manynodes.training.losses import LOSSES
+
+# DDP sends a full bucket of gradients during the backward pass. Several buckets overlap with it,
+# but small ones only add latency; in MB of 2**20 bytes. The 25 MB of DDP's default hold most
+# networks here completely.
+BUCKETS = 4
+BUCKET_MB = (1.0, 25.0)
+
+
+class Gradients:
+    """This rank's gradients before they are summed, and their total.
+
+    Infinities and NaN appear in the total of the rank where they arose. After the sum they are on
+    all ranks; therefore each bucket is checked just before it.
+    """
+
+    def __init__(self, run: Run, classifier: nn.Module) -> None:
+        self.parameters = [
+            parameter for parameter in classifier.parameters() if parameter.requires_grad
+        ]
+        self.world_size = run.world_size
+        self.sent_as = torch.bfloat16 if run.gradient_compression == "bf16" else torch.float32
+        self.totals: list[Tensor] = []
+
+    @property
+    def bucket_mb(self) -> float:
+        """Size of a bucket: an equal part of the network, at least the minimum, below which
+        DDP cannot be compiled.
+        """
+        least, most = BUCKET_MB
+        size = sum(p.numel() * p.element_size() for p in self.parameters) / 2**20
+        parts = max(1, min(BUCKETS, int(size / least)))
+        return min(max(size / parts, least), most)
+
+    def add(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """DDP's communication hook: the sum over the ranks instead of DDP's mean."""
+        gradient = bucket.buffer()
+        self.totals.append(gradient.sum())
+        sent = gradient.to(self.sent_as)
+        return (
+            dist.all_reduce(sent, async_op=True)
+            .get_future()
+            .then(lambda future: gradient.copy_(future.value()[0]))
+        )
+
+    def take_total(self) -> Tensor:
+        """A number that is finite only if every gradient of the last step is: scalar, on the
+        device.
+        """
+        if self.world_size == 1:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            if gradients[0].is_cuda:
+                # In one or two kernels: on a GPU their number costs time.
+                return get_total_norm(gradients, 1.0)
+            # For the 11 million gradients of a ResNet-18 this took 1 of the 125 ms of a step on a
+            # CPU; minimum and maximum took 6, the norm 15.
+            self.totals = [gradient.sum() for gradient in gradients]
+        totals, self.totals = self.totals, []
+        if not totals:
+            raise Refusal(
+                "model: this pass did not use every parameter, which several processes cannot "
+                "train; use all of them in every pass"
+            )
+        return torch.stack(totals).sum()
+
+
+def distributed(
+    run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[nn.Module, Gradients]:
+    """The network to train, with its gradients.
+
+    Args:
+        first: images and labels for the passes before the first step, in the form used in training;
+            if the network is compiled, of every batch size that occurs.
+
+    Raises:
+        Refusal: it cannot be compiled here.
+    """
+    gradients = Gradients(run, classifier)
+    network: nn.Module = classifier
+    if run.world_size > 1:
+        # torch 2.11 knows this name too.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+        # BatchNorm statistics are averaged once per epoch instead of broadcast in every step.
+        network = DistributedDataParallel(
+            classifier, broadcast_buffers=False, bucket_cap_mb=gradients.bucket_mb
+        )
+        network.register_comm_hook(None, gradients.add)
+    if run.compile != "none":
+        # A resumed training must compile the same code: none for dynamic sizes, which would appear
+        # with the second size, and none selected by timing.
+        options: dict[str, Any] = {
+            "deterministic": True,
+            "triton.cudagraphs": run.compile == "cuda_graphs",
+        }
+        network = cast(nn.Module, torch.compile(network, dynamic=False, options=options))
+        # A graph is recorded when its code runs for the second time.
+        first = [*first, *first]
+    # After the first backward pass, DDP rebuilds its buckets, which changes the order of sums over
+    # three or more ranks. A resumed training would differ in its first step; therefore one pass
+    # comes before all steps. Compilation happens here too, before the clock of the first epoch.
+    if network is not classifier:
+        before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+        with refused_if_not_compiled(run):
+            for images, labels in first:
+                with (
+                    torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
+                    autocast(run, images),
+                ):
+                    LOSSES[run.loss](network(images), labels, 0.0).backward()
+                unused = [
+                    name
+                    for name, parameter in classifier.named_parameters()
+                    if parameter.requires_grad and parameter.grad is None
+                ]
+                if unused:
+                    raise Refusal(
+                        f"model: {run.model} does not use {unused[0]} in every pass, which several "
+                        "processes cannot train; set its requires_grad to False"
+                    )
+                classifier.zero_grad()
+        classifier.load_state_dict(before)
+        gradients.totals.clear()
+    return network, gradients
+
+
+@contextmanager
+def refused_if_not_compiled(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Imported here, because it takes a second and a half.
+        if run.compile == "none" or not isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+            raise
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+        with suppress(OSError):
+            if is_noexec(Path(cache)):
+                raise Refusal(
+                    f"compile: {run.compile} loads what it compiles from {cache}, which is mounted "
+                    f"noexec on {socket.gethostname()}; set TORCHINDUCTOR_CACHE_DIR to a folder of "
+                    "yours on another disk, or use compile: none"
+                ) from None
+        raise Refusal(
+            f"compile: {run.compile} needs a C++ compiler such as g++ on every node; "
+            f"{socket.gethostname()} says "
+            f"{str(error).splitlines()[0]}; load a module that has one, or use compile: none"
+        ) from None
+
+
+def autocast(run: Run, images: Tensor) -> torch.autocast:
+    """The context for the run's precision, on the device of the images."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
+    return torch.autocast(images.device.type, kind, enabled=kind is not None)

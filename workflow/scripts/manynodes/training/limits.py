@@ -1,0 +1,84 @@
+"""What a run cannot ask of its data and processes; free of torch, because every dry run looks."""
+
+from typing import Any
+
+from manynodes.base.errors import Refusal
+from manynodes.models.names import TIMM, is_own, with_muon
+from manynodes.training.sizes import edges, training_images, validation_images
+
+
+def refuse_contradictions(run: Any) -> None:
+    """Refuse keys that contradict each other.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    if run.global_batch_size % run.world_size:
+        raise Refusal(
+            f"global_batch_size: {run.global_batch_size} does not divide among "
+            f"{run.world_size} processes "
+            f"({run.nodes} nodes x {run.nproc_per_node}); "
+            f"use {max(1, round(run.global_batch_size / run.world_size)) * run.world_size}"
+        )
+    if run.model_args and not (is_own(run.model) or run.model.startswith(TIMM)):
+        raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
+    if run.optimizer == "muon" and run.model not in with_muon():
+        raise Refusal(
+            f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
+            f"of {run.model}; use sgd or adamw"
+        )
+    if run.optimizer == "muon" and run.precision == "fp16":
+        raise Refusal(
+            "precision: muon cannot skip the steps that the gradient scaler of fp16 "
+            "rejects; use bf16, or sgd or adamw"
+        )
+
+
+def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:
+    """Refuse a run that needs larger images than its data set has.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    for key in ("crop_size", "test_size"):
+        size = edges(getattr(run, key)) or (1, 1)
+        if size[0] > height or size[1] > width:
+            raise Refusal(
+                f"{key}: {size[0]} x {size[1]} is larger than the {height} x {width} images of "
+                f"{dataset}; use at most that"
+            )
+    window = edges(run.crop_size) or (height, width)
+    if run.cutout > min(window):
+        raise Refusal(
+            f"cutout: {run.cutout} is more than the {window[0]} x {window[1]} pixels of an "
+            "image; use less"
+        )
+
+
+def refuse_unfit_counts(run: Any, dataset: str, train_images: int) -> None:
+    """Refuse a run that needs more images than the train split of its data set has.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    held_out = validation_images(run, train_images)
+    training = training_images(run, train_images)
+    if training < 1 or (run.validation_fraction and not held_out):
+        raise Refusal(
+            f"validation_fraction: {run.validation_fraction} of the {train_images:,} images "
+            f"of {dataset} leaves {held_out} for validation and {training} for training; "
+            "both need one"
+        )
+    if run.global_batch_size > training:
+        raise Refusal(
+            f"global_batch_size: {run.global_batch_size} is more than the {training:,} "
+            f"training images of {dataset}; use at most that"
+        )
+    # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
+    share = training // -(-training // run.global_batch_size) // run.world_size
+    if share < 2:
+        raise Refusal(
+            f"global_batch_size: {run.global_batch_size} on {run.world_size} processes "
+            f"leaves a process {share} images in some steps, too few for BatchNorm; use "
+            f"{4 * run.world_size} or more"
+        )

@@ -1,0 +1,396 @@
+"""One rank's training loop: model, data, progress, checkpoint and restore."""
+
+import math
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from manynodes.base.errors import Refusal
+from manynodes.checkpointing.saver import Saver
+from manynodes.checkpointing.state import START_OVER, State, progress
+from manynodes.data import batches
+from manynodes.data.folder import DataFolder, content_sha256
+from manynodes.data.guard import Guard
+from manynodes.data.shares import Shares, fits
+from manynodes.data.staging import Staged, discard
+from manynodes.experiment.config import Run
+from manynodes.models.classifier import build, images_sums, moments, some
+from manynodes.models.weights import warm_start
+from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
+from manynodes.ranks.stopping import Stopping
+from manynodes.ranks.vote import Vote
+from manynodes.reporting.history import HISTORY
+from manynodes.training.data import how, refuse_unfit_data
+from manynodes.training.gradients import distributed
+from manynodes.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
+from manynodes.training.sizes import edges, validation_images
+from manynodes.training.steps import (
+    Stepper,
+    average_batchnorm,
+    random_state,
+    set_random_state,
+    validate,
+)
+
+# Bytes of neighbouring images that `order: blocks` reads in one piece.
+BLOCK = 32_000_000
+
+
+class Training:
+    """One rank's part in the training of a run.
+
+    Attributes:
+        epoch, step, seconds, history, attempts, checkpoints: as in `State`.
+        totals: sums over this rank's images of the epoch, see `steps.step`.
+        sizes: of an epoch's global batches.
+        shares: the images that this rank trains on.
+        held_out, val_labels: the validation images' rows and labels.
+        per_step: each rank's mean seconds of a forward pass, and of waiting for pixels, in the last
+            epoch: (ranks, 2), the same on all of them.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        process: Process,
+        data: DataFolder,
+        staged: Staged,
+        code_sha256: str,
+        images_in: str = "auto",
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
+        refuse_unfit_data(run, data)
+        self.copy = staged.path
+        here = data.at(Path(staged.path))
+        # The other ranks of the node wait for the first one, and read what it has checked.
+        self.guard = Guard(here, ["train_images.npy"] if process.local_rank == 0 else [])
+        if process.local_rank == 0:
+            here.refuse_changed("train")
+        everyone_is_here()
+        images, labels = here.split("train")
+        held_in, held_out = batches.validation_split(
+            len(labels), validation_images(run, len(labels)), run.validation_seed
+        )
+        resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
+        self.shares = Shares(images, held_in, how(run, data), process.device, resident)
+        everyone_is_here()
+        # What is mapped stays readable when its name is gone.
+        if process.local_rank == 0:
+            discard(staged)
+        self.held_out = torch.from_numpy(held_out).to(self.shares.place)
+        self.labels, self.val_labels = (
+            torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
+            for rows in (held_in, held_out)
+        )
+        self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
+
+        torch.manual_seed(run.seed)
+        # A user's network may draw its weights from these.
+        random.seed(run.seed)
+        np.random.seed(run.seed % 2**32)
+        stored, window = data.image_shape[:2], self.shares.how.window
+        self.classifier = build(
+            run.model,
+            run.widths,
+            data.classes,
+            (*window, data.image_shape[2]),
+            run.model_args,
+            stored_size=stored if stored != window else None,
+            test_size=self.test_size if self.test_size != stored else None,
+            class_names=data.manifest["class_names"] if data.manifest["settings"] else None,
+            dtype=data.manifest["dtype"],
+        )
+        mean, std = moments(self.sums_of_images(), self.shares.images[:1])
+        count = min(len(self.labels), some(self.shares.images))
+        # A user's arrays may be sorted by class.
+        last = len(self.labels) - 1 if data.manifest["settings"] else count - 1
+        first = self.shares.take(torch.linspace(0, last, count).round().long())
+        self.classifier.fit(mean, std, first.cpu())
+        if run.initial_weights:
+            warm_start(self.classifier, Path(run.initial_weights), tell)
+        self.classifier.average_recent_steps(run.epochs * len(self.sizes))
+        self.classifier.move_to(process.device)
+        colour = self.classifier.mean
+        self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
+        # The same number on every rank: otherwise some ranks would wait for others in a collective.
+        sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size]
+        shares = [
+            len(batches.share(torch.arange(size), process.rank, run.world_size)) for size in sizes
+        ]
+        first_ones = [
+            (self.shares.take(torch.arange(share)), self.labels[:share]) for share in shares
+        ]
+        self.network, gradients = distributed(run, self.classifier, first_ones)
+        self.optimizer = make_optimizer(run, self.classifier)
+        self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
+
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
+        self.history: list[dict[str, Any]] = []
+        self.attempts: list[dict[str, Any]] = []
+        self.checkpoints: dict[int, str] = {}
+        self.per_step = torch.zeros(run.world_size, 2, dtype=torch.float64, device=process.device)
+        self.began = time.monotonic()
+        # When the present epoch would have begun without interruptions; None between two epochs.
+        self.begun: float | None = None
+        # A user's network may have buffers such as masks with infinities.
+        self.never_finite = {
+            name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
+        }
+
+    @property
+    def test_size(self) -> tuple[int, int]:
+        """Height and width of the middle of an image that validation and test see."""
+        return edges(self.run.test_size) or self.shares.how.window
+
+    def sums_of_images(self) -> Tensor:
+        """See `images_sums`: of all training images, each rank adding up a part of them."""
+        images, rows = self.shares.images, self.shares.rows
+        uint8 = images.dtype == torch.uint8
+        channels = images.shape[3]
+        total = torch.zeros(
+            *((channels, 256) if uint8 else (len(rows), channels, 2)),
+            dtype=torch.int64 if uint8 else torch.float64,
+            device=self.process.device,
+        )
+        mine = batches.share(torch.arange(len(rows)), self.process.rank, self.process.world_size)
+        for part in mine.split(batches.images_per_pass(images)):
+            found = images_sums(images[rows[part.to(rows.device)]]).to(total.device)
+            if uint8:
+                total += found
+            else:
+                total[part.to(total.device)] = found
+        # Of float images each sum is one rank's alone, so nothing is rounded.
+        return all_reduce(total)
+
+    @property
+    def steps_done(self) -> int:
+        return self.epoch * len(self.sizes) + self.step
+
+    @property
+    def remedy(self) -> str:
+        """For numbers that are not finite."""
+        lower = f"use a lower learning_rate than {self.run.learning_rate} or a longer warmup"
+        return f"{lower}; the last good state is kept"
+
+    def restore(self, state: State) -> None:
+        """Continue from a state.
+
+        Raises:
+            Refusal: its tensors do not fit this network.
+        """
+        try:
+            self.load(state)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(
+                f"the state after {progress(state.epoch, state.step)} does not fit the network "
+                f"({error}); {START_OVER}"
+            ) from None
+
+    def load(self, state: State) -> None:
+        # A stop after the last step of an epoch leaves a state with all steps, before the end of
+        # the epoch.
+        if state.step > len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
+            raise ValueError("its steps or its history do not fit")
+        self.classifier.load_state_dict(state.model)
+        load_optimizer_state(self.optimizer, state.optimizer)
+        self.stepper.scaler.load_state_dict(state.scaler)
+        self.epoch, self.step, self.seconds = state.epoch, state.step, state.seconds
+        self.history, self.attempts, self.checkpoints = (
+            state.history,
+            state.attempts,
+            state.checkpoints,
+        )
+        # With another number of processes there is no state of this rank; between two epochs it
+        # would only add the random generators.
+        if len(state.ranks) == self.run.world_size:
+            own = state.ranks[self.process.rank]
+            for buffer_name, buffer in self.classifier.named_buffers():
+                buffer.copy_(own["buffers"][buffer_name])
+            self.totals.copy_(own["totals"])
+            set_random_state(own["rng"], self.process.device)
+
+    def images_touched(self) -> str:
+        """As `images_changed`, from the times of the file."""
+        return "" if self.shares.mapped is None else self.guard.changed()
+
+    def images_changed(self) -> str:
+        """Whether this node's copy of the training images has changed since it was checked: then a
+        line that says so. In memory they cannot, and one process of a node checks for all.
+        """
+        mapped = self.shares.mapped
+        if mapped is None or self.process.local_rank:
+            return ""
+        if content_sha256(mapped) == self.data.manifest["content_sha256"]["train_images"]:
+            return ""
+        return f"{self.copy}/train_images.npy on {socket.gethostname()}"
+
+    def rank_state(self) -> dict[str, Any]:
+        """This rank's part of a state, see `State.ranks`, on the CPU."""
+        buffers = {name: buffer.cpu() for name, buffer in self.classifier.named_buffers()}
+        return {
+            "buffers": buffers,
+            "totals": self.totals.cpu(),
+            "rng": random_state(self.process.device),
+        }
+
+    def state(self, ranks: list[dict[str, Any]]) -> State:
+        """The state of the whole training, from the parts of all ranks.
+
+        Raises:
+            Refusal: a number in it is not finite.
+        """
+        # A step with finite loss and gradient can still leave a weight, or a BatchNorm variance,
+        # that is not finite.
+        for tensors in (
+            dict(self.classifier.named_parameters()),
+            *(rank["buffers"] for rank in ranks),
+        ):
+            for name, tensor in tensors.items():
+                if name not in self.never_finite and not tensor.isfinite().all():
+                    raise Refusal(
+                        f"after {progress(self.epoch, self.step)}: {name} is not finite; "
+                        f"{self.remedy}"
+                    )
+        self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
+        return State(
+            run=self.run.values,
+            data_sha256=self.data.sha256,
+            code_sha256=self.code_sha256,
+            epoch=self.epoch,
+            step=self.step,
+            model=self.classifier.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            scaler=self.stepper.scaler.state_dict(),
+            ranks=ranks,
+            history=self.history,
+            seconds=self.seconds,
+            attempts=self.attempts,
+            checkpoints=self.checkpoints,
+        )
+
+    def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> str | None:
+        """Train to the end of the epoch.
+
+        Returns:
+            Why all ranks agreed to stop before it, see `Verdict`; None if they did not.
+
+        Raises:
+            Refusal: on all ranks, if a loss or a gradient is not finite.
+        """
+        run, rank = self.run, self.process.rank
+        begun = self.begun = time.perf_counter() - self.seconds
+        block = None
+        if run.order == "blocks":
+            block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
+        plan = batches.epoch_plan(
+            len(self.labels), run.seed, self.epoch + 1, self.shares.how, self.shares.place, block
+        )
+        self.network.train()
+        votes: deque[tuple[int, Vote]] = deque()
+        steps = plan.order.split(self.sizes)[self.step :]
+        parts = [batches.share(batch, rank, run.world_size) for batch in steps]
+        batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts))
+        for batch, (mine, pixels) in zip(steps, batches_of, strict=True):
+            lr = learning_rate(run, len(self.sizes), self.steps_done)
+            sums, gradient = self.stepper.step(
+                lr, pixels, self.labels[mine.to(pixels.device)], len(batch)
+            )
+            self.totals += sums
+            self.step += 1
+            show.update()
+            votes.append((self.step, Vote(self.process, stop.reason, saver.due, sums[0], gradient)))
+            # On a GPU the votes are counted one step late.
+            reason, save_now = self.count(
+                votes, 1 if pixels.is_cuda and self.step < len(self.sizes) else 0
+            )
+            if reason or save_now:
+                # Count the last votes, so that only good numbers are saved.
+                self.count(votes, 0)
+                self.seconds = time.perf_counter() - begun
+                if reason:
+                    return reason
+                saver.save(self.rank_state(), self.state)
+        self.seconds, self.begun = time.perf_counter() - begun, None
+        return None
+
+    def live(self) -> dict[str, Any]:
+        """How far the training is, see workflow/schemas/live.schema.yaml. From another thread."""
+        step, begun = self.step, self.begun
+        found: dict[str, Any] = {"epoch": self.epoch, "step": step, "steps": len(self.sizes)}
+        if step and begun:
+            images = step * self.run.global_batch_size
+            found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
+            # On a GPU this would wait for all ranks, and the owner's record would go stale.
+            if not self.totals.is_cuda:
+                loss = float(self.totals[0]) * self.run.world_size / images
+                found |= {"loss": round(loss, 4)} if math.isfinite(loss) else {}
+        return found
+
+    def count(self, votes: deque[tuple[int, Vote]], left: int) -> tuple[str | None, bool]:
+        """Count all votes but the last `left`; returns why to stop, if so, and whether to save."""
+        stop, save = None, False
+        while len(votes) > left:
+            number, vote = votes.popleft()
+            verdict = vote.verdict()
+            stop, save = stop or verdict.stop, save or verdict.save
+            for what, bad in (("loss", verdict.bad_loss), ("gradient", verdict.bad_gradient)):
+                if bad is not None:
+                    raise Refusal(
+                        f"epoch {self.epoch + 1}, step {number}: the {what} of rank {bad} is not "
+                        f"finite; {self.remedy}"
+                    )
+        return stop, save
+
+    def end_epoch(self) -> None:
+        """Combine the results of the ranks, and validate."""
+        n = len(self.labels)
+        start = time.perf_counter()
+        loss, accuracy = (all_reduce(self.totals) / n).tolist()
+        average_batchnorm(self.classifier, self.run.world_size)
+        val_loss, val_accuracy = validate(
+            self.classifier,
+            self.shares.images,
+            self.held_out,
+            self.val_labels,
+            self.test_size,
+            self.process,
+        )
+        # This is possible with finite weights: BatchNorm uses other statistics in validation.
+        if val_loss is not None and not math.isfinite(val_loss):
+            raise Refusal(
+                f"epoch {self.epoch + 1}: the validation loss is not finite; {self.remedy}"
+            )
+        self.epoch, self.step = self.epoch + 1, 0
+        seconds = self.seconds + time.perf_counter() - start
+        rate = learning_rate(self.run, len(self.sizes), self.steps_done - 1)
+        row = (
+            self.epoch,
+            self.steps_done,
+            rate,
+            loss,
+            accuracy,
+            val_loss,
+            val_accuracy,
+            n / self.seconds,
+            seconds,
+        )
+        self.history.append(dict(zip(HISTORY, row, strict=True)))
+        self.totals.zero_()
+        self.seconds = 0.0
+        self.per_step.zero_()
+        self.per_step[self.process.rank] = torch.tensor(self.stepper.clock.per_step())
+        all_reduce(self.per_step)
+        self.stepper.clock.reset()

@@ -1,0 +1,145 @@
+"""The computation of a step and of the end of an epoch."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from manynodes.data.batches import centred, images_per_pass
+from manynodes.experiment.config import Run
+from manynodes.ranks.process_group import Process, all_reduce
+from manynodes.training.gradients import Gradients, autocast
+from manynodes.training.losses import LOSSES
+from manynodes.training.timing import Clock
+
+
+class Stepper:
+    """Takes a run's optimizer steps on this rank.
+
+    Attributes:
+        clock: the seconds of this rank's own work.
+        scaler: prevents fp16's gradients from vanishing; without effect in other precisions.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        network: nn.Module,
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
+        self.run, self.network, self.gradients, self.optimizer = run, network, gradients, optimizer
+        self.clock = Clock(device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
+
+    def step(self, lr: float, images: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """One optimizer step, without any wait of the CPU for a GPU.
+
+        Args:
+            images, labels: this rank's share of a global batch of size `batch`.
+
+        Returns:
+            This rank's sums of loss and of correct predictions, float64 (2,), and the total of its
+            own gradient, see `Gradients.take_total`; both still on the device.
+        """
+        run = self.run
+        with self.clock.forward_pass(), autocast(run, images):
+            logits = self.network(images)
+            loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
+        # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares
+        # differ in size.
+        self.scaler.scale(loss / batch).backward()
+        total = self.gradients.take_total()
+        if self.scaler.is_enabled():
+            # It searches for the largest scale without infinities, and skips steps that have some.
+            total = torch.zeros_like(total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["rate"]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double())), total
+
+
+@torch.no_grad()
+def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
+    """Average the running statistics of all ranks, so that the saved ones cover all images."""
+    statistics = [
+        buffer
+        for name, buffer in classifier.named_buffers()
+        if name.endswith(("running_mean", "running_var"))
+    ]
+    if world_size > 1 and statistics:
+        flat = all_reduce(torch.cat(statistics)) / world_size
+        for buffer, mean in zip(statistics, flat.split([len(s) for s in statistics]), strict=True):
+            buffer.copy_(mean)
+
+
+@torch.no_grad()
+def validate(
+    classifier: nn.Module,
+    images: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    size: tuple[int, int],
+    process: Process,
+) -> tuple[float | None, float | None]:
+    """Loss and accuracy over the held-out set: sums over ranks, divided once. None, None if it is
+    empty.
+
+    Args:
+        images: of the whole split, (n, h, w, c), in any memory.
+        rows: of the held-out images among them, on the device of the images.
+        labels: of the held-out images, on the device of this process.
+        size: height and width of the middle of an image that the network sees.
+    """
+    if not len(labels):
+        return None, None
+    classifier.eval()
+    totals = torch.zeros(2, dtype=torch.float64, device=process.device)
+    for chunk in torch.arange(len(labels)).split(images_per_pass(images))[
+        process.rank :: process.world_size
+    ]:
+        pixels = centred(images[rows[chunk.to(rows.device)]], size).to(process.device)
+        chunk = chunk.to(process.device)
+        logits = classifier(pixels)
+        loss = F.cross_entropy(logits, labels[chunk], reduction="none").double().sum()
+        totals += torch.stack((loss, (logits.argmax(1) == labels[chunk]).sum().double()))
+    loss_sum, correct = all_reduce(totals).tolist()
+    return loss_sum / len(labels), correct / len(labels)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of this process's random generators: torch's by device type, which dropout uses,
+    Python's and numpy's, which a user's network may use.
+    """
+    _, numbers, gauss = random.getstate()
+    of_numpy: Any = np.random.get_state()
+    _, keys, position, has_gauss, cached = of_numpy
+    states = {
+        "cpu": torch.get_rng_state(),
+        "python": torch.tensor(
+            [*numbers, math.nan if gauss is None else gauss], dtype=torch.float64
+        ),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss, cached], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the generators as `random_state` found them."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    *numbers, gauss = state["python"].tolist()
+    random.setstate((3, tuple(map(int, numbers)), None if math.isnan(gauss) else gauss))
+    *keys, position, has_gauss, cached = state["numpy"].tolist()
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
