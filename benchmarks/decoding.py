@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from manynodes.data.own.pictures import read_image
+from manynodes.data.user.pictures import read_image
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ import fetch
 from manynodes.data import batches
 from manynodes.data.batches import Augmentation
 from manynodes.data.folder import DataFolder
-from manynodes.data.own.declaration import Own
 from manynodes.data.shares import Shares
+from manynodes.data.user.declaration import UserData
 from manynodes.ranks.memory import keep_freed_memory
 from manynodes.ranks.process_group import process_group
 
@@ -61,8 +61,8 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
     files = work / "files"
     shutil.rmtree(work, ignore_errors=True)
     write_mosaics(DataFolder.read(data), files)
-    own = Own("mosaics", "folder", str(files), image_size=(EDGE, EDGE), channels=3)
-    yield importing(own, work)
+    user_data = UserData("mosaics", "folder", str(files), image_size=(EDGE, EDGE), channels=3)
+    yield importing(user_data, work)
     imported = DataFolder.read(work / "imported")
     yield from pipeline(imported, files)
     yield training(imported, work)
@@ -81,10 +81,10 @@ def write_mosaics(cifar: DataFolder, root: Path) -> None:
             Image.fromarray(mosaic).save(folder / f"{number:05}.jpg", quality=90)
 
 
-def importing(own: Own, work: Path) -> Measured:
+def importing(user_data: UserData, work: Path) -> Measured:
     """The program's import of a folder, against decoding and resizing alone on all cores."""
     # Another size than the files', so that they are resized.
-    other = replace(own, image_size=(WINDOW, WINDOW))
+    other = replace(user_data, image_size=(WINDOW, WINDOW))
     script = Path(__file__).with_name("decoding.py")
 
     def ours() -> float:
@@ -97,7 +97,7 @@ def importing(own: Own, work: Path) -> Measured:
 
     def bare() -> float:
         done = subprocess.run(
-            [sys.executable, script, str(WINDOW), own.path],
+            [sys.executable, script, str(WINDOW), user_data.path],
             check=True,
             capture_output=True,
             text=True,
@@ -109,8 +109,8 @@ def importing(own: Own, work: Path) -> Measured:
         rounds = [(ours(), bare()) for _ in range(ROUNDS)]
     subprocess.run(
         [
-            *(sys.executable, SCRIPTS / "fetch.py", "--dataset", own.name),
-            *("--output", work / "imported", "--own", own.to_json()),
+            *(sys.executable, SCRIPTS / "fetch.py", "--dataset", user_data.name),
+            *("--output", work / "imported", "--user-data", user_data.to_json()),
         ],
         check=True,
         capture_output=True,
@@ -232,13 +232,16 @@ def memory(work: Path) -> Measured:
         some = images[start : start + 500]
         some[:] = random.integers(0, 256, some.shape, np.uint8)
     del images
-    own = Own(
+    user_data = UserData(
         "large", "arrays", str(work / "images.npy"), labels=str(work / "labels.npy"),
         test_fraction=0.01,
     )  # fmt: skip
     subprocess.run(
-        [sys.executable, SCRIPTS / "fetch.py", "--dataset", "large", "--own", own.to_json(),
-         "--output", work / "data"], check=True, capture_output=True,
+        [
+            *(sys.executable, SCRIPTS / "fetch.py", "--dataset", "large"),
+            *("--user-data", user_data.to_json(), "--output", work / "data"),
+        ],
+        check=True, capture_output=True,
     )  # fmt: skip
     (work / "images.npy").unlink()
     (work / "net.py").write_text(NET)

@@ -152,9 +152,9 @@ def against_bare(case: Case, ours: Ours) -> Measured:
             rates.append((ours.images_per_second(), bare.images_per_second()))
         else:
             rates.append((bare.images_per_second(), ours.images_per_second())[::-1])
-    own, bares = zip(*rates, strict=True)
+    measured, bares = zip(*rates, strict=True)
     details = {
-        "images_per_second": round(median(own), 1),
+        "images_per_second": round(median(measured), 1),
         "bare_images_per_second": round(median(bares), 1),
         "rounds": len(rates),
         "batch": case.batch,

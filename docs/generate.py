@@ -42,10 +42,10 @@ def tables() -> list[list[str]]:
     """
     every = keys_of({})
     flat = keys(every.properties)
-    own = ("program", "command", *OF_PROGRAMS)
+    for_programs = ("program", "command", *OF_PROGRAMS)
     groups: list[list[str]] = [[], [], []]
     for key, spec in flat.items():
-        group = 1 if key in every.parameters else 2 if key in own else 0
+        group = 1 if key in every.parameters else 2 if key in for_programs else 0
         groups[group].append(key_row(key, spec))
     return groups
 

@@ -52,10 +52,10 @@ from manynodes.checkpointing import incidents, owner, state
 from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import DataFolder
-from manynodes.data.own.declaration import Own
-from manynodes.data.own.importing import import_own
-from manynodes.data.own.pictures import Unreadable, read_header, read_image
 from manynodes.data.staging import stage
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.importing import import_user_data
+from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
 from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
@@ -426,10 +426,10 @@ def read_picture(results: Path) -> None:
 
 
 def import_arrays(results: Path) -> None:
-    own = Own("own", "arrays", str(results / "own.npz"), test_fraction=0.5)
+    user_data = UserData("own", "arrays", str(results / "own.npz"), test_fraction=0.5)
     work = results / "imported"
     work.mkdir(exist_ok=True)
-    import_own(own, work, lambda _line: None)
+    import_user_data(user_data, work, lambda _line: None)
 
 
 def read_npm(results: Path) -> None:

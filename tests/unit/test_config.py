@@ -14,15 +14,15 @@ import yaml
 from manynodes.base.environment import Environment
 from manynodes.base.errors import Refusal
 from manynodes.data.datasets import DATASETS
-from manynodes.data.own.declaration import KEYS
 from manynodes.data.sources import READERS
+from manynodes.data.user.declaration import KEYS
 from manynodes.experiment.config import Experiment, read_run
 from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.paths import with_paths
 from manynodes.experiment.table import with_table
 from manynodes.launching.plan import launcher_names
-from manynodes.models.names import OWN_MODELS
+from manynodes.models.names import BUILT_IN_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = keys_of({})
@@ -172,7 +172,7 @@ REFUSED = [
     ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
     (
         {"model": "resnet19"},
-        f"model: resnet19 is neither {', '.join(OWN_MODELS)} nor "
+        f"model: resnet19 is neither {', '.join(BUILT_IN_MODELS)} nor "
         "a classifier of torchvision.models; "
         "did you mean resnet9?",
     ),
@@ -422,7 +422,7 @@ def test_a_list_of_one_is_an_axis_too_so_that_a_second_value_moves_no_folder() -
     assert list(Experiment.from_config({"experiment": "test"}).runs) == ["run"]
 
 
-OWN_MODEL = f"{ROOT}/examples/your-own/my_models.py:Net"
+USER_MODEL = f"{ROOT}/examples/your-own/my_models.py:Net"
 
 
 def test_every_key_of_a_run_can_be_an_axis() -> None:
@@ -465,7 +465,7 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         experiment = Experiment.from_config(
             {"experiment": "test", "global_batch_size": 502}
             | ({"nodes": 2} if name == "gradient_compression" else {})
-            | ({"model": OWN_MODEL} if name == "model_args" else {})
+            | ({"model": USER_MODEL} if name == "model_args" else {})
             | config
         )
         assert list(experiment.axes) == [name], name
@@ -583,7 +583,7 @@ def test_the_schema_knows_the_names_that_the_library_declares() -> None:
     assert dataset["source"]["enum"] == ["auto", *READERS]
     assert set(KEYS) <= dataset.keys()
     assert all(set(spec.sources) <= set(READERS) for spec in DATASETS.values())
-    assert all(f"`{model}`" in properties["model"]["description"] for model in OWN_MODELS)
+    assert all(f"`{model}`" in properties["model"]["description"] for model in BUILT_IN_MODELS)
 
 
 def test_the_conda_environment_has_the_versions_of_the_lock() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import leftovers
-from manynodes.data.own.declaration import Own
+from manynodes.data.user.declaration import UserData
 from programs import SCRIPTS, program
 
 pytestmark = pytest.mark.faults
@@ -50,10 +50,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         some = images[start : start + 1000]
         some[:] = random.integers(0, 256, some.shape, np.uint8)
     del images
-    own = Own("large", "arrays", str(folder / "images.npy"), labels=str(folder / "labels.npy"),
-              test_fraction=0.05)  # fmt: skip
+    images, labels = (str(folder / f"{name}.npy") for name in ("images", "labels"))
+    user_data = UserData("large", "arrays", images, labels=labels, test_fraction=0.05)
     done = program(
-        "fetch", "--dataset", "large", "--own", own.to_json(), "--output", folder / "data"
+        "fetch",
+        "--dataset",
+        "large",
+        "--user-data",
+        user_data.to_json(),
+        "--output",
+        folder / "data",
     )
     assert done.returncode == 0, done.stderr
     (folder / "images.npy").unlink()

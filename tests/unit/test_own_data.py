@@ -22,32 +22,34 @@ from PIL import Image, PngImagePlugin
 
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
-from manynodes.data.own.declaration import Own
-from manynodes.data.own.importing import import_own
-from manynodes.data.own.pictures import Unreadable, read_header, read_image, scans
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.importing import import_user_data
+from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
 
-def own(path: Path, kind: str = "folder", **keys: Any) -> Own:
-    return Own("shapes", kind, str(path), **keys)
+def user_data(path: Path, kind: str = "folder", **keys: Any) -> UserData:
+    return UserData("shapes", kind, str(path), **keys)
 
 
-def fetch(own: Own, output: Path) -> subprocess.CompletedProcess[str]:
-    return program("fetch", "--dataset", "shapes", "--own", own.to_json(), "--output", output)
+def fetch(user_data: UserData, output: Path) -> subprocess.CompletedProcess[str]:
+    return program(
+        "fetch", "--dataset", "shapes", "--user-data", user_data.to_json(), "--output", output
+    )
 
 
-def imported(own: Own, output: Path) -> DataFolder:
-    done = fetch(own, output)
+def imported(user_data: UserData, output: Path) -> DataFolder:
+    done = fetch(user_data, output)
     assert done.returncode == 0, done.stderr
     folder = DataFolder.read(output)
     folder.refuse_changed("train", "test")
     return folder
 
 
-def refused(own: Own, output: Path) -> str:
+def refused(user_data: UserData, output: Path) -> str:
     """The line with which an import is refused, without its beginning."""
-    done = fetch(own, output)
+    done = fetch(user_data, output)
     assert done.returncode == 1, done.stdout
     last = done.stderr.strip().splitlines()[-1]
     assert len(last) <= 200
@@ -72,9 +74,9 @@ def test_folder_arrays_and_function_give_the_same_arrays(shapes: Path, tmp_path:
         "    yield from zip(found[f'{split}_images'], found[f'{split}_labels'])\n"
     )
     folders = [
-        imported(own(shapes), tmp_path / "folder"),
-        imported(own(tmp_path / "shapes.npz", "arrays"), tmp_path / "arrays"),
-        imported(own(tmp_path / "load.py", "python", function="load"), tmp_path / "python"),
+        imported(user_data(shapes), tmp_path / "folder"),
+        imported(user_data(tmp_path / "shapes.npz", "arrays"), tmp_path / "arrays"),
+        imported(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "python"),
     ]
     wanted = sorted(zip(content["test_labels"], map(bytes, content["test_images"]), strict=True))
     for folder in folders:
@@ -92,7 +94,7 @@ def test_folder_arrays_and_function_give_the_same_arrays(shapes: Path, tmp_path:
 
 
 def test_the_same_folder_gives_the_same_bytes_again(shapes: Path, tmp_path: Path) -> None:
-    one, other = (imported(own(shapes, image_size=(20, 30)), tmp_path / n) for n in "ab")
+    one, other = (imported(user_data(shapes, image_size=(20, 30)), tmp_path / n) for n in "ab")
     assert one.manifest == other.manifest
     assert one.image_shape == (20, 30, 1)
 
@@ -100,7 +102,7 @@ def test_the_same_folder_gives_the_same_bytes_again(shapes: Path, tmp_path: Path
 def test_one_folder_of_classes_is_split_by_a_seed(shapes: Path, tmp_path: Path) -> None:
     root = shapes / "train"
     one, same, other = (
-        imported(own(root, test_fraction=0.25, split_seed=seed), tmp_path / name)
+        imported(user_data(root, test_fraction=0.25, split_seed=seed), tmp_path / name)
         for name, seed in (("one", 0), ("same", 0), ("other", 1))
     )
     assert one.manifest["images"] == {"train": 27, "test": 9}
@@ -139,13 +141,13 @@ def test_damaged_images_are_named_or_left_out(shapes: Path, tmp_path: Path) -> N
     (copy / "test/stripes/000.png").unlink()
     os.mkfifo(copy / "test/stripes/000.png")
     (copy / "train/circle/notes.txt").write_text("x")
-    line = refused(own(copy), tmp_path / "data")
+    line = refused(user_data(copy), tmp_path / "data")
     # The headers are read first, so a truncated image is found later.
     assert line == (
         "2 images are unreadable: train/circle/000.png (not an image), test/stripes/000.png (is "
         "not a regular file); remove them, or set dataset.skip_unreadable: true"
     )
-    folder = imported(own(copy, skip_unreadable=True), tmp_path / "data")
+    folder = imported(user_data(copy, skip_unreadable=True), tmp_path / "data")
     assert folder.manifest["images"] == {"train": 34, "test": 11}
     assert sorted(folder.manifest["skipped"]) == [
         "test/stripes/000.png", "train/circle/000.png", "train/cross/001.png",
@@ -175,7 +177,7 @@ def test_equal_images_in_train_and_test_are_counted(shapes: Path, tmp_path: Path
     subprocess.run(["cp", "-r", shapes, copy], check=True)
     for number in (0, 1):
         os.link(copy / f"train/cross/{number:03}.png", copy / f"test/cross/again{number}.png")
-    done = fetch(own(copy), tmp_path / "data")
+    done = fetch(user_data(copy), tmp_path / "data")
     assert done.returncode == 0
     assert "fetch: warning: 2 of the 14 test images are in the train split too" in done.stderr
 
@@ -201,7 +203,7 @@ def test_the_same_photographs_in_another_size_or_quality_are_counted(
         with Image.open(photographs / f"train/cat/{number}.png") as image:
             image.resize((80, 60)).save(photographs / f"test/cat/small{number}.png")
             image.save(photographs / f"test/cat/rough{number}.jpg", quality=40)
-    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     line = (
         r"fetch: warning: 4 of the 12 test images are almost the same as one of train, such as "
         r"test/cat/(small|rough)(\d)\.\w+ and train/cat/\2\.png; "
@@ -219,13 +221,13 @@ def test_gradients_and_small_pictures_are_not_taken_for_copies(tmp_path: Path) -
                 image = np.clip(ground + rng.normal(0, 3, (96, 96)), 0, 255).astype(np.uint8)
                 Image.fromarray(image).save(tmp_path / "ramps" / split / name / f"{number}.png")
     for images in (tmp_path / "ramps", write_folder(tmp_path / "shapes", 12, 4, (96, 96))):
-        done = fetch(own(images), tmp_path / "data")
+        done = fetch(user_data(images), tmp_path / "data")
         assert done.returncode == 0, done.stderr
         assert "almost the same" not in done.stderr
 
 
 def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: Path) -> None:
-    before = imported(own(photographs, image_size=(96, 96)), tmp_path / "before")
+    before = imported(user_data(photographs, image_size=(96, 96)), tmp_path / "before")
     image = photographs / "train/cat/0.png"
     for folder in (
         "train/cat/@eaDir", "train/dog/@eaDir/deep", "test/cat/Thumbs", "train/#recycle",
@@ -235,7 +237,7 @@ def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: 
         (photographs / folder).mkdir(parents=True)
         shutil.copy(image, photographs / folder)
     shutil.copy(image, photographs / "train/dog/._0.png")
-    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     after = DataFolder.read(tmp_path / "data")
     assert after.sha256 == before.sha256
     assert after.manifest["class_names"] == ["cat", "dog"]
@@ -257,23 +259,23 @@ def test_a_class_is_not_lost_or_made_by_its_name(
 ) -> None:
     root = broken(photographs, change)
     fraction = None if (root / "train").is_dir() else 0.2
-    found = refused(own(root, image_size=(96, 96), test_fraction=fraction), tmp_path / "data")
+    found = refused(user_data(root, image_size=(96, 96), test_fraction=fraction), tmp_path / "data")
     assert line in found
 
 
 def test_links_lead_to_images_but_not_up(photographs: Path, tmp_path: Path) -> None:
-    before = imported(own(photographs, image_size=(96, 96)), tmp_path / "before")
+    before = imported(user_data(photographs, image_size=(96, 96)), tmp_path / "before")
     (photographs / "train/cat/root").symlink_to(photographs)
     (photographs / "train/cat/above").symlink_to(tmp_path)
     (photographs / "train/dog/all").symlink_to("..")
     (photographs / "test/dog/copies").symlink_to("../../train/dog")
-    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
     assert "under another name: train/cat/above, train/cat/root, train/dog/all, …" in done.stderr
 
 
 def test_a_folder_with_two_names_counts_once(photographs: Path, tmp_path: Path) -> None:
-    images = own(photographs, image_size=(96, 96))
+    images = user_data(photographs, image_size=(96, 96))
     (tmp_path / "more").mkdir()
     shutil.copy(photographs / "train/cat/0.png", tmp_path / "more")
     (photographs / "train/cat/a").symlink_to(tmp_path / "more")
@@ -291,7 +293,7 @@ def test_images_that_are_in_no_class_are_told(photographs: Path, tmp_path: Path)
     (photographs / "test").rename(photographs / "val")
     subprocess.run(["cp", "-r", photographs / "val", photographs / "test"], check=True)
     shutil.copy(photographs / "train/cat/0.png", photographs / "train/beside.png")
-    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert f"warning: 1 images in {photographs}/train itself are in no class" in done.stderr
     assert "warning: not used: val/ (8 images) in " in done.stderr
 
@@ -301,10 +303,10 @@ def test_a_class_is_one_in_either_form_of_unicode(photographs: Path, tmp_path: P
         (photographs / split / "cat").rename(
             photographs / split / unicodedata.normalize(form, "größe")
         )
-    folder = imported(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    folder = imported(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert folder.manifest["class_names"] == ["dog", "größe"]
     (photographs / "train" / unicodedata.normalize("NFD", "größe")).mkdir()
-    line = refused(own(photographs, image_size=(96, 96)), tmp_path / "other")
+    line = refused(user_data(photographs, image_size=(96, 96)), tmp_path / "other")
     assert re.search('has two folders "gr.*e", in different forms of Unicode; merge them', line)
 
 
@@ -340,7 +342,7 @@ def test_what_a_decoder_warns_of_names_the_files(photographs: Path, tmp_path: Pa
     for number, exif in enumerate((cut, cut, b"Exif\0\0damaged, and long")):
         with Image.open(photographs / f"train/cat/{number}.png") as image:
             image.save(photographs / f"train/cat/x{number}.jpg", exif=exif)
-    done = fetch(own(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     line = r"fetch: warning: 2 images: Corrupt EXIF data.*: train/cat/x[01]\.jpg, train/cat/x[01]"
     assert re.search(line, done.stderr), done.stderr
@@ -356,7 +358,7 @@ def test_what_libtiff_and_pillow_s_log_say_names_the_files(
             path = photographs / f"train/cat/x{number}.tif"
             image.save(path, tiffinfo={0x0112: 1}, compression="tiff_lzw")
         path.write_bytes(with_tag(path.read_bytes(), 0x0112, turn))
-    images = own(photographs, image_size=(96, 96))
+    images = user_data(photographs, image_size=(96, 96))
     done = fetch(images, tmp_path / "data")
     assert done.returncode == 0, done.stderr
     line = r"fetch: warning: 2 images: _TIFFVSetField: .*: train/cat/x\d\.tif, train/cat/x\d\.tif"
@@ -430,7 +432,7 @@ def test_images_of_a_function_are_turned_whether_loaded_or_not(
         "            yield image, label\n"
         "    yield Image.open(FOLDER / 'damaged.jpg').resize((120, 160)), 0\n"
     )
-    done = fetch(own(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
+    done = fetch(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     images, _ = DataFolder.read(tmp_path / "data").split("train")
     upright = read_image(tmp_path / "upright.png", None, 3).astype(int)
@@ -445,7 +447,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from PIL import Image, PngImagePlugin
-from manynodes.data.own.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
+from manynodes.data.user.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -519,7 +521,7 @@ def test_scans_are_counted_across_pieces(tmp_path: Path, monkeypatch: pytest.Mon
         wanted = scans(file)
         assert wanted == path.read_bytes().count(b"\xff\xda") > 5
         for piece in range(4, 100):
-            monkeypatch.setattr("manynodes.data.own.pictures.PIECE", piece)
+            monkeypatch.setattr("manynodes.data.user.pictures.PIECE", piece)
             assert scans(file) == wanted, piece
 
 
@@ -530,7 +532,7 @@ def test_what_is_not_decoded_needs_no_memory(tmp_path: Path) -> None:
     os.truncate(path, 2_000_000_000)
     script = (
         "import resource, sys; from pathlib import Path; "
-        "from manynodes.data.own.pictures import *; "
+        "from manynodes.data.user.pictures import *; "
         "resource.setrlimit(resource.RLIMIT_AS, (1_000_000_000,) * 2); "
         "print(read_image(Path(sys.argv[1]), None, 3).shape)"
     )
@@ -574,7 +576,7 @@ def test_a_folder_that_cannot_be_used(
     Image.new("L", (9, 9)).save(tmp_path / "other.png")
     subprocess.run(["cp", "-r", shapes, tmp_path / "images"], check=True)
     root = broken(tmp_path / "images", change)
-    assert line in refused(own(root, **keys), tmp_path / "data")
+    assert line in refused(user_data(root, **keys), tmp_path / "data")
 
 
 def good_arrays() -> dict[str, np.ndarray]:
@@ -600,7 +602,7 @@ def good_arrays() -> dict[str, np.ndarray]:
 ])  # fmt: skip
 def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict, line: str) -> None:
     np.savez(tmp_path / "x.npz", **good_arrays() | change)
-    wanted = own(tmp_path / "x.npz", "arrays", test_fraction=0.5)
+    wanted = user_data(tmp_path / "x.npz", "arrays", test_fraction=0.5)
     assert line in refused(wanted, tmp_path / "data")
 
 
@@ -609,7 +611,7 @@ def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     (tmp_path / "images.npy").write_bytes(content)
     (tmp_path / "labels.npy").write_bytes(content)
-    wanted = own(tmp_path, "arrays", test_fraction=0.5)
+    wanted = user_data(tmp_path, "arrays", test_fraction=0.5)
     assert "images.npy is not an array" in refused(wanted, tmp_path / "data")
 
 
@@ -618,14 +620,14 @@ def test_which_arrays_are_meant_is_asked(tmp_path: Path) -> None:
     splits = {f"{split}_{name}": arrays[name] for split in ("train", "test") for name in arrays}
     np.savez(tmp_path / "x.npz", **arrays, **splits)
     line = "has train_images and images; keep those that are meant"
-    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
     with (
         zipfile.ZipFile(tmp_path / "x.npz", "a") as archive,
         pytest.warns(UserWarning, match="Duplicate"),
     ):
         archive.writestr("images.npy", b"other")
     line = "has images.npy twice; keep one"
-    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
 
 
 def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:
@@ -633,7 +635,7 @@ def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:
     splits = {"train_images": images, "train_labels": labels, "test_labels": labels}
     np.savez(tmp_path / "x.npz", **splits, test_images=images.astype(np.uint8))
     line = "train images are float64, test images are uint8; save both with the same type"
-    assert line in refused(own(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
 
 
 def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> None:
@@ -650,7 +652,7 @@ def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> N
 def test_float_arrays_of_any_number_of_channels(tmp_path: Path) -> None:
     for name, array in good_arrays().items():
         np.save(tmp_path / f"{name}.npy", array)
-    wanted = own(
+    wanted = user_data(
         tmp_path / "images.npy", "arrays", labels=str(tmp_path / "labels.npy"), test_fraction=0.5
     )
     folder = imported(wanted, tmp_path / "data")
@@ -673,7 +675,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         with suppress(Refusal):
-            import_own(own(path, "arrays", test_fraction=0.5), folder, print)
+            import_user_data(user_data(path, "arrays", test_fraction=0.5), folder, print)
 
 
 def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_path: Path) -> None:
@@ -682,10 +684,10 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
     (copy / "train/cross").rename(elsewhere)
     (copy / "train/cross").symlink_to(elsewhere)
     (elsewhere / "loop").symlink_to(elsewhere)
-    before = own(copy).fingerprint
+    before = user_data(copy).fingerprint
     Image.fromarray(np.zeros((48, 64), np.uint8)).save(elsewhere / "new.png")
-    assert own(copy).fingerprint != before
-    assert imported(own(copy), tmp_path / "data").manifest["images"]["train"] == 37
+    assert user_data(copy).fingerprint != before
+    assert imported(user_data(copy), tmp_path / "data").manifest["images"]["train"] == 37
 
 
 @pytest.mark.parametrize(("body", "line"), [
@@ -708,7 +710,7 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
 ])  # fmt: skip
 def test_a_function_that_cannot_be_used(tmp_path: Path, body: str, line: str) -> None:
     (tmp_path / "load.py").write_text(f"import numpy as np\ndef load(split):\n{body}\n")
-    wanted = own(tmp_path / "load.py", "python", function="load")
+    wanted = user_data(tmp_path / "load.py", "python", function="load")
     assert line in refused(wanted, tmp_path / "data")
 
 
@@ -718,7 +720,7 @@ def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(
     output = tmp_path / "data"
     command = [
         sys.executable, SCRIPTS / "fetch.py", "--dataset", "shapes",
-        "--own", own(shapes, image_size=(1500, 1500)).to_json(), "--output", output,
+        "--user-data", user_data(shapes, image_size=(1500, 1500)).to_json(), "--output", output,
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     while not list(output.glob(".fetch-*/train_images.npy")):
@@ -727,7 +729,7 @@ def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (output / "manifest.json").exists()
-    folder = imported(own(shapes), output)
+    folder = imported(user_data(shapes), output)
     assert folder.image_shape == (48, 64, 1)
     assert sorted(path.name for path in output.iterdir() if path.name[0] != ".") == [
         "manifest.json", *sorted(folder.manifest["files"]),
@@ -737,14 +739,22 @@ def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(
 def test_a_changed_folder_is_noticed(shapes: Path, tmp_path: Path) -> None:
     copy = tmp_path / "images"
     subprocess.run(["cp", "-rp", shapes, copy], check=True)
-    before = own(copy).fingerprint
-    assert own(copy).fingerprint == before
+    before = user_data(copy).fingerprint
+    assert user_data(copy).fingerprint == before
     path = copy / "train/cross/000.png"
     path.write_bytes(path.read_bytes() + b"x")
-    changed = own(copy).fingerprint
+    changed = user_data(copy).fingerprint
     path.rename(path.with_name("renamed.png"))
     assert (
-        len({before, changed, own(copy).fingerprint, own(copy, image_size=(8, 8)).fingerprint}) == 4
+        len(
+            {
+                before,
+                changed,
+                user_data(copy).fingerprint,
+                user_data(copy, image_size=(8, 8)).fingerprint,
+            }
+        )
+        == 4
     )
 
 
@@ -753,14 +763,14 @@ def test_the_code_of_a_function_and_of_what_it_imports_is_a_part_of_the_hash(
 ) -> None:
     (tmp_path / "load.py").write_text("from helper import load\n")
     (tmp_path / "helper.py").write_text("def load(split): ...\n")
-    wanted = own(tmp_path / "load.py", "python", function="load")
+    wanted = user_data(tmp_path / "load.py", "python", function="load")
     before = wanted.settings["code_sha256"]
     (tmp_path / "helper.py").write_text("def load(split): return []\n")
     assert wanted.settings["code_sha256"] != before
 
 
 def test_a_manifest_of_own_images_is_checked_too(shapes: Path, tmp_path: Path) -> None:
-    imported(own(shapes), tmp_path / "data")
+    imported(user_data(shapes), tmp_path / "data")
     path = tmp_path / "data/manifest.json"
     manifest = json.loads(path.read_text())
     for change in ({"class_names": ["a"]}, {"settings": {}}, {"settings": {"kind": "arrays"}}):

@@ -73,12 +73,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder of 48 x 64 x 1 images."""
     folder = tmp_path_factory.mktemp("shapes")
-    own = {
+    user_data = {
         "name": "shapes", "kind": "folder", "path": str(write_folder(folder / "images")),
         "image_size": None,
     }  # fmt: skip
     done = program(
-        "fetch", "--dataset", "shapes", "--own", json.dumps(own), "--output", folder / "data"
+        "fetch",
+        "--dataset",
+        "shapes",
+        "--user-data",
+        json.dumps(user_data),
+        "--output",
+        folder / "data",
     )
     assert done.returncode == 0, done.stderr
     return folder / "data"

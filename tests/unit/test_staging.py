@@ -278,13 +278,13 @@ def test_a_program_adds_the_command_that_fetches_the_data(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "own"), [("$JOB", True), ("${JOB}/x", True), ("$JOB_FAST", False)]
+    ("entry", "of_job"), [("$JOB", True), ("${JOB}/x", True), ("$JOB_FAST", False)]
 )
 def test_only_the_job_s_own_scratch_is_emptied_by_the_scheduler(
-    data: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, entry: str, own: bool
+    data: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, entry: str, of_job: bool
 ) -> None:
     (scratch / "x").mkdir()
     for name in ("JOB", "JOB_FAST"):
         monkeypatch.setenv(name, str(scratch))
     staged = staging.stage(DataFolder.read(data), [entry], "JOB")
-    assert (staged.status, staged.own) == ("fresh", own)
+    assert (staged.status, staged.of_job) == ("fresh", of_job)

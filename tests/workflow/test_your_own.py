@@ -87,7 +87,7 @@ def test_the_python_of_the_docs_predicts_and_exports(done: Checkout) -> None:
 import torch
 from pathlib import Path
 from manynodes.models import weights
-from manynodes.data.own.pictures import read_image
+from manynodes.data.user.pictures import read_image
 """
     after = """
 assert classifier.description["class_names"][int(probabilities.argmax())] == "seven"

@@ -7,8 +7,8 @@ localrules:
 
 
 ORIGIN = shlex.join(
-    [f"--own={EXPERIMENT.own.to_json()}"]
-    if EXPERIMENT.own
+    [f"--user-data={EXPERIMENT.user_data.to_json()}"]
+    if EXPERIMENT.user_data
     else [
         f"--{key}={EXPERIMENT.config['dataset'][key]}"
         for key in ("source", "archive", "url")

@@ -31,7 +31,7 @@ from manynodes.checkpointing.replaced import FINISHED
 from manynodes.data.datasets import DATASETS
 from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
-from manynodes.data.own.declaration import Own
+from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.models.names import code_of
@@ -84,10 +84,10 @@ class Session:
         self.refuse_storage()
         self.refuse_wrong_hosts()
         self.refuse_crowd()
-        if self.experiment.own:
-            self.experiment.own.refuse_missing()
+        if self.experiment.user_data:
+            self.experiment.user_data.refuse_missing()
             # A syntax error in the user's file is found here.
-            _ = self.experiment.own.settings
+            _ = self.experiment.user_data.settings
         self.refuse_missing_archive()
         if self.experiment.built_in:
             refuse_missing_weights(self.experiment, self.results)
@@ -95,8 +95,8 @@ class Session:
             refuse_missing_program(self.experiment)
             # Looks at every file.
             _ = self.files_fingerprint
-        if own := self.experiment.own:
-            self.experiment.check({own.name: self.facts_of(own)})
+        if user_data := self.experiment.user_data:
+            self.experiment.check({user_data.name: self.facts_of(user_data)})
         tell(self.experiment.summary)
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
@@ -135,9 +135,9 @@ class Session:
         if found or not (folder / "run.json").exists():
             return found
         about = results.read_about(folder / "run.json", results.form_of(run))
-        own = self.experiment.own
-        if own and self.stale:
-            found.append(f"other images of {own.name}")
+        user_data = self.experiment.user_data
+        if user_data and self.stale:
+            found.append(f"other images of {user_data.name}")
         elif run.dataset and (data := self.data_folder(run.dataset)) is not None:
             found += ["other data"] * (about["data_sha256"] != data.sha256)
         if not self.experiment.built_in:
@@ -151,13 +151,13 @@ class Session:
             ]
             found += ["other files"] * bool(config["files"] and self.files_changed)
             return found
-        own_network = code_of(run.values["model"])
-        if about["network_sha256"] != (own_network or None):
+        user_network = code_of(run.values["model"])
+        if about["network_sha256"] != (user_network or None):
             found.append(f"{run.values['model'].rpartition(':')[0]} has changed")
         # As train.py has it in run.json: the code of a network of the user's counts too.
         now = (
-            sources_sha256({"train.py": self.code, "network": own_network})
-            if own_network
+            sources_sha256({"train.py": self.code, "network": user_network})
+            if user_network
             else self.code
         )
         if code and about["code_sha256"] != now:
@@ -230,8 +230,8 @@ class Session:
     def tell_after_a_touch(self) -> None:
         """What helps if files were written and have the same bytes as before."""
         made = []
-        if self.experiment.own and self.stale:
-            made.append(Path("results/data") / self.experiment.own.name / MANIFEST)
+        if self.experiment.user_data and self.stale:
+            made.append(Path("results/data") / self.experiment.user_data.name / MANIFEST)
         if self.experiment.config.get("files") and self.files_changed:
             made.append(self.results / "files" / MANIFEST)
         for path in made:
@@ -353,15 +353,20 @@ class Session:
                 "the official archive"
             )
 
-    def facts_of(self, own: Own) -> dict[str, Any]:
+    def facts_of(self, user_data: UserData) -> dict[str, Any]:
         """The user's own images, as far as they are known, for a program's `check`."""
-        if (data := self.data_folder(own.name)) is not None:
+        if (data := self.data_folder(user_data.name)) is not None:
             shape = dict(zip(("height", "width", "channels"), data.image_shape, strict=True))
             images = {f"{split}_images": n for split, n in data.manifest["images"].items()}
-            return {"name": own.name, "classes": data.classes} | shape | images
-        height, width = own.image_size or (None, None)
-        return {"name": own.name, "classes": own.classes, "channels": own.channels,
-                "height": height, "width": width}  # fmt: skip
+            return {"name": user_data.name, "classes": data.classes} | shape | images
+        height, width = user_data.image_size or (None, None)
+        return {
+            "name": user_data.name,
+            "classes": user_data.classes,
+            "channels": user_data.channels,
+            "height": height,
+            "width": width,
+        }
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""
@@ -372,8 +377,8 @@ class Session:
 
     @cached_property
     def fingerprint(self) -> str | None:
-        """Of the user's images, see `Own.fingerprint`; computed once, as it looks at every file."""
-        return self.experiment.own.fingerprint if self.experiment.own else None
+        """Of the user's images, see `UserData`; computed once, as it looks at every file."""
+        return self.experiment.user_data.fingerprint if self.experiment.user_data else None
 
     @cached_property
     def files_fingerprint(self) -> str:
@@ -401,17 +406,17 @@ class Session:
     @property
     def stale(self) -> bool:
         """Whether the user's images would be imported again."""
-        own = self.experiment.own
-        if own is None:
+        user_data = self.experiment.user_data
+        if user_data is None:
             return False
         try:
-            return (Path("results/data") / own.name / SOURCE).read_text() != self.fingerprint
+            return (Path("results/data") / user_data.name / SOURCE).read_text() != self.fingerprint
         except OSError:
             return True
 
     def images_of(self, dataset: str | None) -> job_size.Images:
         """The size of a data set and of its images; a usual size if it is not known yet."""
-        data = self.data_folder(dataset) if self.experiment.own and dataset else None
+        data = self.data_folder(dataset) if self.experiment.user_data and dataset else None
         found = job_size.USUAL
         if data is not None:
             found = job_size.Images(*data.image_shape[:2], data.bytes)
@@ -548,7 +553,7 @@ class Session:
 
     def read_trained(self, name: str) -> str:
         """That a run is trained; raises as `read`."""
-        results.read_own_about(self.results / name, self.experiment.runs[name])
+        results.read_about_of(self.results / name, self.experiment.runs[name])
         return "trained"
 
     def has_report(self) -> bool:

@@ -29,8 +29,8 @@ def main() -> None:
             print(json.dumps(keys_of(with_program(config, folders)).schema, indent=2))
             return
         experiment = Experiment.from_files(config, folders)
-        if experiment.own:
-            experiment.own.refuse_missing()
+        if experiment.user_data:
+            experiment.user_data.refuse_missing()
         print(experiment.summary)
 
 

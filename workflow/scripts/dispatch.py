@@ -33,8 +33,8 @@ def main() -> None:
     plan = json.load(sys.stdin)
     node = int(value_here(args.node))
     ahead = seconds_ahead(args.reach, node) if args.reach else 0.0
-    own = plan[str(node)]
-    os.environ.update({name: value_here(value) for name, value in own["environment"].items()})
+    mine = plan[str(node)]
+    os.environ.update({name: value_here(value) for name, value in mine["environment"].items()})
     if stop_at := os.environ.get(variable("stop_at")):
         os.environ[variable("stop_at")] = str(float(stop_at) + ahead)
     # These signals are for the ranks, which listen to them. They reach every process of the job
@@ -43,7 +43,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.execvp(own["command"][0], own["command"])
+    os.execvp(mine["command"][0], mine["command"])
 
 
 def value_here(value: str) -> str:

@@ -33,7 +33,7 @@ from manynodes.data.folder import (
     refuse_wrong_content,
     whole_sha256,
 )
-from manynodes.data.own.declaration import Own
+from manynodes.data.user.declaration import UserData
 
 # Seconds to wait for another fetch of the same data: longer than any of its sources may take.
 GIVE_UP = 3 * sources.MOST_SECONDS
@@ -47,11 +47,11 @@ def main() -> None:
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
     parser.add_argument("--archive", type=Path, help="path of the official archive")
     parser.add_argument("--url", help="address of a mirror of the official archive")
-    parser.add_argument("--own", metavar="JSON", help="the user's own images, see data/own.py")
+    parser.add_argument("--user-data", metavar="JSON", help="the user's own images, see data/user/")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     args = parser.parse_args()
     with told_in_one_line("fetch"), recorded(args.output, "fetch"):
-        if not args.own and args.dataset not in DATASETS:
+        if not args.user_data and args.dataset not in DATASETS:
             raise Refusal(f"--dataset {args.dataset} is not one of {', '.join(DATASETS)}")
         args.output.mkdir(parents=True, exist_ok=True)
         with locked(args.output / ".lock", tell, GIVE_UP):
@@ -59,17 +59,17 @@ def main() -> None:
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             atomic.remove_leftovers(args.output)
-            if not args.own:
+            if not args.user_data:
                 refuse_full_disk(args.output, DATASETS[args.dataset].room)
             with (
                 tempfile.TemporaryDirectory(prefix=".fetch-", dir=args.output) as work,
                 naming(args.output, Path(work)),
             ):
-                if args.own:
-                    own = Own.from_json(args.own)
+                if args.user_data:
+                    user_data = UserData.from_json(args.user_data)
                     # Before the import: what changes during it is imported again.
-                    fingerprint = own.fingerprint
-                    publish(imported(own, Path(work)), Path(work), args.output)
+                    fingerprint = user_data.fingerprint
+                    publish(imported(user_data, Path(work)), Path(work), args.output)
                     atomic.write_text(args.output / SOURCE, fingerprint)
                 else:
                     publish(fetched(args, Path(work)), Path(work), args.output)
@@ -163,24 +163,24 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     }
 
 
-def imported(own: Own, work: Path) -> dict[str, Any]:
+def imported(user_data: UserData, work: Path) -> dict[str, Any]:
     """Write the arrays of the user's own images; returns what their manifest says about them."""
     # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
-    from manynodes.data.own.importing import import_own
+    from manynodes.data.user.importing import import_user_data
 
-    own.refuse_missing()
-    found = import_own(own, work, lambda line: tell(one_line(line)))
+    user_data.refuse_missing()
+    found = import_user_data(user_data, work, lambda line: tell(one_line(line)))
     if found.skipped:
         tell(f"warning: {len(found.skipped):,} unreadable images are left out, see the manifest")
     return {
-        "dataset": own.name,
-        "source": own.kind,
+        "dataset": user_data.name,
+        "source": user_data.kind,
         "classes": len(found.class_names),
         "class_names": list(found.class_names),
         "image_shape": list(found.shape),
         "dtype": found.dtype,
         "images": found.images,
-        "settings": own.settings,
+        "settings": user_data.settings,
         "skipped": list(found.skipped),
     }
 

@@ -17,8 +17,8 @@ import torch
 from manynodes.base.errors import Refusal, error_line, one_line, told_in_one_line
 from manynodes.data.batches import centred
 from manynodes.data.datasets import DATASETS
-from manynodes.data.own.declaration import SUFFIXES, is_image, is_wanted
-from manynodes.data.own.pictures import Unreadable, read_image
+from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
+from manynodes.data.user.pictures import Unreadable, read_image
 from manynodes.data.walk import walk
 from manynodes.evaluation.views import predict_with_views
 from manynodes.models import weights

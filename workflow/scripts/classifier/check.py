@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from manynodes.data.datasets import DATASETS
-from manynodes.models.names import OWN_MODELS, Form, is_own, refuse_unknown_model
+from manynodes.models.names import BUILT_IN_MODELS, Form, is_user_model, refuse_unknown_model
 from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
 from manynodes.training.sizes import edges
 
@@ -32,7 +32,7 @@ def check(
 def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
     """Refuse a network that nobody has, or that does not take what it will be shown."""
     refuse_unknown_model(run.model)
-    if dataset["name"] in DATASETS and run.model in OWN_MODELS:
+    if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS:
         return
     # Imported here, because torch takes seconds.
     height, width, channels, classes = (
@@ -45,7 +45,7 @@ def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
         for size in {window, edges(run.test_size) or window}:
             form = Form(size[0], size[1], channels, classes)
             refuse_unfit_model(run.model, run.widths, run.model_args, form)
-    elif "classes" in dataset and is_own(run.model):
+    elif "classes" in dataset and is_user_model(run.model):
         from manynodes.models.fitting import refuse_uncallable
 
         refuse_uncallable(run.model, run.model_args)

@@ -46,8 +46,8 @@ def private_folder(path: Path) -> Path:
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = path.resolve()
-    own = path.stat()
-    if own.st_uid != os.geteuid() or own.st_mode & 0o077:
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(f"{path} is not this user's alone")
     if is_noexec(path):
         raise PermissionError(f"{path} is mounted noexec")

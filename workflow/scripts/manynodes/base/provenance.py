@@ -20,7 +20,7 @@ NO_RESULT = (
     "manynodes.base",
     "manynodes.checkpointing",
     "manynodes.data.addresses",
-    "manynodes.data.own",
+    "manynodes.data.user",
     "manynodes.data.staging",
     "manynodes.data.walk",
     "manynodes.experiment",

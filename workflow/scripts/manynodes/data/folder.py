@@ -16,7 +16,7 @@ from manynodes.base.reading import file_sha256, open_file, read_json
 from manynodes.data.datasets import ARRAYS, DATASETS
 
 MANIFEST = "manifest.json"
-# What the user's own images were imported from, see `Own.fingerprint`; not a part of the data.
+# What the user's own images were imported from, see `UserData.fingerprint`; not a part of the data.
 SOURCE = ".source"
 
 

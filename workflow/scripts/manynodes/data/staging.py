@@ -33,7 +33,7 @@ class Staged:
         status: `fresh` (copied now), `reused` (a valid copy existed) or `fallback` (the shared
             copy).
         reason: of a fallback; otherwise empty.
-        own: the scratch belongs to the job, so nobody will reuse the copy.
+        of_job: the scratch belongs to the job, so nobody will reuse the copy.
     """
 
     host: str
@@ -42,7 +42,7 @@ class Staged:
     seconds: float
     status: str
     reason: str = ""
-    own: bool = False
+    of_job: bool = False
 
     def __str__(self) -> str:
         how = f"{self.status} {self.path}, {self.bytes / 1e6:,.1f} MB in {self.seconds:.2f} s"
@@ -69,9 +69,11 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
     """
     start = time.perf_counter()
 
-    def report(path: Path, status: str, reason: str = "", own: bool = False) -> Staged:
+    def report(path: Path, status: str, reason: str = "", of_job: bool = False) -> Staged:
         seconds = round(time.perf_counter() - start, 3)
-        return Staged(socket.gethostname(), str(path), source.bytes, seconds, status, reason, own)
+        return Staged(
+            socket.gethostname(), str(path), source.bytes, seconds, status, reason, of_job
+        )
 
     reasons = []
     for entry in scratch:
@@ -80,11 +82,11 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
         if "$" in folder or not Path(folder).is_absolute():
             continue  # the variable is not set on this node, or empty
         name = re.match(r"\$\{?(\w+)", entry)
-        own = name is not None and name[1] == job_scratch
+        of_job = name is not None and name[1] == job_scratch
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{source.dataset}-{source.sha256[:12]}"
-            return report(target, copy_once(source, target), own=own)
+            return report(target, copy_once(source, target), of_job=of_job)
         except LockHeld as held:
             reasons.append(str(held))
         except OSError as error:
@@ -101,7 +103,7 @@ def tell(line: str) -> None:
 
 def discard(staged: Staged) -> None:
     """Remove a copy that nobody will reuse; one process per node calls it."""
-    if staged.own:
+    if staged.of_job:
         shutil.rmtree(staged.path, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ from manynodes.base.reading import parse_json
 from manynodes.data.addresses import refuse_credentials
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import MANIFEST
-from manynodes.data.own.declaration import Own
+from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
 from manynodes.experiment.keys import (
     GEOMETRY,
@@ -356,16 +356,17 @@ class Experiment:
         """The configuration without the keys that change no result, and without those that each
         run has a value of its own for.
         """
-        own = {key for pair in self.config["runs"] for key in pair}
-        own |= set(self.keys.site)
-        own |= {key for key in self.config if per_process(self.keys, key, self.config) is not None}
-        return {key: value for key, value in self.config.items() if key not in own}
+        left_out = {key for pair in self.config["runs"] for key in pair} | set(self.keys.site)
+        left_out |= {
+            key for key in self.config if per_process(self.keys, key, self.config) is not None
+        }
+        return {key: value for key, value in self.config.items() if key not in left_out}
 
     @property
-    def own(self) -> Own | None:
+    def user_data(self) -> UserData | None:
         """The user's own data set; None if all are built in."""
         dataset = self.config["dataset"]
-        return Own.from_config(dataset) if dataset else None
+        return UserData.from_config(dataset) if dataset else None
 
     @property
     def datasets(self) -> list[str]:
@@ -655,7 +656,7 @@ def refuse_impossible_source(
     Raises:
         Refusal: naming the key to change.
     """
-    if declared := Own.from_config(settings):
+    if declared := UserData.from_config(settings):
         if len(datasets) > 1:
             raise Refusal(
                 f"config: dataset.{declared.kind}: it is one data set, not {' and '.join(datasets)}"

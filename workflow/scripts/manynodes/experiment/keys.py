@@ -19,7 +19,7 @@ from manynodes.base.reading import SCHEMAS
 from manynodes.data.datasets import DATASETS, Dataset
 from manynodes.experiment.declaration import BUILT_IN, Declaration, declaration_of
 from manynodes.experiment.file import DEEPEST
-from manynodes.models.names import OWN_MODELS, Model
+from manynodes.models.names import BUILT_IN_MODELS, Model
 
 # Limits of a configuration: values in total, characters of a text, bits of a number.
 MOST_VALUES = 100_000
@@ -295,7 +295,7 @@ def keys_of(config: Mapping[str, Any]) -> Keys:
 @cache
 def built_in_keys() -> Keys:
     keys = Keys(True, declaration_of({}))
-    describe(keys.properties["model"], OWN_MODELS)
+    describe(keys.properties["model"], BUILT_IN_MODELS)
     return keys
 
 

@@ -80,8 +80,8 @@ def make_plan(
         place = Place(node_rank, address, allocation.addresses[0], port, folder, private)
         visible = {}
         if gpus is not None:
-            own = gpus[node_rank * per_node :][:per_node]
-            visible = {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+            here = gpus[node_rank * per_node :][:per_node]
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(here)}
         started, command = launcher(geometry, place)
         environment = visible | common(geometry, place) | started
         plan.append(NodeCommand(node_rank, host, environment, (sys.executable, *command, *program)))

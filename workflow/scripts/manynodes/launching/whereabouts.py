@@ -177,12 +177,12 @@ def seen(pid: int, state: str) -> Whereabouts:
         found = stack(each)
         if found and not any(found[0]["filename"].endswith(name) for name in WAITING):
             break
-    own = next((frame for frame in found if not is_library(frame["filename"])), None)
+    outside = next((frame for frame in found if not is_library(frame["filename"])), None)
     waits = any(part in frame["filename"] for frame in found for part in COLLECTIVE)
     return Whereabouts(
         state=state,
         frames=tuple(map(in_words, found[:MOST_FRAMES])),
-        frame=in_words(own) if own else "",
+        frame=in_words(outside) if outside else "",
         waits=waits and not state,
     )
 

@@ -13,7 +13,7 @@ from manynodes.base.errors import Refusal
 from manynodes.base.optional import timm, torchvision
 from manynodes.base.sources import member, run_sources, user_error
 from manynodes.models import networks
-from manynodes.models.names import OWN_MODELS, TIMM, is_own, own_file, own_sources
+from manynodes.models.names import BUILT_IN_MODELS, TIMM, is_user_model, user_file, user_sources
 
 # Minimum ratio of a training's steps to the steps that BatchNorm's running statistics average over.
 BATCHNORM_WINDOWS = 20
@@ -134,7 +134,7 @@ def build(
 ) -> Classifier:
     """A model by its name in the configuration, initialised from torch's global generator.
 
-    A name that is not in OWN_MODELS is the user's, timm's or torchvision's.
+    A name that is not in BUILT_IN_MODELS is the user's, timm's or torchvision's.
 
     Args:
         image_shape: (h, w, c) of the images that it is trained on.
@@ -164,15 +164,15 @@ def build(
         description["dtype"] = dtype
     height, width, channels = image_shape
     arguments = dict(model_args or {})
-    if is_own(model):
-        description["sources"] = dict(sources or own_sources(model))
-        network = own_network(
+    if is_user_model(model):
+        description["sources"] = dict(sources or user_sources(model))
+        network = user_network(
             model, description["sources"], classes, channels, (height, width), arguments
         )
     elif arguments and not model.startswith(TIMM):
         raise Refusal(f"model_args: {model} takes none; leave it out")
-    elif model in OWN_MODELS:
-        network = getattr(networks, OWN_MODELS[model].builder)(widths, classes, channels)
+    elif model in BUILT_IN_MODELS:
+        network = getattr(networks, BUILT_IN_MODELS[model].builder)(widths, classes, channels)
     elif model.startswith(TIMM):
         if foreign := set(arguments) & FOREIGN:
             raise Refusal(f"model_args: {sorted(foreign)[0]} reads other files; leave it out")
@@ -196,7 +196,7 @@ def build(
     return Classifier(network, description, channels)
 
 
-def own_network(
+def user_network(
     model: str,
     sources: Mapping[str, str],
     classes: int,
@@ -209,7 +209,7 @@ def own_network(
     Raises:
         Refusal: the code fails, or returns something else.
     """
-    make, name, file = own_maker(model, sources)
+    make, name, file = user_maker(model, sources)
     try:
         network = make(classes, channels, size, **arguments)
     except Exception as error:
@@ -223,17 +223,17 @@ def own_network(
     return network
 
 
-def own_maker(model: str, sources: Mapping[str, str]) -> tuple[Callable[..., Any], str, Path]:
+def user_maker(model: str, sources: Mapping[str, str]) -> tuple[Callable[..., Any], str, Path]:
     """The class or function that makes the user's network, its name, and its file.
 
     Raises:
         Refusal: the code fails, or has no such name.
     """
     path, _, name = model.rpartition(":")
-    file = own_file(model) or Path(f"{path}.py")
-    if own_file(model):
+    file = user_file(model) or Path(f"{path}.py")
+    if user_file(model):
         module = run_sources(sources)
-    elif own_sources(model) == dict(sources):
+    elif user_sources(model) == dict(sources):
         module = importlib.import_module(path)
     else:
         raise Refusal(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from manynodes.base.errors import Refusal, one_line
-from manynodes.models.classifier import build, own_maker
-from manynodes.models.names import Form, is_own, own_sources, refuse_unknown_model
+from manynodes.models.classifier import build, user_maker
+from manynodes.models.names import Form, is_user_model, refuse_unknown_model, user_sources
 
 IMAGES = 4
 # What was found to fit: an experiment has the same network in many runs.
@@ -35,7 +35,7 @@ def refuse_unfit_model(
         return
     refuse_unknown_model(model)
     problem = tried(model, widths, arguments, form, "meta")
-    if problem and is_own(model):
+    if problem and is_user_model(model):
         problem = tried(model, widths, arguments, form, "cpu")
     if problem:
         raise Refusal(f"model: {problem}")
@@ -50,7 +50,7 @@ def refuse_uncallable(model: str, arguments: Mapping[str, Any]) -> None:
         Refusal: naming the model and the problem.
     """
     try:
-        make, _, _ = own_maker(model, own_sources(model))
+        make, _, _ = user_maker(model, user_sources(model))
         with suppress(ValueError):  # It has no signature.
             inspect.signature(make).bind(1, 1, (1, 1), **arguments)
     except (Refusal, TypeError) as problem:

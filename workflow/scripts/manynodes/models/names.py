@@ -29,7 +29,7 @@ class Model:
     muon: bool = False
 
 
-OWN_MODELS = {
+BUILT_IN_MODELS = {
     "airbench": Model("airbench", "three blocks, see `widths`", widths=True, muon=True),
     "airbench96": Model("airbench96", "a residual layer more in each", widths=True, muon=True),
     "resnet9": Model("resnet9", "D. Page's"),
@@ -39,11 +39,11 @@ OWN_MODELS = {
 
 
 def with_widths() -> list[str]:
-    return [name for name, model in OWN_MODELS.items() if model.widths]
+    return [name for name, model in BUILT_IN_MODELS.items() if model.widths]
 
 
 def with_muon() -> list[str]:
-    return [name for name, model in OWN_MODELS.items() if model.muon]
+    return [name for name, model in BUILT_IN_MODELS.items() if model.muon]
 
 
 TIMM = "timm/"
@@ -63,25 +63,25 @@ class Form:
         return f"{self.height}x{self.width}x{self.channels}"
 
 
-def is_own(model: str) -> bool:
+def is_user_model(model: str) -> bool:
     """Whether a model is the user's code: `my_models.py:Net`, `package.module:build`."""
     return ":" in model
 
 
-def own_file(model: str) -> Path | None:
+def user_file(model: str) -> Path | None:
     """The file of a user's network; None for a module of an installed package."""
     path = model.rpartition(":")[0]
     return Path(path) if path.endswith(".py") else None
 
 
-def own_sources(model: str) -> dict[str, str]:
+def user_sources(model: str) -> dict[str, str]:
     """The texts of a user's network, see `sources.local_sources`; of an installed package, that of
     its module.
 
     Raises:
         Refusal: it is not there.
     """
-    if file := own_file(model):
+    if file := user_file(model):
         return local_sources(file)
     module = model.rpartition(":")[0]
     try:
@@ -99,24 +99,24 @@ def own_sources(model: str) -> dict[str, str]:
 @cache
 def code_of(model: str) -> str:
     """SHA-256 of a user's network; empty for any other model."""
-    return sources_sha256(own_sources(model)) if is_own(model) else ""
+    return sources_sha256(user_sources(model)) if is_user_model(model) else ""
 
 
 @cache
 def refuse_unknown_model(name: str) -> None:
     """Refuse a model that nobody has.
 
-    This imports torchvision or timm, which takes seconds, for names outside OWN_MODELS.
+    This imports torchvision or timm, which takes seconds, for names outside BUILT_IN_MODELS.
 
     Raises:
         Refusal: naming the model and the remedy.
     """
-    if name in OWN_MODELS:
+    if name in BUILT_IN_MODELS:
         return
-    if is_own(name):
+    if is_user_model(name):
         if not name.rpartition(":")[2].isidentifier():
             raise Refusal(f"model: {name} is not FILE.py:NAME, such as my_models.py:Net")
-        own_sources(name)
+        user_sources(name)
         return
     if name.startswith(TIMM):
         known = timm().list_models()
@@ -129,11 +129,11 @@ def refuse_unknown_model(name: str) -> None:
         models = torchvision().models
     except Refusal as refusal:
         raise Refusal(f"model: {name} is not built in, and {refusal}") from None
-    known = [*OWN_MODELS, *models.list_models(module=models)]
+    known = [*BUILT_IN_MODELS, *models.list_models(module=models)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise Refusal(
-            f"model: {name} is neither {', '.join(OWN_MODELS)} nor a classifier of "
+            f"model: {name} is neither {', '.join(BUILT_IN_MODELS)} nor a classifier of "
             f"torchvision.models{hint}"
         )

@@ -19,7 +19,7 @@ from manynodes.base.optional import timm, torchvision
 from manynodes.base.reading import parse_json, read_bytes
 from manynodes.base.sources import MOST_BYTES, sources_sha256
 from manynodes.models.classifier import Classifier, build
-from manynodes.models.names import OWN_MODELS, TIMM, is_own
+from manynodes.models.names import BUILT_IN_MODELS, TIMM, is_user_model
 
 # Limits for the description in a weights file.
 MOST_CHANNELS = 4096
@@ -228,9 +228,9 @@ def described(text: str) -> dict[str, Any]:
         and len(names) in (0, classes)
         and all(isinstance(name, str) for name in names)
         and found.get("dtype", "uint8") in ("uint8", "float32")
-        and is_own(model) == ("sources" in found)
+        and is_user_model(model) == ("sources" in found)
     )
-    if not good or not (is_own(model) or known(model)):
+    if not good or not (is_user_model(model) or known(model)):
         raise ValueError("its description is of no network")
     sources = found.get("sources", {"x.py": ""})
     if not isinstance(sources, dict) or not sources or not all(map(good_source, sources.items())):
@@ -256,7 +256,7 @@ def good_source(entry: tuple[str, Any]) -> bool:
 
 def known(model: str) -> bool:
     # Other builders of torchvision, for detection for instance, download weights.
-    if model in OWN_MODELS:
+    if model in BUILT_IN_MODELS:
         return True
     if model.startswith(TIMM):
         return model.removeprefix(TIMM) in timm().list_models()

@@ -15,7 +15,7 @@ from manynodes.base.environment import PREFIX, Environment
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import end_descendants, end_with_parent, let_look
 from manynodes.base.timeouts import PROGRAM_GRACE
-from manynodes.ranks.network import interface_of, own_address
+from manynodes.ranks.network import interface_of, local_address
 from manynodes.ranks.stopping import Stopping
 
 # Of `launch` and its processes alone.
@@ -65,7 +65,7 @@ def gloo_interface(environment: Mapping[str, str]) -> dict[str, str]:
     gloo takes the address of this host's own name, which Debian sets to 127.0.1.1.
     """
     master = environment.get("MASTER_ADDR", "")
-    address = own_address(master) if master else ""
+    address = local_address(master) if master else ""
     if not address or address.startswith("127."):
         return {}
     interface = interface_of(address)

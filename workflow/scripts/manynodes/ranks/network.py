@@ -9,7 +9,7 @@ from collections.abc import Mapping
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 
 
-def own_address(other: str) -> str:
+def local_address(other: str) -> str:
     """The IPv4 address under which another host sees this one; empty if unknown.
 
     Nothing is sent: connecting a datagram socket only selects a route.
@@ -53,7 +53,7 @@ def let_gloo_be_reached(master: str, hosts: Mapping[str, str]) -> None:
         resolved = "127.0.0.1"
     if others and resolved.startswith("127."):
         # On rank 0's host, the route to rank 0 is loopback; the route to another host decides.
-        ways = map(own_address, (master, others[0]))
+        ways = map(local_address, (master, others[0]))
         seen = next((address for address in ways if address and not address.startswith("127.")), "")
         if interface := interface_of(seen):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -23,7 +23,7 @@ from manynodes.base.signing import key, signed, verified
 from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import Tree, decode, encode
 from manynodes.ranks.memory import keep_freed_memory
-from manynodes.ranks.network import let_gloo_be_reached, own_address
+from manynodes.ranks.network import let_gloo_be_reached, local_address
 from manynodes.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
 from manynodes.ranks.processor import processor
 
@@ -153,7 +153,7 @@ def describe(process: Process) -> RankReport:
         rank=process.rank,
         local_rank=process.local_rank,
         host=socket.gethostname(),
-        address=own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")),
+        address=local_address(os.environ.get("MASTER_ADDR", "127.0.0.1")),
         device=str(process.device),
         device_name=properties.name if properties else "",
         device_id=str(properties.uuid) if properties else "",

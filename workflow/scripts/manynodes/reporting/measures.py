@@ -14,7 +14,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
 from manynodes.experiment.config import Run
-from manynodes.reporting.results import read_own_about
+from manynodes.reporting.results import read_about_of
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
@@ -163,7 +163,7 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged, or of another run.
     """
-    about = read_own_about(folder, run)
+    about = read_about_of(folder, run)
     names = ["run.json", *["evaluation.json"] * evaluated]
     sums, by = of_files(folder, names, MOST), ""
     refuse_changed(folder, about["files"], ["metrics.csv", "result.json"])

@@ -64,18 +64,18 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
         now: in seconds since the epoch.
     """
     moment = time.time() if now is None else now
-    own = not experiment.built_in
-    evaluated = not own or bool(experiment.evaluation)
+    user_program = not experiment.built_in
+    evaluated = not user_program or bool(experiment.evaluation)
     jobs = read_quietly(folder / JOBS, "jobs")
     found = []
     for name, run in experiment.runs.items():
-        epochs = None if own else run.epochs
+        epochs = None if user_program else run.epochs
         read = (
             partial(measures.result_line, run=run, evaluated=evaluated)
-            if own
+            if user_program
             else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
         )
-        each = read_one(name, folder / name, epochs, own, evaluated, read, moment)
+        each = read_one(name, folder / name, epochs, user_program, evaluated, read, moment)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
@@ -96,7 +96,7 @@ def queued(each: Progress, job: dict[str, Any]) -> Progress:
 
 
 def read_one(
-    name: str, folder: Path, epochs: int | None, own: bool, evaluated: bool,
+    name: str, folder: Path, epochs: int | None, user_program: bool, evaluated: bool,
     read: Callable[[Path], str], now: float,
 ) -> Progress:  # fmt: skip
     """The progress of one run.
@@ -112,12 +112,12 @@ def read_one(
     with suppress(OSError):
         owner = look(state / "owner.json")
     alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
-    rows = read_rows(folder / ("work/metrics.csv" if own else "history.csv"))
+    rows = read_rows(folder / ("work/metrics.csv" if user_program else "history.csv"))
     last = rows[-1] if rows else {}
     count = count_of(last)
     trained = (folder / "run.json").exists()
     if owner and alive:
-        saved = since_save(state, own, now)
+        saved = since_save(state, user_program, now)
         each = Progress(name, "running", owner[0].host, count, epochs, in_words(last),
                         time_left(rows, epochs), saved)  # fmt: skip
         live = read_quietly(state / LIVE, "live")
@@ -127,7 +127,7 @@ def read_one(
         # Perhaps of another training that was to replace its results.
         preempted = failed.kind == failure.Kind.PREEMPTED
         return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
-                        numbers=in_words(last), saved=since_save(state, own, now),
+                        numbers=in_words(last), saved=since_save(state, user_program, now),
                         reason=f"{failed.stage}: {failed.line}")  # fmt: skip
     if trained:
         done = not evaluated or (folder / "evaluation.json").exists()
@@ -135,13 +135,13 @@ def read_one(
                         numbers=read(folder) if done else in_words(last))  # fmt: skip
     if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
         return Progress(name, "running", owner[0].host, count, epochs, in_words(last),
-                        saved=since_save(state, own, now))  # fmt: skip
+                        saved=since_save(state, user_program, now))  # fmt: skip
     if owner or failed:
         reason = f"{failed.stage}: {failed.line}" if failed else ""
         if owner and not reason:
             reason = f"{owner[0].who} is not heard of any more"
         return Progress(name, "interrupted", epoch=count, epochs=epochs, numbers=in_words(last),
-                        saved=since_save(state, own, now), reason=reason)  # fmt: skip
+                        saved=since_save(state, user_program, now), reason=reason)  # fmt: skip
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
     return Progress(name, "staging" if started else "waiting", epochs=epochs)
 
@@ -224,9 +224,9 @@ def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
     return None
 
 
-def since_save(state: Path, own: bool, now: float) -> float | None:
+def since_save(state: Path, user_program: bool, now: float) -> float | None:
     """Seconds since something was saved last."""
-    files = (state / "saved").rglob("*") if own else state.glob("epoch=*.safetensors")
+    files = (state / "saved").rglob("*") if user_program else state.glob("epoch=*.safetensors")
     times = []
     for file in files:
         with suppress(OSError):

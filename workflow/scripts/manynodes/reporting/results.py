@@ -85,7 +85,7 @@ def read_about(path: Path, form: str = "run") -> dict[str, Any]:
     return read_json(path, form, "train the run again")
 
 
-def read_own_about(folder: Path, run: Run) -> dict[str, Any]:
+def read_about_of(folder: Path, run: Run) -> dict[str, Any]:
     """run.json of this run, and of no other.
 
     Raises:
@@ -130,7 +130,7 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged or of another run.
     """
-    about = read_own_about(folder, run)
+    about = read_about_of(folder, run)
     evaluation = read_evaluation(folder / "evaluation.json")
     kept = {
         f"checkpoints/epoch={each['epoch']:03}.safetensors": each["sha256"]

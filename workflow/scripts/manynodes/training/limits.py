@@ -3,7 +3,7 @@
 from typing import Any
 
 from manynodes.base.errors import Refusal
-from manynodes.models.names import TIMM, is_own, with_muon
+from manynodes.models.names import TIMM, is_user_model, with_muon
 from manynodes.training.sizes import edges, training_images, validation_images
 
 
@@ -20,7 +20,7 @@ def refuse_contradictions(run: Any) -> None:
             f"({run.nodes} nodes x {run.nproc_per_node}); "
             f"use {max(1, round(run.global_batch_size / run.world_size)) * run.world_size}"
         )
-    if run.model_args and not (is_own(run.model) or run.model.startswith(TIMM)):
+    if run.model_args and not (is_user_model(run.model) or run.model.startswith(TIMM)):
         raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
     if run.optimizer == "muon" and run.model not in with_muon():
         raise Refusal(

@@ -15,8 +15,8 @@ import numpy as np
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import open_file
 from manynodes.data.folder import label_type
-from manynodes.data.own.declaration import Own
-from manynodes.data.own.writing import (
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
@@ -83,14 +83,14 @@ class NpyRows:
             left -= some
 
 
-def from_arrays(own: Own, folder: Path) -> Imported:
+def from_arrays(user_data: UserData, folder: Path) -> Imported:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Raises:
         Refusal: the arrays cannot be used.
     """
     with ExitStack() as stack:
-        splits = open_arrays(own, stack)
+        splits = open_arrays(user_data, stack)
         labels = {split: read_labels(rows, split) for split, (_, rows) in splits.items()}
         classes = 1 + max(int(found.max(initial=0)) for found in labels.values())
         if classes > MOST_CLASSES:
@@ -99,7 +99,7 @@ def from_arrays(own: Own, folder: Path) -> Imported:
                 "number of classes - 1"
             )
         names = tuple(map(str, range(classes)))
-        in_test = split_by_class(labels["all"], own, classes) if "all" in splits else None
+        in_test = split_by_class(labels["all"], user_data, classes) if "all" in splits else None
         shapes = {split: image_shape(rows, split) for split, (rows, _) in splits.items()}
         if len(set(shapes.values())) > 1:
             one, other = shapes.values()
@@ -136,7 +136,7 @@ def from_arrays(own: Own, folder: Path) -> Imported:
             bar.close()
         for split in SPLITS:
             found = np.asarray(kept[split], np.int64)
-            refuse_empty_class(found, names, split, own)
+            refuse_empty_class(found, names, split, user_data)
             np.save(folder / f"{split}_labels.npy", found.astype(label_type(classes)))
         return Imported(
             names,
@@ -153,13 +153,13 @@ def kind_of(dtype: np.dtype) -> str:
     return "float32" if dtype.kind == "f" else "uint8"
 
 
-def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]]:
+def open_arrays(user_data: UserData, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]]:
     """Images and labels by split; `all` if they are not split yet.
 
     Raises:
         Refusal: arrays are missing, or test_fraction is missing or too much.
     """
-    path = Path(own.path)
+    path = Path(user_data.path)
     if path.is_dir():
         found = {file.stem: partial(open_npy, file, stack) for file in sorted(path.glob("*.npy"))}
     elif path.suffix == ".npz":
@@ -175,13 +175,13 @@ def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]
             for name in members
         }
     elif path.suffix == ".npy":
-        if own.labels is None:
+        if user_data.labels is None:
             raise Refusal(
                 f"dataset.arrays: {path} has only images; give dataset.labels, an .npy file too"
             )
         found = {
             "images": partial(open_npy, path, stack),
-            "labels": partial(open_npy, Path(own.labels), stack),
+            "labels": partial(open_npy, Path(user_data.labels), stack),
         }
     else:
         raise Refusal(f"dataset.arrays: {path} is neither .npz nor .npy, nor a folder of .npy")
@@ -193,7 +193,7 @@ def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]
         )
     for names in NAMES:
         if set(names) <= set(found):
-            if own.test_fraction is not None:
+            if user_data.test_fraction is not None:
                 raise Refusal(
                     f"dataset.test_fraction: {path} has test images already; leave test_fraction "
                     "out"
@@ -202,7 +202,7 @@ def open_arrays(own: Own, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]
             return {"train": (arrays[0], arrays[1]), "test": (arrays[2], arrays[3])}
     for one in ONE_SPLIT:
         if set(one) <= set(found):
-            if own.test_fraction is None:
+            if user_data.test_fraction is None:
                 raise Refusal(
                     f"dataset.arrays: {path} has one split; give dataset.test_fraction, such as 0.2"
                 )
@@ -248,7 +248,7 @@ def read_labels(rows: NpyRows, split: str) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def split_by_class(labels: np.ndarray, own: Own, classes: int) -> np.ndarray:
+def split_by_class(labels: np.ndarray, user_data: UserData, classes: int) -> np.ndarray:
     """Whether each image is a test image, bool (n,)."""
     test = np.zeros(len(labels), np.bool_)
     for number in range(classes):
@@ -258,7 +258,7 @@ def split_by_class(labels: np.ndarray, own: Own, classes: int) -> np.ndarray:
                 f"dataset.arrays: the class {number} has {len(members)} images; a class needs one "
                 "for train and one for test"
             )
-        test[members[chosen_for_test(len(members), own, number)]] = True
+        test[members[chosen_for_test(len(members), user_data, number)]] = True
     return test
 
 

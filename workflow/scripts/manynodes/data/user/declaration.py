@@ -49,7 +49,7 @@ def is_image(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Own:
+class UserData:
     """A data set that the user brings.
 
     Attributes:
@@ -74,7 +74,7 @@ class Own:
     skip_unreadable: bool = False
 
     @staticmethod
-    def from_config(dataset: Mapping[str, Any]) -> "Own | None":
+    def from_config(dataset: Mapping[str, Any]) -> "UserData | None":
         """What the key `dataset` declares; None for a built-in data set.
 
         Raises:
@@ -118,7 +118,7 @@ class Own:
                 f"config: dataset.labels: {shown(path)} brings its own labels; leave labels out"
             )
         size = dataset["image_size"]
-        return Own(
+        return UserData(
             dataset["name"],
             kind,
             path,
@@ -132,11 +132,11 @@ class Own:
         )
 
     @staticmethod
-    def from_json(text: str) -> "Own":
+    def from_json(text: str) -> "UserData":
         """From `to_json`."""
         given = json.loads(text)
         size = given.pop("image_size")
-        return Own(image_size=tuple(size) if size else None, **given)
+        return UserData(image_size=tuple(size) if size else None, **given)
 
     def to_json(self) -> str:
         return json.dumps(vars(self))

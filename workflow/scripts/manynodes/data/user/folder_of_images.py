@@ -19,10 +19,16 @@ import numpy as np
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.data.folder import label_type
-from manynodes.data.own.declaration import PREVIEWS, TEST_FOLDERS, Own, is_image, is_wanted
-from manynodes.data.own.pictures import Unreadable, read_header, read_image
-from manynodes.data.own.similar import fingerprints, similar_images
-from manynodes.data.own.writing import (
+from manynodes.data.user.declaration import (
+    PREVIEWS,
+    TEST_FOLDERS,
+    UserData,
+    is_image,
+    is_wanted,
+)
+from manynodes.data.user.pictures import Unreadable, read_header, read_image
+from manynodes.data.user.similar import fingerprints, similar_images
+from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
@@ -62,7 +68,7 @@ class Decoded(NamedTuple):
     warnings: list[str]
 
 
-def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
+def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
@@ -71,7 +77,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
     Raises:
         Refusal: the images cannot be used.
     """
-    class_names, listings = list_images(own, tell)
+    class_names, listings = list_images(user_data, tell)
     with (
         ProcessPoolExecutor(
             usable_cpus(), multiprocessing.get_context("fork"), keep_stderr
@@ -80,7 +86,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
     ):
         try:
             headers: dict[str, list[Any]] = {split: [] for split in SPLITS}
-            if not (own.image_size and own.channels):
+            if not (user_data.image_size and user_data.channels):
                 headers = {
                     split: list(
                         progress(
@@ -92,8 +98,8 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                     for split, listing in listings.items()
                 }
             bad = {split: unreadable(found) for split, found in headers.items()}
-            refuse_unreadable(own, listings, bad)
-            size, channels = common_shape(own, listings, headers)
+            refuse_unreadable(user_data, listings, bad)
+            size, channels = common_shape(user_data, listings, headers)
             files = {}
             warned: dict[str, list[object]] = {}
             for split, listing in listings.items():
@@ -107,7 +113,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                     for start in range(0, len(listing.paths), TASK)
                 ]
                 bar = progress((), f"importing {split}", len(listing.paths))
-                decode = partial(decode_into, own.image_size, file.shape)
+                decode = partial(decode_into, user_data.image_size, file.shape)
                 file.checksums = []
                 for start, results in enumerate(pool.map(decode, tasks)):
                     for number, result in enumerate(results, start * TASK):
@@ -115,7 +121,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                             bad[split][number] = result
                             result = Decoded(0, (), [])
                         for text in result.warnings:
-                            name = listing.paths[number].relative_to(own.path)
+                            name = listing.paths[number].relative_to(user_data.path)
                             warned.setdefault(text, []).append(name)
                         file.checksums.append(result.checksum)
                         file.fingerprints.append(result.fingerprints)
@@ -124,19 +130,19 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 files[split] = file
         except BrokenProcessPool:
             raise Refusal(
-                f"dataset.folder: {own.path}: a process that decoded an image was killed; it ran "
-                "out of memory, or an image crashed it; run the same command again with more memory"
+                f"dataset.folder: {user_data.path}: a process that decoded an image was killed; it "
+                "ran out of memory, or an image crashed it; run the same command again with more memory"
             ) from None
-        refuse_unreadable(own, listings, bad)
+        refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
         images, kept_paths = {}, {}
         for split, file in files.items():
             paths, numbers = listings[split].paths, listings[split].labels
             kept = np.setdiff1d(np.arange(len(paths)), list(bad[split]))
             file.keep(kept)
-            kept_paths[split] = [paths[row].relative_to(own.path) for row in kept.tolist()]
+            kept_paths[split] = [paths[row].relative_to(user_data.path) for row in kept.tolist()]
             labels = np.asarray(numbers, label_type(len(class_names)))[kept]
-            refuse_empty_class(labels, class_names, split, own)
+            refuse_empty_class(labels, class_names, split, user_data)
             np.save(folder / f"{split}_labels.npy", labels)
             images[split] = len(kept)
         shared = shared_images(files["train"], files["test"])
@@ -154,7 +160,7 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
         "uint8",
         images,
         tuple(
-            str(listings[split].paths[number].relative_to(own.path))
+            str(listings[split].paths[number].relative_to(user_data.path))
             for split in SPLITS
             for number in sorted(bad[split])
         ),
@@ -163,14 +169,14 @@ def from_folder(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
 
 
 def list_images(
-    own: Own, tell: Callable[[str], None]
+    user_data: UserData, tell: Callable[[str], None]
 ) -> tuple[tuple[str, ...], dict[str, Listing]]:
     """The classes, and the images of both splits.
 
     Raises:
         Refusal: a split or a class is missing, or empty.
     """
-    root = Path(own.path)
+    root = Path(user_data.path)
     train = root / "train"
     test = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     if train.is_dir() or test:
@@ -181,7 +187,7 @@ def list_images(
             )
         if not train.is_dir():
             raise Refusal(f"dataset.folder: {root} has {test.name}/ but no train/; add it")
-        if own.test_fraction is not None:
+        if user_data.test_fraction is not None:
             raise Refusal(
                 f"dataset.test_fraction: {root} has {test.name}/ already; leave test_fraction out"
             )
@@ -203,7 +209,7 @@ def list_images(
         classes = class_folders(root)
         names = list(classes)
         search = Search(root, (), list(classes.values()))
-        if own.test_fraction is None:
+        if user_data.test_fraction is None:
             raise Refusal(
                 f"dataset.folder: {root} has no train/ and test/; if its folders are classes, give "
                 "dataset.test_fraction, such as 0.2"
@@ -216,7 +222,7 @@ def list_images(
                     f"dataset.folder: {root / name} has {len(everything)} images; a class needs "
                     "one for train and one for test"
                 )
-            chosen = set(chosen_for_test(len(everything), own, number).tolist())
+            chosen = set(chosen_for_test(len(everything), user_data, number).tolist())
             for split, wanted in (("train", False), ("test", True)):
                 found[split].append(
                     [path for i, path in enumerate(everything) if (i in chosen) == wanted]
@@ -432,12 +438,12 @@ def unreadable(results: Sequence[object]) -> dict[int, str]:
 
 
 def refuse_unreadable(
-    own: Own, listings: dict[str, Listing], bad: dict[str, dict[int, str]]
+    user_data: UserData, listings: dict[str, Listing], bad: dict[str, dict[int, str]]
 ) -> None:
-    if own.skip_unreadable:
+    if user_data.skip_unreadable:
         return
     names = [
-        f"{listings[split].paths[number].relative_to(own.path)} ({why})"
+        f"{listings[split].paths[number].relative_to(user_data.path)} ({why})"
         for split, found in bad.items()
         for number, why in sorted(found.items())
     ]
@@ -449,15 +455,15 @@ def refuse_unreadable(
 
 
 def common_shape(
-    own: Own, listings: dict[str, Listing], headers: dict[str, list[Any]]
+    user_data: UserData, listings: dict[str, Listing], headers: dict[str, list[Any]]
 ) -> tuple[tuple[int, int], int]:
     """Height and width, and channels, of all images.
 
     Raises:
         Refusal: they differ, and `image_size` is not given.
     """
-    if own.image_size and own.channels:
-        return own.image_size, own.channels
+    if user_data.image_size and user_data.channels:
+        return user_data.image_size, user_data.channels
     readable = [
         (path, header)
         for split, listing in listings.items()
@@ -465,10 +471,10 @@ def common_shape(
         if not isinstance(header, str)
     ]
     if not readable:
-        raise Refusal(f"dataset.folder: {own.path} has no readable image")
-    channels = own.channels or (1 if all(grey for _, (_, grey) in readable) else 3)
-    if own.image_size:
-        return own.image_size, channels
+        raise Refusal(f"dataset.folder: {user_data.path} has no readable image")
+    channels = user_data.channels or (1 if all(grey for _, (_, grey) in readable) else 3)
+    if user_data.image_size:
+        return user_data.image_size, channels
     (first, (size, _)), *others = readable
     for path, (other, _) in others:
         if other != size:

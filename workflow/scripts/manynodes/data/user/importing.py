@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from manynodes.data.own.arrays import from_arrays
-from manynodes.data.own.declaration import Own
-from manynodes.data.own.folder_of_images import from_folder
-from manynodes.data.own.function import from_python
-from manynodes.data.own.writing import Imported
+from manynodes.data.user.arrays import from_arrays
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.folder_of_images import from_folder
+from manynodes.data.user.function import from_python
+from manynodes.data.user.writing import Imported
 
 
-def import_own(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
+def import_user_data(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
     """Write the arrays `{train,test}_{images,labels}.npy` of a user's data set.
 
     Args:
@@ -20,12 +20,12 @@ def import_own(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
     Raises:
         Refusal: the data cannot be used.
     """
-    if own.kind == "folder":
-        found = from_folder(own, folder, tell)
-    elif own.kind == "arrays":
-        found = from_arrays(own, folder)
+    if user_data.kind == "folder":
+        found = from_folder(user_data, folder, tell)
+    elif user_data.kind == "arrays":
+        found = from_arrays(user_data, folder)
     else:
-        found = from_python(own, folder, tell)
+        found = from_python(user_data, folder, tell)
     if found.shared:
         tell(
             f"warning: {found.shared:,} of the {found.images['test']:,} test images are in the "

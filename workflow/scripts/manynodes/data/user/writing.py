@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from manynodes.base.errors import Refusal, shown
-from manynodes.data.own.declaration import Own
+from manynodes.data.user.declaration import UserData
 
 SPLITS = ("train", "test")
 # The report holds the whole confusion matrix.
@@ -122,21 +122,23 @@ def shared_images(train: ArrayFile, test: ArrayFile) -> int:
     return sum(content in known for content in contents(test))
 
 
-def chosen_for_test(n: int, own: Own, number: int) -> np.ndarray:
+def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
     """The images of a class that become test images: a function of the seed and the class."""
-    fraction = own.test_fraction or 0.0
+    fraction = user_data.test_fraction or 0.0
     count = min(n - 1, max(1, round(fraction * n)))
-    return np.random.default_rng((own.split_seed, number)).permutation(n)[:count]
+    return np.random.default_rng((user_data.split_seed, number)).permutation(n)[:count]
 
 
-def refuse_empty_class(labels: np.ndarray, names: Sequence[str], split: str, own: Own) -> None:
+def refuse_empty_class(
+    labels: np.ndarray, names: Sequence[str], split: str, user_data: UserData
+) -> None:
     if len(names) < 2:
-        raise Refusal(f"dataset.{own.kind}: there is one class; two or more are needed")
+        raise Refusal(f"dataset.{user_data.kind}: there is one class; two or more are needed")
     counts = np.bincount(labels, minlength=len(names))
     if empty := np.flatnonzero(counts == 0).tolist():
         raise Refusal(
-            f"dataset.{own.kind}: the class {shown(names[empty[0]])} has no {split} images; add "
-            "some, or remove the class"
+            f"dataset.{user_data.kind}: the class {shown(names[empty[0]])} has no {split} images; "
+            "add some, or remove the class"
         )
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.sources import member, run_file, user_error
 from manynodes.data.folder import label_type
-from manynodes.data.own.declaration import Own
-from manynodes.data.own.pictures import GREY, Unreadable, prepared, warnings_told
-from manynodes.data.own.writing import (
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.pictures import GREY, Unreadable, prepared, warnings_told
+from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
@@ -26,7 +26,7 @@ from manynodes.data.own.writing import (
 )
 
 
-def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported:
+def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
@@ -35,9 +35,9 @@ def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
     Raises:
         Refusal: the function fails, or yields what cannot be used.
     """
-    path = Path(own.path)
+    path = Path(user_data.path)
     module = run_file(path)
-    load = member(module, own.function, path)
+    load = member(module, user_data.function, path)
     files: dict[str, ArrayFile] = {}
     labels: dict[str, list[int]] = {}
     warned: dict[str, list[object]] = {}
@@ -50,7 +50,7 @@ def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 where = f"dataset.python: {split} image {number}"
                 texts: list[str] = []
                 with warnings_told(texts.append):
-                    array = user_pixels(image, own, where)
+                    array = user_pixels(image, user_data, where)
                 for text in texts:
                     warned.setdefault(text, []).append(f"{split} image {number}")
                 if not files or split not in files:
@@ -68,7 +68,7 @@ def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 labels[split].append(user_label(label, where))
             if not labels[split]:
                 raise Refusal(
-                    f"dataset.python: {own.function}({split!r}) of {path} yields no image"
+                    f"dataset.python: {user_data.function}({split!r}) of {path} yields no image"
                 )
         tell_warned(warned, tell)
         classes = 1 + max(max(found) for found in labels.values())
@@ -92,7 +92,7 @@ def from_python(own: Own, folder: Path, tell: Callable[[str], None]) -> Imported
                 raise Refusal(f"dataset.python: {shown(name)} is not a name for a class")
         for split in SPLITS:
             found = np.asarray(labels[split], np.int64)
-            refuse_empty_class(found, names, split, own)
+            refuse_empty_class(found, names, split, user_data)
             np.save(folder / f"{split}_labels.npy", found.astype(label_type(len(names))))
         shape = files["train"].shape
         return Imported(
@@ -129,16 +129,16 @@ def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) ->
         raise Refusal(f"dataset.python: {user_error(error, path)}") from None
 
 
-def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
+def user_pixels(image: Any, user_data: UserData, where: str) -> np.ndarray:
     """An image as uint8 or float32 (h, w, c).
 
     Raises:
         Refusal: it is none.
     """
     if hasattr(image, "convert"):  # Pillow's
-        grey = own.channels or (1 if image.mode in GREY else 3)
+        grey = user_data.channels or (1 if image.mode in GREY else 3)
         try:
-            return prepared(image, own.image_size, grey)
+            return prepared(image, user_data.image_size, grey)
         except Unreadable as error:
             raise Refusal(f"{where}: {error}") from None
     array = as_array(image, f"{where} is no array")
@@ -155,8 +155,8 @@ def user_pixels(image: Any, own: Own, where: str) -> np.ndarray:
         )
     array = pixels(array, "float32" if array.dtype.kind == "f" else "uint8", where)
     wanted = (
-        own.image_size or array.shape[:2],
-        own.channels or array.shape[2],
+        user_data.image_size or array.shape[:2],
+        user_data.channels or array.shape[2],
     )
     if (array.shape[:2], array.shape[2]) != wanted:
         raise Refusal(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from manynodes.data.own.writing import ArrayFile
+from manynodes.data.user.writing import ArrayFile
 
 # Small pictures, such as digits, are alike without being the same.
 LEAST_SIDE = 64
