@@ -409,7 +409,7 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(
     Snakemake's sacct waits for ever.
     """
     (database,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmdbd"))
-    (checkout.path / "results/first/run/evaluation.json").unlink()
+    (checkout.path / "results/first/run/evaluation.json").unlink(missing_ok=True)
     os.kill(database, signal.SIGSTOP)
     try:
         said = checkout.run(*TINY, "experiment=first", "nodes=3")

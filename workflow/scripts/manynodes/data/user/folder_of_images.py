@@ -130,8 +130,9 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 files[split] = file
         except BrokenProcessPool:
             raise Refusal(
-                f"dataset.folder: {user_data.path}: a process that decoded an image was killed; it "
-                "ran out of memory, or an image crashed it; run the same command again with more memory"
+                f"dataset.folder: {user_data.path}: a process that decoded an image was killed; "
+                "it ran out of memory, or an image crashed it; run the same command again with "
+                "more memory"
             ) from None
         refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
