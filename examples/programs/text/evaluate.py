@@ -22,5 +22,8 @@ with torch.no_grad():
         ).item()
 loss /= windows.shape[0] * context
 launched.result(
-    n=windows.shape[0] * context, test_loss=loss, perplexity=math.exp(loss), bits=loss / math.log(2)
+    characters=windows.shape[0] * context,
+    test_loss=loss,
+    perplexity=math.exp(loss),
+    bits=loss / math.log(2),
 )

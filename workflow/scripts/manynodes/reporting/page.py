@@ -24,6 +24,7 @@ MOST_NUMBERS = 4
 MOST_CLASSES = 50  # of the table of classes
 # Columns that do not differ between seeds, or only go with others.
 NOT_AVERAGED = ("n", "views", "plain_accuracy", "plain_loss", "seconds")
+# Of the classifier's columns; another program's have the names that it gives them.
 TITLES = {
     "n": "test images (n)",
     "plain_accuracy": "accuracy, one view",
@@ -131,7 +132,7 @@ def means(
             continue
         # The mean of whole numbers is none.
         form = form_of(summary.astype({column: float}), column)
-        title = TITLES.get(column, column)
+        title = title_of(column, summary)
         found[title] = grouped[column].agg(
             lambda values, form=form: form.format(values.mean()) + missing_words(values)
         )
@@ -139,6 +140,10 @@ def means(
         if half.notna().any():
             found[f"± {title} (95 %)"] = half.map(form.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
+
+
+def title_of(column: str, summary: pd.DataFrame) -> str:
+    return TITLES.get(column, column) if "views" in summary else column
 
 
 def half_width(values: pd.Series) -> float:
@@ -156,7 +161,7 @@ def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) ->
         found["views"] = summary["views"].map(VIEWS)
     for column in [*results, "attempts"]:
         values, form = summary[column], form_of(summary, column)
-        found[TITLES.get(column, column)] = values.map(form.format).where(values.notna(), "–")
+        found[title_of(column, summary)] = values.map(form.format).where(values.notna(), "–")
     return found
 
 
