@@ -142,3 +142,9 @@ def test_reading_a_record_runs_no_code_of_the_users(place: Path) -> None:
     science = experiment(place).science
     (place / "check.py").write_text("raise SystemExit(3)")
     assert list(Experiment.from_json(science).runs) == ["run"]
+
+
+def test_another_file_of_that_name_declares_nothing(place: Path) -> None:
+    (place / "parameters.yaml").write_text("learning_rate: &x [1]\n<<: *x\n")
+    given = {"experiment": "mine", "program": "train.py", "parameters": {"lr": 1}}
+    assert Experiment.from_files(given, [place]).runs["run"].parameters == {"lr": 1}

@@ -6,6 +6,7 @@ Free of torch, because Snakemake reads the configuration in every dry run.
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from typing import Any
 import jsonschema
 
 from manynodes.base.errors import Refusal, one_line, shown
-from manynodes.base.reading import is_file, parse_form
-from manynodes.experiment.file import read_config
+from manynodes.base.reading import parse_form, read_bytes
+from manynodes.experiment.file import MOST_BYTES, read_config
 
 BUILT_IN = "classifier"
 FILE = "parameters.yaml"
@@ -98,7 +99,16 @@ def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
     if program is None or program == BUILT_IN:
         return read_declaration(SCRIPTS / BUILT_IN)
     folders = folders_of(program) if isinstance(program, str) else []
-    return next((read_declaration(each) for each in folders if is_file(str(each / FILE))), None)
+    return next((read_declaration(each) for each in folders if declares(each / FILE)), None)
+
+
+def declares(path: Path) -> bool:
+    """Whether it is a declaration; a program may have a file of this name for something else."""
+    try:
+        text = read_bytes(path, MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return re.search(r"^[\"']?properties[\"']?\s*:", text, re.MULTILINE) is not None
 
 
 def folders_of(program: str) -> list[Path]:
