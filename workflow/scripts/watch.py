@@ -69,7 +69,7 @@ def lines(results: Path, experiment: object, args: argparse.Namespace) -> None:
 
 def in_one_line(each: Progress) -> str:
     parts = [f"{each.run}: {each.state}" + (f" on {each.where}" if each.where else "")]
-    parts += [f"epoch {progress(each)}"] if each.epoch is not None else []
+    parts += [f"{each.counts} {progress(each)}"] if each.epoch is not None else []
     parts += [each.numbers] if each.numbers else []
     parts += [counted(each.interruptions, "interruption")] if each.interruptions else []
     parts += [f"{duration(each.left)} left"] if each.left is not None else []

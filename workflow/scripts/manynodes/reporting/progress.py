@@ -17,7 +17,7 @@ from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.base.timeouts import BETWEEN, LEASE
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
-from manynodes.experiment.config import Experiment, parse_option
+from manynodes.experiment.config import Experiment, Run, parse_option
 from manynodes.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -34,7 +34,9 @@ class Progress:
         where: the host of rank 0, while it runs.
         step, steps: of the epoch that it trains; None if unknown.
         epoch: the last finished one, or the last count of metrics.csv; None before the first.
-        epochs: of the whole run; None if unknown.
+        epochs: of the whole run: its parameter `epochs`, or `steps` if it counts steps; None if
+            unknown.
+        counts: what is counted, the first column's name.
         numbers: loss, accuracy and so on of the last row, or the results.
         left: seconds until the training ends at the present speed; None if unknown.
         saved: seconds since the last save; None before the first.
@@ -47,6 +49,7 @@ class Progress:
     where: str = ""
     epoch: int | None = None
     epochs: int | None = None
+    counts: str = "epoch"
     numbers: str = ""
     left: float | None = None
     saved: float | None = None
@@ -69,13 +72,12 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
     jobs = read_quietly(folder / JOBS, "jobs")
     found = []
     for name, run in experiment.runs.items():
-        epochs = None if user_program else run.epochs
         read = (
             partial(measures.result_line, run=run, evaluated=evaluated)
             if user_program
             else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
         )
-        each = read_one(name, folder / name, epochs, user_program, evaluated, read, moment)
+        each = read_one(name, folder / name, run, user_program, evaluated, read, moment)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
@@ -96,14 +98,13 @@ def queued(each: Progress, job: dict[str, Any]) -> Progress:
 
 
 def read_one(
-    name: str, folder: Path, epochs: int | None, user_program: bool, evaluated: bool,
+    name: str, folder: Path, run: Run, user_program: bool, evaluated: bool,
     read: Callable[[Path], str], now: float,
 ) -> Progress:  # fmt: skip
     """The progress of one run.
 
     Args:
-        epochs: of the whole run; None if unknown.
-        own: it runs a program of the user's.
+        user_program: it runs a program of the user's.
         evaluated: it is done when it has been evaluated.
         read: the results of a finished run in one line.
     """
@@ -114,36 +115,43 @@ def read_one(
     alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
     rows = read_rows(folder / ("work/metrics.csv" if user_program else "history.csv"))
     last = rows[-1] if rows else {}
-    count = count_of(last)
+    count, counts = count_of(last), next(iter(last), "epoch")
+    total = run.parameters.get(f"{counts}s")
+    epochs = total if isinstance(total, int) else None
+    reached = Progress(name, "waiting", epoch=count, epochs=epochs, counts=counts,
+                       numbers=in_words(last))  # fmt: skip
     trained = (folder / "run.json").exists()
     if owner and alive:
         saved = since_save(state, user_program, now)
-        each = Progress(name, "running", owner[0].host, count, epochs, in_words(last),
-                        time_left(rows, epochs), saved)  # fmt: skip
+        left = time_left(rows, counts, epochs)
+        each = replace(reached, state="running", where=owner[0].host, left=left, saved=saved)
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
     failed = failure.read(folder)
     if failed and failed.again == failure.Again.NO:
         # Perhaps of another training that was to replace its results.
         preempted = failed.kind == failure.Kind.PREEMPTED
-        return Progress(name, "interrupted" if preempted else "failed", epoch=count, epochs=epochs,
-                        numbers=in_words(last), saved=since_save(state, user_program, now),
-                        reason=f"{failed.stage}: {failed.line}")  # fmt: skip
+        return replace(reached, state="interrupted" if preempted else "failed",
+                       saved=since_save(state, user_program, now),
+                       reason=f"{failed.stage}: {failed.line}")  # fmt: skip
     if trained:
         done = not evaluated or (folder / "evaluation.json").exists()
-        return Progress(name, "done" if done else "trained", epoch=count, epochs=epochs,
-                        numbers=read(folder) if done else in_words(last))  # fmt: skip
+        return (
+            replace(reached, state="done", numbers=read(folder))
+            if done
+            else replace(reached, state="trained")
+        )
     if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
-        return Progress(name, "running", owner[0].host, count, epochs, in_words(last),
-                        saved=since_save(state, user_program, now))  # fmt: skip
+        saved = since_save(state, user_program, now)
+        return replace(reached, state="running", where=owner[0].host, saved=saved)
     if owner or failed:
         reason = f"{failed.stage}: {failed.line}" if failed else ""
         if owner and not reason:
             reason = f"{owner[0].who} is not heard of any more"
-        return Progress(name, "interrupted", epoch=count, epochs=epochs, numbers=in_words(last),
-                        saved=since_save(state, user_program, now), reason=reason)  # fmt: skip
+        saved = since_save(state, user_program, now)
+        return replace(reached, state="interrupted", saved=saved, reason=reason)
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
-    return Progress(name, "staging" if started else "waiting", epochs=epochs)
+    return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
 
 
 def with_live(each: Progress, live: dict[str, Any]) -> Progress:
@@ -214,12 +222,12 @@ def in_words(row: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
-def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
+def time_left(rows: list[dict[str, str]], counts: str, epochs: int | None) -> float | None:
     """Seconds for the epochs that are left, as long as the last three took on average."""
     with suppress(KeyError, ValueError):
         latest = [float(row["seconds"]) for row in rows[-3:]]
         if latest and epochs:
-            left = (epochs - int(rows[-1]["epoch"])) * sum(latest) / len(latest)
+            left = (epochs - int(rows[-1][counts])) * sum(latest) / len(latest)
             return left if math.isfinite(left) else None
     return None
 
