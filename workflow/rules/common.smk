@@ -155,7 +155,7 @@ def places_of(wildcards):
     )
 
 
-def geometry_of(wildcards):
+def geometry_options(wildcards):
     """A run's geometry as options of `launch`, which passes it on to the program."""
     run = run_of(wildcards)
     cpus = (

@@ -53,7 +53,7 @@ rule train:
         name=EXPERIMENT.program_name,
         run=lambda wildcards: run_of(wildcards).to_json(),
         sources=EXPERIMENT.sources_sha256,
-        geometry=geometry_of,
+        geometry=geometry_options,
         places=places_of,
         directory=lambda wildcards: (
             f" --directory {shlex.quote(SETTINGS['directory'])}"

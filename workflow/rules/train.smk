@@ -42,7 +42,7 @@ rule train:
         train=f"{SCRIPTS}/train.py",
         run=lambda wildcards: run_of(wildcards).to_json(),
         changes=lambda wildcards: EXPERIMENT.changes(run_of(wildcards)),
-        geometry=geometry_of,
+        geometry=geometry_options,
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),
         code=code_sha256("train.py"),
