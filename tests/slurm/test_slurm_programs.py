@@ -24,13 +24,20 @@ def rows(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("procid", ["--config", "launcher=srun"]), ("accelerated", [])]
-)
+    ("name", "options", "number"),
+    [
+        ("procid", ["launcher=srun"], r"accuracy 0\.9"),
+        ("accelerated", [], r"accuracy 0\.9"),
+        # A parameter that changes no result travels apart from the others.
+        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1"],
+         r"characters \d+, test_loss 3\.\d+, perplexity"),
+    ],
+)  # fmt: skip
 def test_the_examples_complete_on_two_nodes(
-    checkout: SlurmCheckout, name: str, options: list[str]
+    checkout: SlurmCheckout, name: str, options: list[str], number: str
 ) -> None:
-    said = checkout.run(*example(name), *options)
-    assert re.search(rf"{name}/\S+: accuracy 0\.9", said), said
+    said = checkout.run(*example(name), *(["--config", *options] if options else []))
+    assert re.search(rf"{Path(name).name}/\S+: {number}", said), said
 
 
 def test_out_of_time_the_job_continues(checkout: SlurmCheckout) -> None:
