@@ -119,10 +119,9 @@ onerror:
 def run_of(wildcards):
     """The run of a folder name."""
     if wildcards.run not in EXPERIMENT.runs:
-        raise WorkflowError(
-            f"{EXPERIMENT.name} has no run {wildcards.run}; its runs are "
-            f"{shortened(list(EXPERIMENT.runs))}"
-        )
+        # A target of a run that the experiment does not have.
+        names = shortened(list(EXPERIMENT.runs))
+        sys.exit(f"{EXPERIMENT.name} has no run {wildcards.run}; its runs are {names}")
     return EXPERIMENT.runs[wildcards.run]
 
 
