@@ -228,7 +228,7 @@ class Session:
         raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
 
     def tell_after_a_touch(self) -> None:
-        """What helps if files were written and have the same bytes as before."""
+        """The command that accepts rewritten files with unchanged bytes."""
         made = []
         if self.experiment.user_data and self.stale:
             made.append(Path("results/data") / self.experiment.user_data.name / MANIFEST)

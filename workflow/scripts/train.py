@@ -26,8 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-# What is imported stays. Looking for garbage in it, during the import and later, took a third of
-# the CPU time of a start (measured).
+# Imports are never freed, so do not garbage-collect them: that took a third of the start-up CPU
+# time.
 gc.disable()
 
 import torch

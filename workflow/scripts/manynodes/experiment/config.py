@@ -181,8 +181,8 @@ class Experiment:
         """Check the configuration, fill in the defaults and multiply out the axes.
 
         Args:
-            reading: for programs that only read. A data set that is not built in need not be
-                declared, as they read its manifest, and no code of the user's is run.
+            reading: for programs that only read results. Skip the check of an undeclared data set,
+                and run no code of the user's.
 
         Raises:
             Refusal: a key is unknown, has the wrong type, or contradicts another one.
@@ -651,7 +651,7 @@ def refuse_impossible_source(
     """Refuse a source that does not have the data set.
 
     Args:
-        reading: a data set that is not built in need not be declared.
+        reading: skip the check of an undeclared data set.
 
     Raises:
         Refusal: naming the key to change.

@@ -18,10 +18,9 @@ class First:
 
     Attributes:
         details: the last lines of the rank that failed, if there are several.
-        again: an immediate restart is useful. It is not if a signal of the scheduler's stopped
-            the program: the scheduler restarts it if it wants to. After a failure it is only if
-            the program had saved something in this job; `launch` bounds the starts that save
-            nothing more. A lost node is no fault of the program's.
+        again: an immediate restart is useful. True after a failure that followed a save, or after
+            a lost node. False after a scheduler's signal. `launch` bounds the starts that save
+            nothing more.
         saved: whether the program had saved something new in this start.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
