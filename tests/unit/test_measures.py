@@ -15,7 +15,7 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
 from manynodes.programs.folders import Folders, differences, prepare, read_request
 from manynodes.programs.outputs import publish
-from manynodes.reporting.measures import read_metrics, read_result, write_result
+from manynodes.reporting.measures import Result, read_metrics, read_result, write_result
 from manynodes.reporting.results import changed
 from programs import ROOT
 
@@ -57,11 +57,11 @@ def test_other_tables_are_refused(tmp_path: Path, text: str, line: str) -> None:
 def test_a_result_that_is_not_finite_is_one(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text('{"NaN, loss": NaN, "a": -Infinity, "b": 1}')
-    found = read_result(path)
+    found = read_result(path).numbers
     assert found["b"] == 1
     assert math.isnan(found["a"])
     assert math.isnan(found["NaN, loss"])
-    write_result(path, found)
+    write_result(path, Result(found, None))
     assert json.loads(path.read_text()) == {"NaN, loss": None, "a": None, "b": 1.0}
     path.write_text('{"a": 1e308}')
     with pytest.raises(Refusal, match="larger than 1e300"):
@@ -83,7 +83,7 @@ def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> 
     with pytest.raises((TypeError, ValueError)):
         launched.row(epoch=3, loss="low")
     launched.result(ok=True, loss=float("nan"))
-    assert read_result(tmp_path / "result.json")["ok"] == 1
+    assert read_result(tmp_path / "result.json").numbers["ok"] == 1
 
 
 def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
@@ -121,6 +121,20 @@ def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
     for wrong, line in (("ck", "write ck/ in"), ("last.pt/", "write last.pt"), ("x", "is not in")):
         with pytest.raises(Refusal, match=line):
             publish(folders, [wrong])
+
+
+def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"accuracy": 0.5, "confusion_matrix": [[1, 0], [1, 0]]}')
+    found = read_result(path)
+    assert found == Result({"accuracy": 0.5}, (["0", "1"], [[1, 0], [1, 0]]))
+    write_result(path, found)
+    assert read_result(path) == found
+    for matrix, names in (("[[1], [2]]", '["a", "b"]'), ("[[1, 0], [0, 1]]", '["a"]'),
+                          ("[[1, 0], [0, -1]]", '["a", "b"]')):  # fmt: skip
+        path.write_text(f'{{"confusion_matrix": {matrix}, "class_names": {names}}}')
+        with pytest.raises(Refusal, match=r"is not a JSON object of numbers \("):
+            read_result(path)
 
 
 def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:

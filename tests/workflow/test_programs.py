@@ -62,6 +62,7 @@ def test_results_curves_and_evaluation_become_tables_figures_and_a_page(loop: Pa
     for name in ("loss", "accuracy", "accuracy_by_axis"):
         assert (loop / f"figures/{name}.svg").exists()
         assert f'alt="{name.replace("_", " ")}"' in page
+    assert "Confusion matrix of the most accurate run, lr~" in page
     assert (loop / "lr~0.1/outputs/model.pt").exists()
 
 

@@ -143,11 +143,22 @@ def row(**numbers: float) -> None:
     save(path, write)
 
 
-def result(**numbers: float) -> None:
-    """Write result.json; only rank 0 writes."""
+def result(
+    confusion_matrix: Any = None, class_names: list[str] | None = None, **numbers: float
+) -> None:
+    """Write result.json; only rank 0 writes.
+
+    Args:
+        confusion_matrix: numbers of images, true class by row: lists, or an array.
+        class_names: of its rows.
+    """
     if rank == 0:
-        found = json.dumps({key: _number(value) for key, value in numbers.items()})
-        save(results / "result.json", lambda path: path.write_text(found + "\n"))
+        found: dict[str, Any] = {key: _number(value) for key, value in numbers.items()}
+        if confusion_matrix is not None:
+            found["confusion_matrix"] = [[int(n) for n in row] for row in confusion_matrix]
+            found["class_names"] = class_names or [str(n) for n in range(len(confusion_matrix))]
+        text = json.dumps(found) + "\n"
+        save(results / "result.json", lambda path: path.write_text(text))
 
 
 def _number(value: Any) -> float:

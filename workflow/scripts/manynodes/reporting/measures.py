@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,21 @@ MOST_COLUMNS = 1000
 LARGEST = 10**300
 # As Python's json writes them; a name between quotation marks stays.
 NOT_FINITE = re.compile(r"(?<=[:\s])-?(?:NaN|Infinity)(?=\s*[,}])")
+MATRIX = ("confusion_matrix", "class_names")  # keys of result.json that are no numbers
 Row = dict[str, float]
+Confusion = tuple[list[str], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program has written to result.json.
+
+    Attributes:
+        confusion: class names and matrix (true class by row); None if it has none.
+    """
+
+    numbers: dict[str, float]
+    confusion: Confusion | None
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -108,24 +122,40 @@ def number_text(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
-def read_result(path: Path) -> dict[str, float]:
-    """The numbers of result.json; none if there is no such file. What is not finite is NaN.
+def read_result(path: Path) -> Result:
+    """result.json; nothing if there is no such file. What is not finite is NaN.
 
     Raises:
-        Refusal: it is not an object of numbers.
+        Refusal: it is not an object of numbers, beside a confusion matrix.
     """
     try:
         # A training that diverged has a result too.
         text = NOT_FINITE.sub("null", read_bytes(path, MOST).decode())
         found = parse_form(text.encode(), "result")
-        return {key: checked(value) for key, value in found.items()}
+        matrix, names = (found.pop(key, None) for key in MATRIX)
+        numbers = {key: checked(value) for key, value in found.items()}
+        return Result(numbers, checked_matrix(matrix, names))
     except FileNotFoundError:
-        return {}
+        return Result({}, None)
     except (OSError, ValueError) as error:
         raise Refusal(
             f"{path} is not a JSON object of numbers ({reason(error)}); write one such as "
             '{"accuracy": 0.9}'
         ) from None
+
+
+def checked_matrix(matrix: Any, names: list[str] | None) -> Confusion | None:
+    """The confusion matrix with the names of its classes, which are their numbers unless given.
+
+    Raises:
+        ValueError: it is not square, or has another number of names.
+    """
+    if matrix is None:
+        return None
+    names = names or [str(number) for number in range(len(matrix))]
+    if len(names) != len(matrix) or any(len(row) != len(matrix) for row in matrix):
+        raise ValueError("confusion_matrix: not square, or class_names has another length")
+    return names, matrix
 
 
 @dataclass(frozen=True)
@@ -135,6 +165,7 @@ class Measured:
     Attributes:
         about: run.json.
         result, evaluation: the numbers of its training and of its evaluation.
+        confusion: class names and matrix (true class by row) of either; None if it has none.
         metrics: the rows of metrics.csv.
         evaluated_by: SHA-256 of the program that evaluated; empty without one.
         sums: SHA-256 of run.json and evaluation.json, by name.
@@ -143,6 +174,7 @@ class Measured:
     about: dict[str, Any]
     result: dict[str, float]
     evaluation: dict[str, float]
+    confusion: Confusion | None
     metrics: list[Row]
     evaluated_by: str
     sums: dict[str, str]
@@ -172,10 +204,13 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
         if record["files"] != sums:
             raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
         by = record["sources_sha256"]
+    result = read_result(folder / "result.json")
+    evaluation = read_result(folder / "evaluation.json") if evaluated else Result({}, None)
     return Measured(
         about,
-        read_result(folder / "result.json"),
-        read_result(folder / "evaluation.json") if evaluated else {},
+        result.numbers,
+        evaluation.numbers,
+        evaluation.confusion or result.confusion,
         read_metrics(folder / "metrics.csv"),
         by,
         sums,
@@ -195,9 +230,14 @@ def checked(value: float | None) -> float:
     return float(value)
 
 
-def write_result(path: Path, result: Mapping[str, float]) -> None:
-    finite = {key: value if math.isfinite(value) else None for key, value in result.items()}
-    atomic.write_text(path, json.dumps(finite, indent=2) + "\n")
+def write_result(path: Path, result: Result) -> None:
+    found: dict[str, Any] = {
+        key: value if math.isfinite(value) else None for key, value in result.numbers.items()
+    }
+    if result.confusion:
+        names, matrix = result.confusion
+        found |= dict(zip(MATRIX, (matrix, names), strict=True))
+    atomic.write_text(path, json.dumps(found, indent=2) + "\n")
 
 
 def result_line(folder: Path, run: Run, evaluated: bool) -> str:

@@ -79,7 +79,7 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     for origin, numbers in (("result", found.result), ("evaluated", found.evaluation)):
         for key, value in numbers.items():
             results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
-    return Numbers(found.about, results, pd.DataFrame(found.metrics), None, found.sums)
+    return Numbers(found.about, results, pd.DataFrame(found.metrics), found.confusion, found.sums)
 
 
 def unused(name: str, origin: str, taken: Collection[str]) -> str:
@@ -102,9 +102,10 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
             [incident_table(name, each.about) for name, each in runs.items()], ignore_index=True
         ),
     }
-    if any(each.confusion for each in runs.values()):
-        best = str(summary["run"].iloc[int(summary["accuracy"].argmax())])
-        found["confusion"] = confusion(best, *(runs[best].confusion or ([], [])))
+    matrices = {name: each.confusion for name, each in runs.items() if each.confusion}
+    if matrices:
+        best = max(matrices, key=lambda name: accuracy(matrices[name][1]))
+        found["confusion"] = confusion(best, *matrices[best])
     if experiment.built_in and experiment.varies_in_size:
         measured = [
             scaling.of_run(name, experiment.runs[name], each.about, each.rows,
@@ -138,6 +139,11 @@ def curves(axes: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
             found = found.rename(columns={key: own})
         found.insert(position, key, value)
     return found
+
+
+def accuracy(matrix: list[list[int]]) -> float:
+    """Share of the diagonal."""
+    return sum(row[label] for label, row in enumerate(matrix)) / max(1, sum(map(sum, matrix)))
 
 
 def confusion(run: str, names: list[str], matrix: list[list[int]]) -> pd.DataFrame:
