@@ -281,7 +281,7 @@ class Experiment:
         lines = []
         for key in self.axes:
             for other, spec in self.keys.properties[key].get("only_with", {}).items():
-                value = getattr(run, other)
+                value = (run.values | run.geometry)[other]
                 if not jsonschema.Draft202012Validator(spec).is_valid(value):
                     lines.append(
                         f"{key}: an axis that {other}: {value} ignores; give one value, or another "
@@ -495,7 +495,7 @@ def scaled(run: Run, config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         if (size := per_process(keys, key, config)) is not None:
             found[key] = size * run.world_size
         if rule := keys.properties[key].get("grows_by"):
-            found[key] = getattr(run, key) * GROWTH[config[rule]](run.world_size)
+            found[key] = run.parameters[key] * GROWTH[config[rule]](run.world_size)
     return found
 
 
