@@ -76,6 +76,15 @@ def test_a_value_may_be_a_multiple_of_the_processes(place: Path) -> None:
     assert [run.batch for run in runs.values()] == [10, 40]
 
 
+def test_a_value_may_grow_with_the_processes(place: Path) -> None:
+    rule = {"enum": ["none", "linear"], "default": "linear"}
+    declare(place, {"rate": {"type": "number", "default": 0.5, "grows_by": "rule"}, "rule": rule})
+    (place / "check.py").unlink()
+    given = {"experiment": "mine", "program": "train.py", "nodes": [1, 4]}
+    runs = Experiment.from_files(given, [place]).runs
+    assert [run.rate for run in runs.values()] == [0.5, 2.0]
+
+
 def test_parameters_vary_together_in_a_table(place: Path) -> None:
     (place / "runs.csv").write_text('lr,sizes,name\n0.1,"[1, 2]",01\n0.2,"[3]",2\n')
     given = {"experiment": "mine", "program": "train.py", "runs": "runs.csv"}
@@ -107,6 +116,9 @@ def test_a_mistake_is_one_line_before_any_job(place: Path, keys: dict[str, Any],
 
 
 def test_a_value_without_a_default_must_be_given(place: Path) -> None:
+    declare(place, PARAMETERS | {"later": {"type": "integer", "result": False}})
+    with pytest.raises(Refusal, match="config: later: is missing"):
+        experiment(place)
     with pytest.raises(Refusal, match="config: lr: is missing; the program has no default of it"):
         Experiment.from_files({"experiment": "mine", "program": "train.py"}, [place])
 
@@ -117,6 +129,10 @@ def test_a_value_without_a_default_must_be_given(place: Path) -> None:
     ({"lr": {"$ref": "http://127.0.0.1/x"}}, "lr: $ref is not supported; write it out"),
     ({"lr": {"type": "number", "result": "no"}}, "enum in properties.lr.result"),
     ({"lr": {"grows_by": "rule"}}, 'lr: "rule" is no parameter'),
+    ({"lr": {"type": "number", "grows_by": "by"}, "by": {"type": "string", "default": "x"}},
+     "grows_by is for a number, and by needs a default and an enum of none, linear, square_root"),
+    ({"batch": {"type": "integer", "per_process": "each"}, "each": {"type": "integer"}},
+     "each: needs the default null, as batch is a multiple of it"),
     ({"lr": {"only_with": {"nods": {}}}}, "only_with: nods is no key of a run"),
     ({"nodes": {"type": "integer"}}, "nodes is a key of every experiment; choose another name"),
     ({"world_size": {"type": "integer"}}, "has a meaning of its own; choose another name"),

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,7 @@ from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import MANIFEST
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
+from manynodes.experiment.declaration import GROWTH
 from manynodes.experiment.keys import (
     GEOMETRY,
     MOST_RUNS,
@@ -45,12 +46,6 @@ COLUMNS = (
     *("seconds", "attempts", "commit", "dirty"),
     *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
 )
-# How a value grows with the number of processes, as a parameter such as learning_rate_rule says.
-GROWTH: dict[str, Callable[[int], float]] = {
-    "none": lambda _processes: 1.0,
-    "linear": float,
-    "square_root": math.sqrt,
-}
 
 
 @dataclass(frozen=True)
@@ -205,14 +200,14 @@ class Experiment:
         pairs = resolved["runs"]
         refuse_too_many(axes, len(pairs))
         refuse_bad_paths(resolved)
+        for key in keys.parameters:
+            if key not in resolved and not any(key in pair for pair in pairs):
+                raise Refusal(f"config: {key}: is missing; the program has no default of it")
         words = () if keys.built_in else tuple(command.command(resolved))
         order = list(values)
         runs = {}
         for run_name, point in product(axes, pairs, order):
             chosen = values | point
-            missing = [key for key in keys.of_run if key not in chosen and key not in resolved]
-            if missing:
-                raise Refusal(f"config: {missing[0]}: is missing; the program has no default of it")
             parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
             parameters |= {key: value for key, value in chosen.items()
                            if key not in keys.axes and key not in parameters}  # fmt: skip
@@ -515,7 +510,8 @@ def refuse_bad_growth(given: Mapping[str, Any], config: Mapping[str, Any], keys:
             raise Refusal(f"config: {other}: {key} is given too; keep one of them")
     for spec in keys.properties.values():
         rule = spec.get("grows_by")
-        if rule and config[rule] != "none" and all(config[each] is None for each in sizes.values()):
+        without = sizes and all(config[each] is None for each in sizes.values())
+        if rule and without and config[rule] != "none":
             raise Refusal(
                 f"config: {rule}: scales with {' or '.join(sizes.values())}; give that, or leave "
                 "the rule out"

@@ -6,9 +6,10 @@ Free of torch, because Snakemake reads the configuration in every dry run.
 import hashlib
 import importlib.util
 import json
+import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,12 @@ from manynodes.base.reading import parse_form, read_bytes
 from manynodes.experiment.file import MOST_BYTES, read_config
 
 BUILT_IN = "classifier"
+# How a value grows with the number of processes, as a parameter such as learning_rate_rule says.
+GROWTH: dict[str, Callable[[int], float]] = {
+    "none": lambda _processes: 1.0,
+    "linear": float,
+    "square_root": math.sqrt,
+}
 FILE = "parameters.yaml"
 CHECK = "check.py"
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -123,6 +130,30 @@ def folders_of(program: str) -> list[Path]:
     return [path, path.parent]
 
 
+def refuse_bad_growth(
+    name: str, spec: Mapping[str, Any], parameters: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse a value that is to grow with the number of processes, and cannot.
+
+    Raises:
+        ValueError: saying why.
+    """
+    size, rule = (spec.get(word) for word in ("per_process", "grows_by"))
+    for other in filter(None, (size, rule)):
+        if other not in parameters:
+            raise ValueError(f"{name}: {shown(other)} is no parameter")
+    if size and parameters[size].get("default", "") is not None:
+        raise ValueError(f"{size}: needs the default null, as {name} is a multiple of it")
+    if rule and (
+        spec.get("type") != "number"
+        or not {parameters[rule].get("default"), *parameters[rule].get("enum", [None])} <= {*GROWTH}
+    ):
+        raise ValueError(
+            f"{name}: grows_by is for a number, and {rule} needs a default and an enum of "
+            f"{', '.join(GROWTH)}"
+        )
+
+
 @cache
 def read_declaration(folder: Path) -> Declaration:
     """The declaration in a program's folder.
@@ -139,9 +170,7 @@ def read_declaration(folder: Path) -> Declaration:
             if '"$ref":' in json.dumps(spec):
                 raise ValueError(f"{name}: $ref is not supported; write it out")
             jsonschema.Draft202012Validator.check_schema(spec)
-            for other in (spec.get("per_process", name), spec.get("grows_by", name)):
-                if other not in parameters:
-                    raise ValueError(f"{name}: {shown(other)} is no parameter")
+            refuse_bad_growth(name, spec, parameters)
             if "default" in spec:
                 jsonschema.Draft202012Validator(spec).validate(spec["default"])
     except jsonschema.SchemaError as error:
