@@ -39,7 +39,7 @@ def train(run: Run, data: Path, output: Path, cpus: int) -> dict[str, Any]:
         data,
         "--output",
         output,
-        "--fresh",
+        "--resume=fresh",
     ]
     command = [
         sys.executable,

@@ -422,7 +422,7 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
         "or start over: resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
-    training = complete(output, digits, "--other-world-size")
+    training = complete(output, digits, "--resume=anyway")
     assert f"train: resumed after epoch {epoch}, of 16 epochs" in training.said
     assert training.epochs == list(range(epoch + 1, 17))
     *_, last = attempts(output)
