@@ -252,7 +252,8 @@ def memory(work: Path) -> Measured:
     }  # fmt: skip
     command = [
         sys.executable, SCRIPTS / "launch.py", "--nproc-per-node", 2, "--", SCRIPTS / "train.py",
-        "--run", json.dumps(run), "--data", work / "data", "--output", work / "out", "--resume=fresh",
+        "--run", json.dumps(run), "--data", work / "data", "--output", work / "out",
+        "--resume=fresh",
     ]  # fmt: skip
     with limited(ALLOWED) as inside:
         begun = time.perf_counter()
