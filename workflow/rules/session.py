@@ -33,7 +33,7 @@ from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import Experiment, facts
 from manynodes.models.names import code_of
 from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
@@ -356,17 +356,9 @@ class Session:
     def facts_of(self, user_data: UserData) -> dict[str, Any]:
         """The user's own images, as far as they are known, for a program's `check`."""
         if (data := self.data_folder(user_data.name)) is not None:
-            shape = dict(zip(("height", "width", "channels"), data.image_shape, strict=True))
-            images = {f"{split}_images": n for split, n in data.manifest["images"].items()}
-            return {"name": user_data.name, "classes": data.classes} | shape | images
-        height, width = user_data.image_size or (None, None)
-        return {
-            "name": user_data.name,
-            "classes": user_data.classes,
-            "channels": user_data.channels,
-            "height": height,
-            "width": width,
-        }
+            return facts(user_data.name, data.image_shape, data.classes, data.manifest["images"])
+        shape = (*(user_data.image_size or (None, None)), user_data.channels)
+        return facts(user_data.name, shape, user_data.classes, {})
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""

@@ -3,11 +3,12 @@
 NUMBERS = ["evaluation.json", "history.csv", "run.json"]
 # What changes no result.
 SETTINGS = shlex.join(
-    [
-        f"--{key.replace('_', '-')}={EXPERIMENT.config[key]}"
-        for key in ("save_every_epochs", "save_every_seconds", "images_in", "resume")
-    ]
-    + ["--probe"] * EXPERIMENT.config["probe"]
+    f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}")
+    for key, value in {
+        **EXPERIMENT.parameters_for(False),
+        "resume": EXPERIMENT.config["resume"],
+    }.items()
+    if value is not False
 )
 
 

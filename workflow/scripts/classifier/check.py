@@ -7,7 +7,6 @@ from typing import Any
 from manynodes.data.datasets import DATASETS
 from manynodes.models.names import BUILT_IN_MODELS, Form, is_user_model, refuse_unknown_model
 from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
-from manynodes.training.sizes import edges
 
 
 def check(
@@ -22,14 +21,14 @@ def check(
         Refusal: naming the key to change.
     """
     run = SimpleNamespace(**parameters, **geometry)
-    refuse_unfit_network(run, dataset)
+    refuse_unusable_model(run, dataset)
     refuse_contradictions(run)
     if dataset.get("train_images"):
         refuse_unfit_counts(run, dataset["name"], dataset["train_images"])
         refuse_unfit_sizes(run, dataset["name"], dataset["height"], dataset["width"])
 
 
-def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
+def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
     """Refuse a network that nobody has, or that does not take what it will be shown."""
     refuse_unknown_model(run.model)
     if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS:
@@ -39,12 +38,9 @@ def refuse_unfit_network(run: Any, dataset: Mapping[str, Any]) -> None:
         dataset.get(key) for key in ("height", "width", "channels", "classes")
     )
     if height and width and channels and classes:
-        from manynodes.models.fitting import refuse_unfit_model
+        from manynodes.training.data import refuse_unfit_network
 
-        window = edges(run.crop_size) or (height, width)
-        for size in {window, edges(run.test_size) or window}:
-            form = Form(size[0], size[1], channels, classes)
-            refuse_unfit_model(run.model, run.widths, run.model_args, form)
+        refuse_unfit_network(run, Form(height, width, channels, classes))
     elif "classes" in dataset and is_user_model(run.model):
         from manynodes.models.fitting import refuse_uncallable
 

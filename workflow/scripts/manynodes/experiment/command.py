@@ -33,10 +33,15 @@ def command(config: Mapping[str, Any]) -> list[str]:
 
 def python(program: str) -> list[str]:
     """The words that start a Python file or a module; `folder:package.module` names its folder."""
-    if program.endswith(".py") or "/" in program.rpartition(":")[2]:
+    if is_path(program):
         return [PYTHON, here(program)]
     folder, _, module = program.rpartition(":")
     return [PYTHON, "-m", f"{here(folder)}:{module}" if folder else module]
+
+
+def is_path(program: str) -> bool:
+    """Whether a program is given as a file, and not as `module` or `folder:package.module`."""
+    return program.endswith(".py") or "/" in program.rpartition(":")[2]
 
 
 def here(path: str) -> str:

@@ -186,15 +186,10 @@ class Experiment:
         resolved = keys.validate(config)
         refuse_bad_names(resolved, keys)
         refuse_bad_growth(config, resolved, keys)
-        undeclared = resolved["parameters"]
         name = resolved["dataset"]["name"] if resolved["dataset"] else None
         values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
-        values |= undeclared
-        axes = {
-            key: value
-            for key, value in values.items()
-            if (isinstance(value, list) if key in undeclared else keys.is_axis(key, value))
-        }
+        values |= resolved["parameters"]
+        axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
         pairs = resolved["runs"]
@@ -225,13 +220,16 @@ class Experiment:
         return found
 
     @staticmethod
-    def from_json(text: str) -> "Experiment":
-        """An experiment from the JSON object on a program's command line.
+    def from_json(text: str, source: str = "--config") -> "Experiment":
+        """An experiment from a JSON object, for a program that only reads results.
+
+        Args:
+            source: the option or the file that it comes from, for messages.
 
         Raises:
             Refusal: it is not a JSON object, or not a valid configuration.
         """
-        return Experiment.from_config(parse_option("--config", text), reading=True)
+        return Experiment.from_config(parse_option(source, text), reading=True)
 
     @staticmethod
     def from_files(config: Mapping[str, Any], folders: Sequence[Path]) -> "Experiment":
@@ -259,30 +257,30 @@ class Experiment:
         """
         if self.keys.declared is None:
             return
-        seen = set()
-        for run in self.runs.values():
-            unused = self.unused_axes(run)
-            # Nothing that a check looks at depends on the seed.
-            identity = json.dumps(run.with_values(seed=0).values, default=str)
-            if identity not in seen:
-                seen.add(identity)
-                dataset = datasets.get(run.dataset) if run.dataset else None
-                self.keys.declared.check(run.parameters, run.geometry, dataset)
-            if unused:
-                raise Refusal(f"config: {unused[0]}")
+        # Nothing that is looked at depends on the seed.
+        different = {
+            json.dumps(run.with_values(seed=0).values, default=str): run
+            for run in self.runs.values()
+        }
+        for run in different.values():
+            dataset = datasets.get(run.dataset) if run.dataset else None
+            self.keys.declared.check(run.parameters, run.geometry, dataset)
+            self.refuse_unused_axis(run)
 
-    def unused_axes(self, run: Run) -> list[str]:
-        """The axes that have no effect on a run, each in a line."""
-        lines = []
+    def refuse_unused_axis(self, run: Run) -> None:
+        """Refuse an axis that has no effect on a run.
+
+        Raises:
+            Refusal: naming it.
+        """
         for key in self.axes:
             for other, spec in self.keys.properties[key].get("only_with", {}).items():
                 value = (run.values | run.geometry)[other]
                 if not jsonschema.Draft202012Validator(spec).is_valid(value):
-                    lines.append(
-                        f"{key}: an axis that {other}: {value} ignores; give one value, or another "
-                        f"{other}"
+                    raise Refusal(
+                        f"config: {key}: an axis that {other}: {value} ignores; give one value, or "
+                        f"another {other}"
                     )
-        return lines
 
     @property
     def built_in(self) -> bool:
@@ -309,8 +307,8 @@ class Experiment:
 
     @property
     def program_name(self) -> str:
-        """The program in messages."""
-        return "train" if self.built_in else command.name_of(command.command(self.config))
+        """The user's program in messages."""
+        return command.name_of(command.command(self.config))
 
     @property
     def evaluation(self) -> tuple[str, ...]:
@@ -472,9 +470,25 @@ def facts_of(dataset: str) -> dict[str, Any]:
     if dataset not in DATASETS:
         return {"name": dataset}
     known = DATASETS[dataset]
-    shape = dict(zip(("height", "width", "channels"), known.image_shape, strict=True))
-    images = {"train_images": known.train_images, "test_images": known.test_images}
-    return {"name": dataset, "classes": known.classes} | shape | images
+    images = {"train": known.train_images, "test": known.test_images}
+    return facts(dataset, known.image_shape, known.classes, images)
+
+
+def facts(
+    dataset: str,
+    image_shape: Sequence[int | None],
+    classes: int | None,
+    images: Mapping[str, int],
+) -> dict[str, Any]:
+    """What a program's `check` is told of a data set.
+
+    Args:
+        image_shape: height, width and channels; each None if it is not known yet.
+        images: their number by split; empty if it is not known yet.
+    """
+    shape = dict(zip(("height", "width", "channels"), image_shape, strict=True))
+    numbers = {f"{split}_images": number for split, number in images.items()}
+    return {"name": dataset, "classes": classes} | shape | numbers
 
 
 def per_process(keys: Keys, key: str, config: Mapping[str, Any]) -> int | None:

@@ -20,6 +20,7 @@ import jsonschema
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import parse_form, read_bytes
+from manynodes.experiment.command import is_path
 from manynodes.experiment.file import MOST_BYTES, read_config
 
 BUILT_IN = "classifier"
@@ -120,7 +121,7 @@ def declares(path: Path) -> bool:
 
 def folders_of(program: str) -> list[Path]:
     """Where the declaration of a Python file, or of `folder:package.module`, may lie."""
-    if program.endswith(".py") or "/" in program.rpartition(":")[2]:
+    if is_path(program):
         return [Path(program).parent]
     folder, _, module = program.rpartition(":")
     if not folder:

@@ -160,12 +160,15 @@ class Keys:
             return order.index(str(error.path[0])) if error.path else -1
 
         given = dict(config)
-        if not self.built_in and given.setdefault("dataset") is None:
-            del given["dataset"]
+        # A user's program has a data set only if one is given.
+        without = not self.built_in and given.get("dataset") is None
+        if without:
+            given.pop("dataset", None)
         for error in sorted(validator.iter_errors(given), key=position):
             raise Refusal(refusal_line(error))
-        resolved = with_defaults(config if self.built_in else {"dataset": None} | dict(config),
-                                 self.properties)  # fmt: skip
+        resolved = with_defaults(given, self.properties)
+        if without:
+            resolved["dataset"] = None
         for key, spec in self.properties.items():
             if (other := spec.get("instead_of")) and resolved.get(key) is not None:
                 if config.get(other) is not None:
@@ -190,8 +193,9 @@ class Keys:
                 raise Refusal(
                     f"config: {key}: is for your own program; give program or command too"
                 )
-            near = difflib.get_close_matches(str(key), self.properties, n=1, cutoff=CLOSE)
-            if not (self.declared or key in self.properties or key in USUAL or near):
+            if self.declared or key in self.properties or key in USUAL:
+                continue
+            if not difflib.get_close_matches(str(key), self.properties, n=1, cutoff=CLOSE):
                 raise Refusal(
                     f"config: {key}: unknown key; what is your program's own belongs into "
                     "parameters, or is declared in parameters.yaml beside it"
@@ -255,10 +259,10 @@ class Keys:
         return found
 
     def is_axis(self, key: str, value: Any) -> bool:
-        """Whether the value is a list of values."""
-        if not isinstance(value, list) or key not in self.axes:
-            return False
-        return not takes_list(self.axes[key]) or any(isinstance(each, list) for each in value)
+        """Whether the value of a key that can be an axis is a list of values."""
+        return isinstance(value, list) and (
+            not takes_list(self.axes.get(key, {})) or any(isinstance(each, list) for each in value)
+        )
 
 
 @cache
@@ -389,7 +393,7 @@ def with_defaults(given: Mapping[str, Any], properties: Mapping[str, Any]) -> di
     resolved = {
         key: given.get(key, spec.get("default"))
         for key, spec in properties.items()
-        if key in given or "default" in spec or key == "experiment"
+        if key in given or "default" in spec
     }
     dataset = resolved.get("dataset")
     if "dataset" in properties and dataset is not None:

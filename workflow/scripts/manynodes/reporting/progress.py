@@ -17,7 +17,7 @@ from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.base.timeouts import BETWEEN, LEASE
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
-from manynodes.experiment.config import Experiment, Run, parse_option
+from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting import measures, results
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -258,4 +258,4 @@ def read_record(folder: Path) -> Experiment:
             f"{folder / RECORD} is not there; give the folder of an experiment that has been "
             "started, such as results/quickstart"
         ) from None
-    return Experiment.from_config(parse_option(str(folder / RECORD), text), reading=True)
+    return Experiment.from_json(text, str(folder / RECORD))

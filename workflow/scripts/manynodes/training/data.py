@@ -1,5 +1,8 @@
 """What a run makes of its data: the augmentation, and what does not fit."""
 
+from dataclasses import replace
+from typing import Any
+
 from manynodes.data.batches import Augmentation
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Run
@@ -38,7 +41,19 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
     refuse_contradictions(run)
     refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
     refuse_unfit_sizes(run, data.dataset, height, width)
-    window = how(run, data).window
-    for size in {window, edges(run.test_size) or window}:
-        form = Form(*size, channels, data.classes)
-        refuse_unfit_model(run.model, run.widths, run.model_args, form)
+    refuse_unfit_network(run, Form(height, width, channels, data.classes))
+
+
+def refuse_unfit_network(run: Any, form: Form) -> None:
+    """Refuse a network that does not take what training or evaluation shows it.
+
+    Args:
+        form: of the data set's images and of its classes.
+
+    Raises:
+        Refusal: naming the model and the problem.
+    """
+    window = edges(run.crop_size) or (form.height, form.width)
+    for height, width in {window, edges(run.test_size) or window}:
+        shown = replace(form, height=height, width=width)
+        refuse_unfit_model(run.model, run.widths, run.model_args, shown)
