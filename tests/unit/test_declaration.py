@@ -115,6 +115,17 @@ def test_a_mistake_is_one_line_before_any_job(place: Path, keys: dict[str, Any],
     assert str(refused.value) == f"config: {line}"
 
 
+@pytest.mark.parametrize("key", ["lr", "epochs"])
+def test_a_parameter_that_is_not_declared_is_told_its_place(place: Path, key: str) -> None:
+    (place / "parameters.yaml").unlink()
+    with pytest.raises(Refusal) as refused:
+        Experiment.from_files({"experiment": "mine", "program": "train.py", key: 1}, [place])
+    assert str(refused.value) == (
+        f"config: {key}: unknown key; your program's own keys belong in parameters, or are declared "
+        "in parameters.yaml beside it"
+    )
+
+
 def test_a_value_without_a_default_must_be_given(place: Path) -> None:
     declare(place, PARAMETERS | {"later": {"type": "integer", "result": False}})
     with pytest.raises(Refusal, match="config: later: is missing"):

@@ -193,12 +193,12 @@ class Keys:
                 raise Refusal(
                     f"config: {key}: is for your own program; give program or command too"
                 )
-            if self.declared or key in self.properties or key in USUAL:
+            if self.declared or key in self.properties or USUAL.get(key) in self.properties:
                 continue
             if not difflib.get_close_matches(str(key), self.properties, n=1, cutoff=CLOSE):
                 raise Refusal(
-                    f"config: {key}: unknown key; what is your program's own belongs into "
-                    "parameters, or is declared in parameters.yaml beside it"
+                    f"config: {key}: unknown key; your program's own keys belong in "
+                    "parameters, or are declared in parameters.yaml beside it"
                 )
         if self.declared and config.get("parameters"):
             raise Refusal(
