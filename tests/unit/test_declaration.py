@@ -121,8 +121,8 @@ def test_a_parameter_that_is_not_declared_is_told_its_place(place: Path, key: st
     with pytest.raises(Refusal) as refused:
         Experiment.from_files({"experiment": "mine", "program": "train.py", key: 1}, [place])
     assert str(refused.value) == (
-        f"config: {key}: unknown key; your program's own keys belong in parameters, or are declared "
-        "in parameters.yaml beside it"
+        f"config: {key}: unknown key; your program's own keys belong in parameters, or are "
+        "declared in parameters.yaml beside it"
     )
 
 

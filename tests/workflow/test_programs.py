@@ -289,7 +289,10 @@ def test_a_command_without_a_file_and_an_evaluation_that_fails(place: Checkout) 
     [
         ("program: nowhere.py", "config: program: nowhere.py is not there"),
         ("program: bad.py", "bad.py:1: invalid syntax"),
-        ("program: good.py\nepochs: 3", "config: epochs: unknown key; your program's own keys belong in parameters"),
+        (
+            "program: good.py\nepochs: 3",
+            "config: epochs: unknown key; your program's own keys belong in parameters",
+        ),
         ("arguments: [a]", "config: arguments: is for your own program; give program or command"),
         ("program: good.py\narguments: ['{lr}']", "config: arguments: {lr} stands for nothing"),
         ("program: good.py\ncommand: [ls]", "config: command: program is given too"),
