@@ -250,13 +250,6 @@ def await_end(processes: list[Path]) -> None:
     until(lambda: not any(alive(int(path.name)) for path in processes))
 
 
-def test_ranks_do_not_outlive_a_launch_that_was_killed(digits, tmp_path) -> None:
-    process, ours = training(digits, tmp_path)
-    process.kill()
-    process.wait()
-    await_end(ours)
-
-
 def cmdline(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
@@ -405,8 +398,7 @@ def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_p
     assert not folder.exists()
 
 
-@pytest.mark.faults
-def test_what_a_killed_launch_leaves_the_next_one_removes(digits, tmp_path) -> None:
+def test_after_a_killed_launch_the_next_one_removes_its_folder(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)
     left = temporary(process)
     assert stat.S_IMODE(left.stat().st_mode) == 0o700

@@ -7,7 +7,6 @@ per number, report.html shows everything, and SHA256SUMS says of which bytes all
 """
 
 import argparse
-import shutil
 from pathlib import Path
 
 import matplotlib as mpl
@@ -74,12 +73,12 @@ def aggregate(args: argparse.Namespace) -> None:
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
     folder = args.output / "figures"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     for name, figure in figures.items():
         made.append(folder / f"{name}.svg")
-        with mpl.rc_context(STYLE):
-            figure.savefig(made[-1], format="svg", metadata={"Date": None})
+        with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+    for path in set(folder.glob("*.svg")) - set(made):
+        path.unlink(missing_ok=True)  # of an earlier report, which had more
     images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
     made.append(args.output / "report.html")
     atomic.write_text(made[-1], page.report(experiment, tables, results, missing, images))
