@@ -53,7 +53,7 @@ def trained(data: Path, output: Path, interval: float | None) -> tuple[float, in
     shutil.rmtree(output, ignore_errors=True)
     run = ["--run", json.dumps(RUN), "--data", data, "--output", output]
     train = [SCRIPTS / "train.py", *run, "--save-every-seconds", SAVE_EVERY_SECONDS]
-    resume = ["--resume", "--state", output / "state", "--rank-logs", output / "logs"]
+    resume = ["--restart", "--state", output / "state", "--rank-logs", output / "logs"]
     launch = [SCRIPTS / "launch.py", "--nproc-per-node", 2, "--cpus", 2, *resume, "--", *train]
     rng, kills, start = random.Random(SEED), 0, time.perf_counter()
     with subprocess.Popen(

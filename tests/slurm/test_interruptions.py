@@ -143,7 +143,7 @@ class Job(Training):
             LAUNCH,
             "--nodes",
             str(nodes),
-            "--resume",
+            "--restart",
             "--timeout",
             str(HUNG),
             "--log",

@@ -21,9 +21,7 @@ RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
 
 
 class Program:
-    """A program on two processes, on one node unless told otherwise, through launch and
-    run_program.
-    """
+    """A program on two processes, on one node unless told otherwise, through launch."""
 
     def __init__(
         self, folder: Path, text: str, command: list[str] | None = None, nodes: int = 1, **more: str
@@ -31,15 +29,13 @@ class Program:
         self.output = folder / "run"
         script = folder / "program.py"
         script.write_text(dedent(text))
-        run = {"command": command or ["python", str(script)], "nodes": nodes}
-        run["nproc_per_node"] = 2 // nodes
+        run = {"nodes": nodes, "nproc_per_node": 2 // nodes}
         words = [
             sys.executable, SCRIPTS / "launch.py", "--nodes", nodes, "--cpus", 2,
             "--nproc-per-node", 2 // nodes,
-            "--name", "program",
             "--log", self.output / "train.log",
-            "--rank-logs", self.output / "logs", "--state", self.output / "state", "--",
-            SCRIPTS / "run_program.py", "--run", json.dumps(run), "--output", self.output,
+            "--output", self.output, "--run", json.dumps(run), "--",
+            *(command or ["{python}", script]),
         ]  # fmt: skip
         self.output.mkdir(exist_ok=True)
         self.said = (folder / "said.txt").open("w+b")
@@ -296,11 +292,9 @@ def test_inputs_that_change_meanwhile_end_it_for_good(digits: Path, tmp_path: Pa
             time.sleep(600)
         """)
     )
-    run = json.dumps({"command": ["python", str(script)], "nodes": 1, "nproc_per_node": 1})
     where = ["--data", digits, "--scratch", tmp_path, "--output", tmp_path / "run"]
-    (tmp_path / "run/state/saved").mkdir(parents=True)
-    line = r"run_program: \S+/test_images.npy on \S+ changed while the program ran; start over"
+    line = r"^launch: .*/test_images.npy on \S+ changed while the program ran; start over"
     for _ in range(2):
-        done = program("run_program", "--run", run, *where)
+        done = program("launch", *where, "--", "{python}", script)
         assert done.returncode == 1
-        assert re.search(line, done.stderr), done.stderr
+        assert re.search(line, done.stderr, re.MULTILINE), done.stderr

@@ -1,8 +1,7 @@
-"""`launch --resume`: after a failure the ranks start again in the same launch. A rank that hangs is
-named.
+"""`launch --restart`: after a failure the ranks start again in the same launch. A rank that hangs
+is named.
 """
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from programs import SCRIPTS, program
+from programs import program
 from trainings import Training, attempts, result
 from waiting import until
 
@@ -23,7 +22,7 @@ HUNG = 10  # seconds that the others wait for a rank that hangs
 
 
 def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, reference) -> None:
-    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"])
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"])
     training.reach(3)
     since = time.monotonic()
     os.kill(training.find("train.py")[1], signal.SIGKILL)
@@ -45,7 +44,7 @@ def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, referenc
 
 def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -> None:
     """The signal comes before the ranks have begun, or while they load torch."""
-    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"])
+    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"])
     training.reach(3)
     os.kill(training.find("train.py")[1], signal.SIGKILL)
     until(lambda: "starting again" in training.said)
@@ -63,7 +62,7 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
     """However often it is killed, and however soon."""
     training = Training(
         tmp_path / "run", digits, processes=PROCESSES,
-        launch=["--resume", "--state", tmp_path / "run/state"],
+        launch=["--restart", "--state", tmp_path / "run/state"],
     )  # fmt: skip
     for kills in range(1, 4):
         training.reach(2 * kills)
@@ -76,7 +75,7 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
 
 @pytest.mark.faults
 def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> None:
-    options = ["--resume", "--timeout", HUNG]
+    options = ["--restart", "--timeout", HUNG]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
     training.reach(3)
     since = time.monotonic()
@@ -95,7 +94,7 @@ def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> No
 
 @pytest.mark.faults
 def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, reference) -> None:
-    options = ["--resume", "--timeout", 30]
+    options = ["--restart", "--timeout", 30]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
     training.reach(2)
     stopped = training.find("train.py")[1]
@@ -112,7 +111,7 @@ def test_a_suspended_training_continues(tmp_path, digits, reference) -> None:
     """As a scheduler suspends a job: all of its processes, for longer than they wait for each
     other.
     """
-    options = ["--resume", "--timeout", HUNG]
+    options = ["--restart", "--timeout", HUNG]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
     training.reach(2)
     family = training.find("")
@@ -128,11 +127,11 @@ def test_a_suspended_training_continues(tmp_path, digits, reference) -> None:
 def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:
     """A refusal would come again, and so would a failure at the same place."""
     training = Training(
-        tmp_path / "run", digits, processes=PROCESSES, launch=["--resume"], learning_rate=1e300
+        tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"], learning_rate=1e300
     )
     assert training.end() == 1
     assert "starting again" not in training.said
-    training = Training(tmp_path / "other", digits, processes=PROCESSES, launch=["--resume"])
+    training = Training(tmp_path / "other", digits, processes=PROCESSES, launch=["--restart"])
     training.await_start("train.py")
     until(lambda: len(training.find("train.py")) == 2)
     os.kill(training.find("train.py")[0], signal.SIGKILL)
@@ -144,11 +143,9 @@ def launched_program(
     script: Path, output: Path, nodes: int, *options: object
 ) -> subprocess.CompletedProcess[str]:
     """A program of the user's, one process a node, run to its end."""
-    run = {"command": [sys.executable, str(script)], "nodes": nodes, "nproc_per_node": 1}
     return program(
-        "launch", "--nodes", nodes, "--name", "program", *options,
-        "--rank-logs", output / "logs", "--state", output / "state", "--",
-        SCRIPTS / "run_program.py", "--run", json.dumps(run), "--output", output,
+        "launch", "--nodes", nodes, *options,
+        "--output", output, "--", sys.executable, script,
     )  # fmt: skip
 
 
@@ -161,7 +158,7 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
         "(launched.state / 'file').write_text(secrets.token_hex(8))\n"
         "raise ValueError('never')\n"
     )
-    done = launched_program(script, tmp_path / "run", 1, "--resume")
+    done = launched_program(script, tmp_path / "run", 1, "--restart")
     assert done.returncode == 1
     assert done.stderr.count("starting again from what was saved") == 2
     assert re.search(
@@ -187,7 +184,7 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
         "(launched.state / 'file').write_text(str(start))\n"
         "if start == 1: raise ValueError('once')\n"
     )
-    done = launched_program(script, tmp_path / "run", 1, "--resume")
+    done = launched_program(script, tmp_path / "run", 1, "--restart")
     assert done.stderr.count("starting again from what was saved") == 3
     assert done.returncode == (fruitless == 3), done.stderr
     assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)

@@ -6,8 +6,8 @@ from manynodes.base import timeouts as t
 
 
 def test_who_is_told_to_end_is_over_before_whoever_told_it_gives_up() -> None:
-    order = [t.PROGRAM_GRACE, t.SUPERVISE_GRACE, t.TORCHRUN_GRACE, t.AGENT_GRACE, t.STEP_GRACE,
-             t.LAUNCH_GRACE, t.BEFORE_THE_END]  # fmt: skip
+    order = [t.SUPERVISE_GRACE, t.TORCHRUN_GRACE, t.AGENT_GRACE, t.STEP_GRACE, t.LAUNCH_GRACE,
+             t.BEFORE_THE_END]  # fmt: skip
     assert all(one < other for one, other in pairwise(order))
 
 

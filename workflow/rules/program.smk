@@ -45,12 +45,10 @@ rule train:
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
-        prepare=f"{SCRIPTS}/prepare.py",
         launch=f"{SCRIPTS}/launch.py",
         preflight=f"{SCRIPTS}/preflight.py",
-        program=f"{SCRIPTS}/run_program.py",
         publish=f"{SCRIPTS}/publish.py",
-        name=EXPERIMENT.program_name,
+        command=lambda wildcards: list(run_of(wildcards).command),
         run=lambda wildcards: run_of(wildcards).to_json(),
         sources=EXPERIMENT.sources_sha256,
         geometry=geometry_options,
@@ -63,12 +61,6 @@ rule train:
         outputs=SETTINGS["outputs"],
         results=subpath(output.about, parent=True),
     shell:
-        "python {params.prepare:q}"
-        " --run {params.run:q}"
-        " --sources={params.sources}{params.places}{params.directory}"
-        " --resume {resources.resume}"
-        " --output {params.results:q}"
-        " 2>&1 | tee {log:q}\n"
         "launch() {{ python {params.launch:q}"
         " --transport {resources.transport}{resources.hosts}"
         " --launcher {resources.launcher}"
@@ -76,7 +68,7 @@ rule train:
         " --cpus {threads}"
         " --cpus-per-node {resources.cpus_per_task}"
         " --end-with $PPID"
-        " --resume"
+        " --restart"
         " --timeout {resources.timeout}"
         " --rank-logs {params.results:q}/logs"
         " --state {params.results:q}/state"
@@ -85,13 +77,14 @@ rule train:
         " launch --log {params.results:q}/preflight.log -- {params.preflight:q}\n"
         "launch"
         " --log {log:q}"
-        " --name {params.name:q}"
-        " --"
-        " {params.program:q}"
+        " --output {params.results:q}"
         " --run {params.run:q}"
-        " --settings {resources.settings:q}{params.places}{params.directory}"
+        " --settings {resources.settings:q}"
+        " --sources={params.sources}{params.places}{params.directory}"
         " --scratch {resources.scratch}"
-        " --output {params.results:q}\n"
+        " --resume {resources.resume}"
+        " --"
+        " {params.command:q}\n"
         "python {params.publish:q}"
         " --outputs {params.outputs:q}"
         " --output {params.results:q}"
@@ -115,22 +108,31 @@ rule evaluate:
         runtime=30,
         scratch=SCRATCH,
     params:
-        program=f"{SCRIPTS}/run_program.py",
+        launch=f"{SCRIPTS}/launch.py",
         publish=f"{SCRIPTS}/publish.py",
-        command=lambda wildcards: json.dumps(EXPERIMENT.evaluation),
+        command=list(EXPERIMENT.evaluation),
+        device=lambda wildcards: run_of(wildcards).device,
         settings=json.dumps(EXPERIMENT.parameters_for("evaluation")),
         sources=EXPERIMENT.evaluation_sha256,
         run=lambda wildcards: run_of(wildcards).to_json(),
         places=places_of,
         results=subpath(input.about, parent=True),
     shell:
-        "(OMP_NUM_THREADS={threads} python {params.program:q}"
-        " --evaluation {params.command:q}"
+        "python {params.launch:q}"
+        " --transport local"
+        " --launcher none"
+        " --cpus {threads}"
+        " --device {params.device}"
+        " --end-with $PPID"
+        " --log {log:q}"
+        " --evaluate"
+        " --output {params.results:q}"
         " --run {params.run:q}"
         " --settings {params.settings:q}{params.places}"
         " --scratch {resources.scratch}"
-        " --output {params.results:q}\n"
+        " --"
+        " {params.command:q}\n"
         "python {params.publish:q}"
         " --evaluation={params.sources}"
         " --output {params.results:q}"
-        ") 2>&1 | tee {log:q}"
+        " 2>&1 | tee -a {log:q}"

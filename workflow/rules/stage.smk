@@ -31,7 +31,7 @@ rule stage:
         " --transport {resources.transport}{resources.hosts}"
         " --launcher none"
         " --nodes {params.nodes}"
-        " --resume"
+        " --restart"
         " --log {log:q}"
         " --collect {output.report:q}"
         " --"

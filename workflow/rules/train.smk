@@ -56,7 +56,7 @@ rule train:
         " --cpus {threads}"
         " --cpus-per-node {resources.cpus_per_task}"
         " --end-with $PPID"
-        " --resume"
+        " --restart"
         " --timeout {resources.timeout}"
         " --log {log:q}"
         " --rank-logs {params.results:q}/logs"

@@ -37,6 +37,8 @@ from manynodes.base.timeouts import (
     START_UP,
 )
 from manynodes.checkpointing import incidents
+from manynodes.experiment import command
+from manynodes.experiment.config import parse_option
 from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
     Output,
@@ -54,6 +56,7 @@ from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
+from manynodes.programs.task import Task
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
 
@@ -103,18 +106,37 @@ def main() -> None:
         "machines, launch-JOB/ unless given")  # fmt: skip
     add("--state", type=Path, metavar="FOLDER",
         help="folder of the run's states; refuse if another job owns the run")  # fmt: skip
-    add("--name", help="of the program in messages; default: of its file")
     add("--collect", type=Path, metavar="FILE", help="JSON file for the reports of all nodes")
     add("--end-with", type=positive, metavar="PID", help="stop when this process ends")
-    add("--resume", action="store_true",
+    add("--restart", action="store_true",
         help="if the program fails after it has saved something new, start it again in the same "
         "job; requeue the job if its time is up or a node is lost")  # fmt: skip
     add("--timeout", type=positive, metavar="SECONDS",
         help="how long ranks wait for each other before one of them counts as hung")  # fmt: skip
     add("--dry-run", action="store_true",
         help="print the environment and command of every node, and start nothing")  # fmt: skip
-    add("program", nargs="+", help="Python program and its arguments")
+    add("program", nargs="+", help="Python program and its arguments; with --output any command")
+    of_run = parser.add_argument_group(
+        "a run", "with an owner, a state, staged inputs and its results in a folder"
+    ).add_argument
+    of_run("--output", type=Path, metavar="FOLDER",
+        help="of the run, with its state and logs; makes this a run")  # fmt: skip
+    of_run("--run", default="{}", metavar="JSON", help="the values that decide its result")
+    of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
+    of_run("--sources", default="", metavar="SHA256", help="of its program")
+    of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
+    of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
+    of_run("--scratch", nargs="*", default=[], metavar="FOLDER",
+        help="node-local folders to stage them in; $NAME is expanded on the node")  # fmt: skip
+    of_run("--directory", type=Path, metavar="FOLDER",
+        help="where the program starts; default: its results folder")  # fmt: skip
+    of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
+        help="what to do with the state of an interrupted attempt")  # fmt: skip
+    of_run("--evaluate", action="store_true", help="evaluate the finished run, with this program")
     args = parser.parse_args()
+    if args.output and not args.evaluate:
+        args.state = args.state or args.output / "state"
+        args.rank_logs = args.rank_logs or args.output / "logs"
     forget_others(os.environ)
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
@@ -189,6 +211,11 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     if args.log:
         failures.begin(args.log.parent)
     with log_of(args) as log, refusals_in(log, args):
+        if args.output and not args.evaluate:
+            # Only here: it needs numpy, 0.2 s of a CPU.
+            from manynodes.programs.attempt import begin
+
+            begin(task_of(args), args.sources, args.resume, job.owner, tell)
         short = fruitless = 0
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
@@ -207,7 +234,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
                 said = f"the last {short} starts lasted less than {SHORT} s each"
                 failure = first.failure.then(said)
                 first = replace(first, failure=failure, again=False, in_place=False)
-            if not (args.resume and first.in_place and time_for_a_start(scheduler, job)):
+            if not (args.restart and first.in_place and time_for_a_start(scheduler, job)):
                 explain_and_end(first, args, log, scheduler, job)
             # Processes that outlived their supervisor.
             end_descendants()
@@ -331,8 +358,35 @@ def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
 
 
 def supervised(args: argparse.Namespace) -> list[str]:
+    """The supervisor of a process, with its program.
+
+    Raises:
+        Refusal: --run or --settings is no JSON object.
+    """
     logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
-    return [str(HERE / "supervise.py"), *logs, *args.program]
+    what = ["--task", task_of(args, all_values=True).to_json()] if args.output else args.program
+    return [str(HERE / "supervise.py"), *logs, *what]
+
+
+def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
+    """What each process of the run is given.
+
+    Args:
+        all_values: also those that do not decide its result.
+    """
+    values = parse_option("--run", args.run)
+    if all_values:
+        values |= parse_option("--settings", args.settings)
+    return Task(
+        command=tuple(args.program),
+        output=args.output,
+        values=values,
+        data=args.data,
+        files=args.files,
+        scratch=tuple(args.scratch),
+        directory=args.directory,
+        evaluates=args.evaluate,
+    )
 
 
 def private_variables(
@@ -456,7 +510,7 @@ def tell(line: str) -> None:
 
 def name_of(args: argparse.Namespace) -> str:
     """The program's name in messages."""
-    return args.name or Path(args.program[0]).stem
+    return command.name_of(args.program) if args.output else Path(args.program[0]).stem
 
 
 def explain_and_end(
@@ -468,7 +522,7 @@ def explain_and_end(
 ) -> NoReturn:
     """Print what failed, requeue the job if that is wanted and useful, and end."""
     failure = first.failure
-    requeue = first.again and args.resume and job.job
+    requeue = first.again and args.restart and job.job
     if requeue:
         # A job that is being cancelled must not be requeued.
         time.sleep(CANCELLED_WITHIN)

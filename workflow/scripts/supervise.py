@@ -1,7 +1,8 @@
 """Run one rank, or one node's program: keep its log, and tell `launch` how it ended if it failed.
 
 Every launcher starts this instead of the program. A killed rank cannot report anything itself,
-and launchers only know that some process failed.
+and launchers only know that some process failed. For a process of a run (--task) it also owns the
+run, stages what the program reads, guards its state, and stops it in order.
 """
 
 import argparse
@@ -12,21 +13,30 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from manynodes.base.caches import private_caches
-from manynodes.base.environment import Environment
-from manynodes.base.errors import STOPPED, os_error_line
+from manynodes.base.environment import Environment, variable
+from manynodes.base.errors import STOPPED, Refusal, Stopped, error_line, os_error_line
 from manynodes.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, log_file, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
 from manynodes.launching.whereabouts import Observer
+from manynodes.ranks.stopping import SIGNALS, listen
 from manynodes.schedulers.base import Command
+
+if TYPE_CHECKING:
+    from manynodes.programs.rank import Rank
 
 # Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
 MOST_SHOWN = 10_000_000
+MAKE = "snakemake --profile profiles/local --force"
+# Variables of ours, which a program of the user's does not see.
+PRIVATE = ("secret", "report", "store")
 
 
 def main() -> None:
@@ -34,6 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rank-logs", type=Path, metavar="FOLDER", help="for one log per rank")
+    parser.add_argument("--task", metavar="JSON", help="of a run, see manynodes/programs/task.py")
     # Not after `--`, which accelerate removes.
     parser.add_argument("program", nargs=argparse.REMAINDER, help="Python program and arguments")
     args = parser.parse_args()
@@ -41,15 +52,15 @@ def main() -> None:
     end_with_parent(signal.SIGTERM)
     # A program may start daemons; they come to this process, which ends them.
     adopt_orphans()
-    rank, node = os.environ.get("RANK"), Environment.read().node_rank
-    name = f"rank={rank}" if rank is not None else f"node={node}"
+    rank, contract = os.environ.get("RANK"), Environment.read()
+    name = f"rank={rank}" if rank is not None else f"node={contract.node_rank}"
     who = name.replace("=", " ")
     try:
         log = args.rank_logs / f"{name}.log" if args.rank_logs else None
         # To the very end: a launcher that sees another rank fail signals this process, which may
         # be about to tell how its own rank has failed.
         with stop_signals() as stop:
-            status = supervise(args.program, log, who, node, stop)
+            status = supervise(args.program, args.task, log, who, contract, stop)
     except OSError as error:
         said = (os_error_line(error),)
         send(Ending(who, socket.gethostname(), None, time.time(), lines=said).record())
@@ -58,7 +69,12 @@ def main() -> None:
 
 
 def supervise(
-    program: list[str], log: Path | None, who: str, node: int | None, stop: threading.Event
+    program: list[str],
+    task: str | None,
+    log: Path | None,
+    who: str,
+    contract: Environment,
+    stop: threading.Event,
 ) -> int:
     """Run the program to its end, or until `stop` is set.
 
@@ -68,44 +84,153 @@ def supervise(
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
     here = socket.gethostname()
+    with (
+        log_file(log or Path(os.devnull), "w") as sink,
+        private_caches(os.environ) as caches,
+    ):
+        # A rank's errors go to its own log if there is one, not to everybody's.
+        output = Output(sink, sink, show_errors=not log, records=None, shown=Allowance(MOST_SHOWN))
+        observer = Observer(who, here, str(log or ""), contract.timeout or TIMEOUT)
+        if task is None:
+            end = run_ours(program, caches, output, observer, stop)
+        else:
+            os.environ.update(caches)
+            end = run_task(task, contract, output, observer, stop)
+    # One that has given up waiting for another is on its way out. Slurm ends a step with SIGCONT,
+    # so that one that was stopped may come to that too.
+    said = "\n".join(output.errors)
+    waited = "Traceback (most" in said and LOST_A_PEER.search(said)
+    if observer.last and (observer.last.state or not waited):
+        send(observer.last.record())
+    # A program that ends because we are told to end only tells what it has saved.
+    if end.status and (not end.stopped or end.report):
+        killed = end.stopped and end.status == -signal.SIGKILL
+        late = SUPERVISE_GRACE if killed else 0
+        ended = Ending(
+            who, here, end.status, time.time(), late, end.words, str(log or ""), end.report
+        )
+        send(ended.record())
+    elif not end.status and not end.stopped and end.report:
+        send({"result": {"node_rank": contract.node_rank} | end.report})
+    return end.status if end.status >= 0 else 1
+
+
+@dataclass(frozen=True)
+class End:
+    """How a program ended.
+
+    Attributes:
+        status: as in subprocess.
+        stopped: it was asked to stop.
+        words: why, as its own lines.
+        report: for `launch`.
+    """
+
+    status: int
+    stopped: bool
+    words: tuple[str, ...]
+    report: dict[str, Any]
+
+
+def run_ours(
+    program: list[str],
+    caches: dict[str, str],
+    output: Output,
+    observer: Observer,
+    stop: threading.Event,
+) -> End:
+    """Run a Python program of the workflow, or one that was given to `launch` alone."""
     # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
-    with os.fdopen(os.memfd_create("report"), "r") as result:
-        with (
-            log_file(log or Path(os.devnull), "w") as sink,
-            private_caches(os.environ) as caches,
-        ):
-            # A rank's errors go to its own log if there is one, not to everybody's.
-            output = Output(
-                sink, sink, show_errors=not log, records=None, shown=Allowance(MOST_SHOWN)
-            )
-            contract = Environment(report=Path(f"/dev/fd/{result.fileno()}"))
-            variables = contract.variables() | caches
-            command = Command((sys.executable, *program), variables, pass_fds=(result.fileno(),))
-            timeout = Environment.read().timeout or TIMEOUT
-            observer = Observer(who, here, str(log or ""), timeout)
-            outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=observer)
-            end_descendants()
-        report = read_report(result)
-        if outcome.status == STOPPED:
-            report.setdefault("stopped", f"exit status {STOPPED}")
-        # One that has given up waiting for another is on its way out. Slurm ends a step with
-        # SIGCONT, so that one that was stopped may come to that too.
-        said = "\n".join(output.errors)
-        waited = "Traceback (most" in said and LOST_A_PEER.search(said)
-        if observer.last and (observer.last.state or not waited):
-            send(observer.last.record())
-        # A program that ends because we are told to end only tells what it has saved.
-        if outcome.failed is not None and (not outcome.stopped or report):
-            words = last_words(output.errors, Path(program[0]).stem)
-            killed = outcome.stopped and outcome.status == -signal.SIGKILL
-            late = SUPERVISE_GRACE if killed else 0
-            ended = Ending(
-                who, here, outcome.status, time.time(), late, words, str(log or ""), report
-            )
-            send(ended.record())
-        elif outcome.good and report:
-            send({"result": {"node_rank": node} | report})
-    return 0 if outcome.good else max(1, outcome.status)
+    with os.fdopen(os.memfd_create("report"), "r") as file:
+        variables = Environment(report=Path(f"/dev/fd/{file.fileno()}")).variables() | caches
+        command = Command((sys.executable, *program), variables, pass_fds=(file.fileno(),))
+        outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=observer)
+        end_descendants()
+        report = read_report(file)
+    if outcome.status == STOPPED:
+        report.setdefault("stopped", f"exit status {STOPPED}")
+    words = last_words(output.errors, Path(program[0]).stem)
+    return End(outcome.status, outcome.stopped, words, report)
+
+
+def run_task(
+    task: str,
+    contract: Environment,
+    output: Output,
+    observer: Observer,
+    stop: threading.Event,
+) -> End:
+    """Run a program of the user's with what a run gives it."""
+    # Only here: it needs numpy, 0.2 s of a CPU.
+    from manynodes.programs.rank import ready
+    from manynodes.programs.task import Task
+
+    def tell(text: str) -> None:
+        with suppress(OSError):
+            print(f"supervise: {text}", file=output.log, flush=True)
+        print(f"supervise: {text}", flush=True)
+
+    report: dict[str, Any] = {}
+    given = Task.from_json(task)
+    for name in PRIVATE:
+        os.environ.pop(variable(name), None)
+    interrupted_by_signals()
+    try:
+        with ready(given, contract, report, tell) as rank:
+            return run_ready(rank, contract.stop_at, output, observer, stop)
+    except Stopped as stopped:
+        return End(STOPPED, True, (str(stopped),), {"stopped": str(stopped)} | report)
+    except Refusal as refusal:
+        return End(1, False, (error_line(refusal, MAKE),), report | {"refused": True})
+    except OSError as error:
+        return End(1, False, (os_error_line(error),), report)
+
+
+def run_ready(
+    rank: "Rank", stop_at: float | None, output: Output, observer: Observer, stop: threading.Event
+) -> End:
+    """Run the program of a run, and judge how it ended.
+
+    Raises:
+        Stopped, Refusal, OSError: as `Rank.look` and `Rank.end`; or it cannot be started.
+    """
+    stopping = listen(stop_at)
+    errors: list[Refusal | OSError] = []
+
+    def look(pid: int, last: bool) -> None:
+        observer(pid, last)
+        try:
+            if not (last or errors):
+                rank.look()
+        except (Refusal, OSError) as error:
+            errors.append(error)
+        if errors or stopping.reason:
+            stop.set()
+
+    try:
+        outcome = run_all([rank.command], output, stop, SUPERVISE_GRACE, look=look)
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}"
+        raise Refusal(f"{where}; check program, command or directory") from None
+    finally:
+        end_descendants()
+    if errors:
+        raise errors[0]
+    asked = stopping.reason or ("a signal" if outcome.stopped else None)
+    rank.end(outcome.status, asked)
+    return End(outcome.status, outcome.stopped, last_words(output.errors, ""), rank.report)
+
+
+def interrupted_by_signals() -> None:
+    """From now on, let a request to stop end what this process does with `Stopped`."""
+
+    def handle(number: int, _frame: object) -> None:
+        for other in SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(f"stopped ({signal.Signals(number).name}) before the program began")
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
 
 
 def read_report(file: IO[str]) -> dict[str, Any]:

@@ -114,10 +114,13 @@ def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
 
     If the program printed a one-line error, which begins with its name, that line; otherwise the
     last traceback; otherwise the last lines.
+
+    Args:
+        program: its name if it is one of ours; otherwise empty.
     """
     said = [RANK_PREFIX.sub("", line) for line in lines if not NOISE.search(line)]
     for line in reversed(said):
-        if line.startswith(f"{program}: "):
+        if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
     starts = [number for number, line in enumerate(said) if line.startswith("Traceback ")]
     said = said[starts[-1] :] if starts else said

@@ -6,7 +6,6 @@ its supervisor, torchrun, the agent of a node, the step of all nodes, `launch`, 
 
 # From SIGTERM to SIGKILL. torch.distributed.elastic's own, which has no option.
 TORCHRUN_GRACE = 30
-PROGRAM_GRACE = 22
 SUPERVISE_GRACE = 25
 AGENT_GRACE = 32
 STEP_GRACE = 34

@@ -110,6 +110,8 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
                 f"{{{name}}} is not there; give "
                 f"{'dataset' if name == 'data' else name} in the configuration"
             )
+        if name not in values:
+            raise Refusal(f"{{{name}}} in the command stands for nothing; write {{{{{name}}}}}")
         return word_text(values[name])
 
     return [NAME.sub(value, word) for word in words]

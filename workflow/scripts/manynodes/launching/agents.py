@@ -255,6 +255,7 @@ def start(command: Command, output: Output) -> Agent:
         start_new_session=True,
         preexec_fn=partial(before_the_command, command.end_signal, os.getpid()),
         pass_fds=command.pass_fds,
+        cwd=command.directory,
     )
     os.close(its_end)
     assert process.stderr is not None

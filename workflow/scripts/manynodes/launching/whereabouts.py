@@ -24,13 +24,13 @@ DELAY = 1
 MOST_FRAMES = 12
 # Processes of a rank that are looked at: the program, and what it has started.
 MOST_PROCESSES = 3
-# Code in which a rank waits for the others, and code of ours that only waits for a program.
+# Code in which a rank waits for the others, and in which a process only waits for another one.
 COLLECTIVE = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
     "/torch/autograd/graph.py",
 )
-WAITING = ("/manynodes/programs/running.py", "/subprocess.py")
+WAITING = "/subprocess.py"
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
 
 
@@ -175,7 +175,7 @@ def seen(pid: int, state: str) -> Whereabouts:
     found: list[dict] = []
     for each in chain(pid):
         found = stack(each)
-        if found and not any(found[0]["filename"].endswith(name) for name in WAITING):
+        if found and not found[0]["filename"].endswith(WAITING):
             break
     outside = next((frame for frame in found if not is_library(frame["filename"])), None)
     waits = any(part in frame["filename"] for frame in found for part in COLLECTIVE)

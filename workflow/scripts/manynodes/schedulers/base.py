@@ -133,6 +133,7 @@ class Command:
         label: splits a line of its output into a label for the log and the text.
         end_signal: signal that it gets when this process dies.
         pass_fds: file descriptors that it inherits.
+        directory: where it starts; None for ours.
     """
 
     arguments: tuple[str, ...]
@@ -142,6 +143,7 @@ class Command:
     # Not SIGTERM: torchrun blocks when nobody reads its output. Its ranks get SIGTERM from it.
     end_signal: signal.Signals = signal.SIGKILL
     pass_fds: tuple[int, ...] = ()
+    directory: Path | None = None
 
 
 class Cause(StrEnum):

@@ -1,0 +1,40 @@
+"""The beginning of an attempt at a run of the user's program."""
+
+import socket
+from collections.abc import Callable
+
+from manynodes.base.provenance import git_state, now
+from manynodes.checkpointing import incidents
+from manynodes.data.files import read_files
+from manynodes.data.folder import DataFolder
+from manynodes.programs.folders import Folders, prepare
+from manynodes.programs.task import Task
+
+# Where a run is computed, besides its geometry, does not decide its result.
+SITE = ("device", "cpus_per_proc", "world_size")
+
+
+def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str], None]) -> None:
+    """Make the folders of the run ready: as an interrupted attempt has left them, or empty.
+
+    Args:
+        task: its `values` are those that decide the result.
+        sources: SHA-256 of the program.
+        resume: `exact`, `anyway` or `fresh`, as in config/README.md.
+        owner: who begins.
+        tell: gets a line if it continues.
+
+    Raises:
+        Refusal: the state there was made by other code, with other parameters or from other files.
+    """
+    request = {key: value for key, value in task.values.items() if key not in SITE}
+    request["sources_sha256"] = sources
+    request["directory"] = str(task.directory) if task.directory else None
+    request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
+    request["files_sha256"] = read_files(task.files).sha256 if task.files else None
+    folders = Folders(task.output)
+    attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
+    if resume == "fresh" or folders.finished.exists():
+        incidents.forget(folders.state)
+    if prepare(folders, task.values, request, resume, attempt):
+        tell(f"continues with the state in {folders.saved}")

@@ -1,0 +1,265 @@
+"""One process of a run, around its program: the run's owner, this node's inputs, the state."""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manynodes.base import atomic
+from manynodes.base.environment import Environment
+from manynodes.base.errors import STOPPED, Refusal, Stopped
+from manynodes.base.reading import read_json
+from manynodes.checkpointing.owner import Owner, acquire
+from manynodes.data.files import read_files
+from manynodes.data.folder import DataFolder
+from manynodes.data.guard import Guard
+from manynodes.data.staging import stage
+from manynodes.experiment.command import filled
+from manynodes.programs.folders import Folders, empty, trace
+from manynodes.programs.task import Task
+from manynodes.programs.variables import environment_of, without_folder
+from manynodes.reporting.sums import refuse_changed
+from manynodes.schedulers.base import Command
+
+# Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
+EVERY, LOOK = 1, 0.5
+
+
+@dataclass
+class Rank:
+    """A process that is ready for its program.
+
+    Attributes:
+        command: starts the program.
+        task: what it was given.
+        owner: of the run, on rank 0; None on the others, and in an evaluation.
+        inputs: this node's copies, on the node's first process; it watches over them.
+        before: `trace` of the state.
+        report: for `launch`, see `environment.add_to_report`.
+    """
+
+    command: Command
+    task: Task
+    owner: Owner | None
+    inputs: Sequence[DataFolder]
+    before: tuple[int, int, int]
+    report: dict[str, Any]
+    next_look: float = 0.0
+    next_long_look: float = 0.0
+    guards: list[Guard] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folders = Folders(self.task.output.resolve())
+        self.guards = [Guard(copy, copy.manifest["files"]) for copy in self.inputs]
+
+    def look(self) -> None:
+        """Called all the time while the program runs.
+
+        Raises:
+            Refusal: another job has taken the run over, or an input has changed.
+            OSError: the record of the owner cannot be read.
+        """
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + EVERY
+        if self.owner:
+            self.owner.check()
+        # A folder with many files on a network file system takes a while.
+        if now < self.next_long_look:
+            return
+        self.refuse_touched_inputs()
+        if self.owner and "saved" not in self.report:
+            self.note_saved()
+        since = time.monotonic()
+        self.next_long_look = since + 50 * (since - now)
+
+    def note_saved(self) -> bool:
+        """Whether the program has saved something; `launch` is told."""
+        saved = trace(self.folders.saved) != self.before
+        if saved and self.owner:
+            self.report["saved"] = str(self.folders.saved)
+        return saved
+
+    def end(self, status: int, stopped: str | None) -> None:
+        """Judge how the program has ended.
+
+        Args:
+            status: as in subprocess.
+            stopped: why it was asked to stop; None if it was not.
+
+        Raises:
+            Stopped: it can be continued. It said so with its status; or it was asked to stop, and
+                ended or saved something.
+            Refusal: its inputs have changed meanwhile.
+        """
+        saved = self.note_saved()
+        self.refuse_touched_inputs()
+        if status == 0:
+            self.refuse_changed_inputs()
+        where = f"saved in {self.folders.saved}" if saved else "nothing new was saved"
+        if status == STOPPED:
+            self.report["stopped"] = stopped or f"exit status {STOPPED}"
+            raise Stopped(f"stopped ({stopped or 'by itself'}); {where}")
+        if stopped and (saved or status == 0):
+            # A program that ends with 0 when it is told to end may not have finished its work.
+            self.report["stopped"] = stopped
+            said = f"status {status}" if status >= 0 else f"signal {-status}"
+            raise Stopped(f"stopped ({stopped}) with {said}; {where}")
+
+    def refuse_touched_inputs(self) -> None:
+        """Check by their times that the node's copies are as before; others may write to its disk,
+        and the program itself.
+
+        Raises:
+            Refusal: a file has changed.
+        """
+        for guard in self.guards:
+            if changed := guard.changed(LOOK):
+                self.refuse_spoiled(changed)
+
+    def refuse_changed_inputs(self) -> None:
+        """The same by their content. A file that is gone has been read before."""
+        for copy in self.inputs:
+            for file in copy.damaged_files():
+                if (copy.path / file).is_file():
+                    self.refuse_spoiled(f"{copy.path / file} on {socket.gethostname()}")
+
+    def refuse_spoiled(self, changed: str) -> None:
+        line = f"{changed} changed while the program ran; "
+        disk = "on a disk that nobody else writes to"
+        if self.task.evaluates:
+            raise Refusal(f"{line}run the same command again, {disk}")
+        line += f"start over (resume=fresh), {disk}"
+        # Whatever starts next, such as a rank's replacement, must not continue from what was saved.
+        atomic.write_text(self.folders.spoiled, line)
+        raise Refusal(line)
+
+
+@contextmanager
+def ready(
+    task: Task,
+    contract: Environment,
+    report: dict[str, Any],
+    tell: Callable[[str], None],
+) -> Iterator[Rank]:
+    """Own the run, stage what it reads, and make the program's command.
+
+    Args:
+        report: of `Rank`.
+        tell: prints a line.
+
+    Raises:
+        Refusal: it cannot be started: another job has the run, or its inputs had changed while an
+            attempt before ran.
+        OSError: a folder cannot be written.
+    """
+    folders = Folders(task.output.resolve())
+    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    with ExitStack() as stack:
+        owner = None
+        if not task.evaluates:
+            if rank == 0:
+                name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
+                owner = stack.enter_context(acquire(folders.state, name, tell))
+            if folders.spoiled.exists():
+                raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
+        parameters, staged = staged_here(task, contract, folders, local_rank, tell)
+        work = folders.evaluation if task.evaluates else folders.work
+        if task.evaluates:
+            # The numbers of an earlier program must not be taken for those of this one.
+            empty(work)
+            refuse_other_outputs(folders)
+        work.mkdir(parents=True, exist_ok=True)
+        places = Environment(
+            device=contract.device,
+            data=staged.get("data"),
+            files=staged.get("files"),
+            results=work,
+            outputs=folders.outputs if task.evaluates else None,
+            state=None if task.evaluates else folders.saved,
+            parameters=parameters,
+        )
+        of_process = {"rank": rank, "local_rank": local_rank}
+        known = of_process | dict(task.values) | {
+            "here": Path.cwd(),
+            "python": sys.executable,
+            **{name: getattr(places, name) for name in
+               ("data", "files", "results", "outputs", "state")},
+        }  # fmt: skip
+        values = {key: str(value) if isinstance(value, Path) else value
+                  for key, value in known.items()}  # fmt: skip
+        command, folder = without_folder(filled(task.command, values))
+        before = trace(folders.saved)
+        if owner:
+            position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
+            owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+        sources = sources_of(task)
+        yield Rank(
+            Command(
+                tuple(command),
+                environment_of(places, os.environ, folder),
+                directory=task.directory.resolve() if task.directory else work,
+            ),
+            task,
+            owner,
+            [sources[name].at(staged[name]) for name in sources] if local_rank == 0 else [],
+            before,
+            report,
+        )
+
+
+def sources_of(task: Task) -> dict[str, DataFolder]:
+    """The shared data and files that are given, by the names of their variables."""
+    found = {"data": DataFolder.read(task.data)} if task.data else {}
+    return found | ({"files": read_files(task.files)} if task.files else {})
+
+
+def refuse_other_outputs(folders: Folders) -> None:
+    """Refuse outputs that the training has not written.
+
+    Raises:
+        Refusal: run.json names others, or is damaged.
+    """
+    files = read_json(folders.run / "run.json", "program_run", "train the run again")["files"]
+    refuse_changed(folders.run, files, [name for name in files if "/" in name])
+
+
+def staged_here(
+    task: Task,
+    contract: Environment,
+    folders: Folders,
+    local_rank: int,
+    tell: Callable[[str], None],
+) -> tuple[Path, dict[str, Path]]:
+    """The file with the values, and where this node's data and files are.
+
+    The first process of each node makes them, and tells the others: they would only read all of
+    the data again, and what another node writes may be seen late.
+    """
+    # Unique to this start: a file of an earlier one must not be taken for it.
+    start = hashlib.sha256((contract.secret or str(os.getpid())).encode()).hexdigest()[:16]
+    message = folders.started / f"{contract.node_rank or 0}-{start}.json"
+    parameters = message.with_suffix(".parameters.json")
+    if local_rank == 0:
+        found = {}
+        for name, source in sources_of(task).items():
+            staged = stage(source, task.scratch, contract.job_scratch)
+            if staged.status == "fallback":
+                tell(str(staged))
+            found[name] = staged.path
+        message.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
+        atomic.write_text(message, json.dumps(found))
+    else:
+        while not message.exists():
+            time.sleep(0.1)
+        found = json.loads(message.read_text())
+    return parameters, {name: Path(path).resolve() for name, path in found.items()}

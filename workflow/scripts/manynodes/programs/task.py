@@ -1,0 +1,43 @@
+"""What each process of a run is given."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PATHS = ("output", "data", "files", "directory")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `launch` passes on to the processes that it starts, as one word of their command line.
+
+    Attributes:
+        command: words with `{names}`, which starts the program.
+        output: folder of the run.
+        values: of its parameters and its geometry, by name.
+        data, files: folders of the shared data set and of the user's files; None without.
+        scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
+        directory: where the program starts; None for its results folder.
+        evaluates: the program evaluates a finished training.
+    """
+
+    command: tuple[str, ...]
+    output: Path
+    values: Mapping[str, Any]
+    data: Path | None = None
+    files: Path | None = None
+    scratch: tuple[str, ...] = ()
+    directory: Path | None = None
+    evaluates: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> "Task":
+        fields = json.loads(text)
+        paths = {name: Path(fields[name]) for name in PATHS if fields[name]}
+        lists = {name: tuple(fields[name]) for name in ("command", "scratch")}
+        return Task(**fields | paths | lists)

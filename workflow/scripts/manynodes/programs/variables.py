@@ -1,0 +1,59 @@
+"""The environment of a user's program: the contract, our modules, and the network between nodes."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manynodes.base.environment import Environment
+from manynodes.ranks.network import interface_of, local_address
+
+# The folder of the module `launched`, which a program may import.
+MODULES = Path(__file__).resolve().parents[3] / "modules"
+
+
+def without_folder(words: Sequence[str]) -> tuple[list[str], str]:
+    """The command line, and the folder that a module is in: `-m folder:module` is ours alone."""
+    if len(words) > 2 and words[:2] == [sys.executable, "-m"]:
+        folder, _, module = words[2].rpartition(":")
+        return [*words[:2], module, *words[3:]], folder
+    return list(words), ""
+
+
+def environment_of(contract: Environment, before: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The environment of the program.
+
+    Args:
+        folder: for Python to find modules in; empty for none.
+        contract: added to it; its `device` decides whether a GPU may be used.
+        before: this process's own environment.
+    """
+    found = dict(before)
+    paths = [str(MODULES), *filter(None, [before.get("PYTHONPATH")])]
+    if folder:
+        paths.insert(0, folder)
+    found |= {"PYTHONPATH": os.pathsep.join(paths)} | contract.variables()
+    if not gpu_here(contract.device, before):
+        # Without it accelerate does not connect processes on CPUs: each would train alone.
+        found["ACCELERATE_USE_CPU"] = "true"
+    return gloo_interface(before) | found
+
+
+def gpu_here(device: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether the program may find a GPU on this node."""
+    if device == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    return any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def gloo_interface(environment: Mapping[str, str]) -> dict[str, str]:
+    """The interface on which gloo is reached by other nodes.
+
+    gloo takes the address of this host's own name, which Debian sets to 127.0.1.1.
+    """
+    master = environment.get("MASTER_ADDR", "")
+    address = local_address(master) if master else ""
+    if not address or address.startswith("127."):
+        return {}
+    interface = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
