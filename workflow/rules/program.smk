@@ -110,7 +110,7 @@ rule evaluate:
     params:
         launch=f"{SCRIPTS}/launch.py",
         publish=f"{SCRIPTS}/publish.py",
-        command=list(EXPERIMENT.evaluation),
+        command=lambda wildcards: list(EXPERIMENT.evaluation),
         device=lambda wildcards: run_of(wildcards).device,
         settings=json.dumps(EXPERIMENT.parameters_for("evaluation")),
         sources=EXPERIMENT.evaluation_sha256,

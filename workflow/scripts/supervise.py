@@ -204,7 +204,9 @@ def run_ready(
                 rank.look()
         except (Refusal, OSError) as error:
             errors.append(error)
-        if errors or stopping.reason:
+            # Not SIGTERM: it would save into a state that is another job's now, or spoiled.
+            end_descendants()
+        if stopping.reason:
             stop.set()
 
     try:
