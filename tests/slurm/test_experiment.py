@@ -138,17 +138,17 @@ def test_a_cluster_comes_to_the_weights_of_one_machine(checkout: SlurmCheckout) 
 @pytest.mark.faults
 @pytest.mark.usefixtures("first")
 def test_odd_geometries_on_an_odd_list_of_nodes(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    """2x3 on n[1,3], counting every test image once."""
+    """2x2 on n[1,3], counting every test image once."""
     cluster.drain("n2")
     try:
-        said = checkout.run(*TINY, "experiment=odd", "nodes=2", "nproc_per_node=3")
+        said = checkout.run(*TINY, "experiment=odd", "nodes=2", "nproc_per_node=2")
     finally:
         cluster.start("n2")
     lists = {accounted(cluster, job, "NNodes", "NodeList")[1] for job in submitted(said)}
     assert "n[1,3]" in lists
     run = checkout.path / "results/odd/run"
     assert evaluated(run) == TEST_IMAGES
-    assert hosts(run) == ["n1"] * 3 + ["n3"] * 3
+    assert hosts(run) == ["n1"] * 2 + ["n3"] * 2
 
 
 @pytest.mark.faults

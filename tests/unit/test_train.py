@@ -200,12 +200,6 @@ def test_other_precisions_learn_the_same_with_a_larger_error(exact, precision, c
     assert rounded[0] == pytest.approx(exact[0], rel=close)
 
 
-@pytest.mark.faults
-def test_a_compiled_training_is_the_same_training() -> None:
-    plain, compiled = trained(RUN, 5), trained(RUN.with_values(compile="default"), 5)
-    assert compiled == pytest.approx(plain, rel=1e-3)
-
-
 def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
     run = json.dumps(
         {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}

@@ -73,6 +73,7 @@ def aggregate(args: argparse.Namespace) -> None:
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
     folder = args.output / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         made.append(folder / f"{name}.svg")
         with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
