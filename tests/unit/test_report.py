@@ -31,6 +31,7 @@ def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFram
             "attempts": 1,
             "commit": "0" * 40,
             "dirty": False,
+            "versions": "python 3.11.7",
         }
     )
 

@@ -5,6 +5,8 @@ also works in a program that is started by hand. Each function is a few lines ar
 the environment, so a program in another language can do the same.
 """
 
+from __future__ import annotations
+
 import csv
 import json
 import os
@@ -106,7 +108,8 @@ def save(path: Path | str, write: Callable[[Path], object]) -> None:
         Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
 
 
 def _umask() -> int:
@@ -144,7 +147,7 @@ def row(**numbers: float) -> None:
 
 
 def result(
-    confusion_matrix: Any = None, class_names: list[str] | None = None, **numbers: float
+    confusion_matrix: Any = None, class_names: list[str] | None = None, **values: float | str
 ) -> None:
     """Write result.json; only rank 0 writes.
 
@@ -153,7 +156,10 @@ def result(
         class_names: of its rows.
     """
     if rank == 0:
-        found: dict[str, Any] = {key: _number(value) for key, value in numbers.items()}
+        found: dict[str, Any] = {
+            key: value if isinstance(value, str) else _number(value)
+            for key, value in values.items()
+        }
         if confusion_matrix is not None:
             found["confusion_matrix"] = [[int(n) for n in row] for row in confusion_matrix]
             found["class_names"] = class_names or [str(n) for n in range(len(confusion_matrix))]

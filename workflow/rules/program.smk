@@ -41,7 +41,8 @@ rule train:
         scratch=SCRATCH,
         timeout=SETTINGS["timeout"],
         resume=SETTINGS["resume"],
-        # Changes no result, so it trains nothing again.
+        # Change no result, so they train nothing again; what does is part of `sources`.
+        environment=json.dumps(SETTINGS["environment"] or {}),
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
@@ -82,6 +83,7 @@ rule train:
         " --settings {resources.settings:q}"
         " --sources={params.sources}{params.places}{params.directory}"
         " --scratch {resources.scratch}"
+        " --environment {resources.environment:q}"
         " --resume {resources.resume}"
         " --"
         " {params.command:q}\n"
@@ -107,6 +109,7 @@ rule evaluate:
         **sized_by(job_size.evaluation_size),
         runtime=30,
         scratch=SCRATCH,
+        environment=json.dumps(SETTINGS["environment"] or {}),
     params:
         launch=f"{SCRIPTS}/launch.py",
         publish=f"{SCRIPTS}/publish.py",
@@ -130,6 +133,7 @@ rule evaluate:
         " --run {params.run:q}"
         " --settings {params.settings:q}{params.places}"
         " --scratch {resources.scratch}"
+        " --environment {resources.environment:q}"
         " --"
         " {params.command:q}\n"
         "python {params.publish:q}"

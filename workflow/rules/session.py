@@ -24,7 +24,7 @@ from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, shown
 from manynodes.base.provenance import code_sha256, why_no_commit
-from manynodes.base.reading import MOST, file_sha256, is_file, read_bytes
+from manynodes.base.reading import MOST, file_sha256, is_file, read_bytes, read_json
 from manynodes.base.sources import sources_sha256
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
@@ -34,6 +34,7 @@ from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment, facts
+from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.models.names import code_of
 from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
@@ -98,10 +99,27 @@ class Session:
         if user_data := self.experiment.user_data:
             self.experiment.check({user_data.name: self.facts_of(user_data)})
         tell(self.experiment.summary)
+        self.tell_other_packages()
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+
+    def tell_other_packages(self) -> None:
+        """Name the packages of a finished run that its environment has in another version now."""
+        if not self.experiment.environment.answers_here:
+            return
+        for name in self.experiment.runs:
+            with suppress(FileNotFoundError):
+                before = read_json(self.results / name / "environment.json", "environment",
+                                   "train the run again")  # fmt: skip
+                one, other = (
+                    {name: (version,) for name, version in packages_of(record).items()}
+                    for record in (before, self.experiment.environment.here)
+                )
+                if changed := other_packages(one, other):
+                    tell(f"{self.experiment.name}/{name}: since it was trained, {changed}")
+                return
 
     def use_usable_cpus(self) -> None:
         """Let `--cores all` be the CPUs of this process: Snakemake sees no quota of a container."""
@@ -143,7 +161,8 @@ class Session:
         if not self.experiment.built_in:
             config = self.experiment.config
             if about["sources_sha256"] != self.experiment.sources_sha256:
-                found.append(f"{self.experiment.program_name} has changed")
+                what = " or its environment" * bool(self.experiment.environment.identity)
+                found.append(f"{self.experiment.program_name}{what} has changed")
             found += [
                 f"another value of {key}"
                 for key in ("directory", "outputs")
@@ -682,6 +701,7 @@ def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
 def refuse_missing_program(experiment: Experiment) -> None:
     """Refuse a program that is not there or is no Python, and a missing directory."""
     refuse_unknown_program(experiment)
+    experiment.environment.refuse_missing()
     directory = experiment.config["directory"]
     if directory is not None and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")

@@ -28,6 +28,7 @@ from manynodes.base.environment import Environment, forget_others
 from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
+from manynodes.base.provenance import now
 from manynodes.base.temporary import parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -56,6 +57,7 @@ from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
+from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
@@ -130,6 +132,8 @@ def main() -> None:
         help="node-local folders to stage them in; $NAME is expanded on the node")  # fmt: skip
     of_run("--directory", type=Path, metavar="FOLDER",
         help="where the program starts; default: its results folder")  # fmt: skip
+    of_run("--environment", default="{}", metavar="JSON",
+        help="of the program, as in config/README.md")  # fmt: skip
     of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
         help="what to do with the state of an interrupted attempt")  # fmt: skip
     of_run("--evaluate", action="store_true", help="evaluate the finished run, with this program")
@@ -213,16 +217,18 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     with log_of(args) as log, refusals_in(log, args):
         if args.output and not args.evaluate:
             # Only here: it needs numpy, 0.2 s of a CPU.
-            from manynodes.programs.attempt import begin
+            from manynodes.programs import attempt
 
-            begin(task_of(args), args.sources, args.resume, job.owner, tell)
+            if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell):
+                if args.log:
+                    failures.end(args.log.parent)
+                return
         short = fruitless = 0
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
             first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
             if first is None:
-                if args.log:
-                    failures.end(args.log.parent)
+                end(args)
                 return
             further = furthest(args.state) > before
             short = short + 1 if time.monotonic() - began < SHORT and not further else 0
@@ -239,6 +245,14 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # Processes that outlived their supervisor.
             end_descendants()
             tell_restart(first, starts, args, log)
+
+
+def end(args: argparse.Namespace) -> None:
+    """Note that the program has ended well."""
+    if args.output and not args.evaluate:
+        atomic.write_text(Folders(args.output).ended, now())
+    if args.log:
+        failures.end(args.log.parent)
 
 
 def remove_logs(folder: Path, log: Path | None) -> None:
@@ -385,6 +399,7 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         files=args.files,
         scratch=tuple(args.scratch),
         directory=args.directory,
+        environment=parse_option("--environment", args.environment),
         evaluates=args.evaluate,
     )
 

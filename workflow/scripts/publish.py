@@ -3,6 +3,7 @@
 It writes to --output:
 
     outputs/        the declared outputs
+    environment.json  the program's Python with all of its packages, and its repository
     metrics.csv     the program's rows, each count once
     result.json     the program's numbers
     run.json        provenance
@@ -11,6 +12,7 @@ It writes to --output:
 
 import argparse
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +21,10 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
-from manynodes.base.provenance import git_state, now, versions
+from manynodes.base.provenance import git_state, now
+from manynodes.base.reading import parse_json
 from manynodes.checkpointing import incidents, replaced
-from manynodes.programs.folders import Folders, read_request, write_request
+from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
 from manynodes.programs.outputs import publish
 from manynodes.reporting.measures import (
     EVALUATED,
@@ -31,6 +34,9 @@ from manynodes.reporting.measures import (
     write_result,
 )
 from manynodes.reporting.sums import of_files
+
+# Packages whose versions are in run.json too, imported or not.
+USUAL = ("torch", "torchvision", "numpy")
 
 
 def main() -> None:
@@ -59,19 +65,46 @@ def main() -> None:
         result = read_result(folders.work / "result.json")
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
+        environment = read_environment(folders)
+        atomic.write_text(folders.run / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         write_metrics(folders.run / "metrics.csv", metrics)
         write_result(folders.run / "result.json", result)
         atomic.write_text(
-            folders.run / "run.json", json.dumps(about(folders, args.outputs), indent=2) + "\n"
+            folders.run / "run.json",
+            json.dumps(about(folders, args.outputs, environment), indent=2) + "\n",
         )
         replaced.forget(folders.run)
 
 
-def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
+def read_environment(folders: Folders) -> dict[str, Any]:
+    """What rank 0 has found where the program ran, and `launch` in the program's repository."""
+    found: dict[str, Any] = {}
+    for name in (ENVIRONMENT, REPOSITORY):
+        with suppress(FileNotFoundError):
+            found |= parse_json((folders.state / name).read_text(encoding="utf-8"))
+    return found
+
+
+def versions(environment: dict[str, Any]) -> dict[str, str]:
+    """Of the program's Python and of the packages that it imports."""
+    if not environment.get("python"):
+        return {}
+    wanted = {name.replace("_", "-").lower() for name in (*environment["imports"], *USUAL)}
+    return {"python": environment["python"]} | {
+        name: version
+        for name, version in environment["distributions"].items()
+        if name.replace("_", "-").lower() in wanted
+    }
+
+
+def about(folders: Folders, outputs: list[str], environment: dict[str, Any]) -> dict[str, Any]:
     """run.json; notes the end of the last attempt."""
     found = read_request(folders)
     request, attempts = found["request"], found["attempts"]
     attempts[-1]["ended"] = now()
+    with suppress(FileNotFoundError):
+        # Of `launch`; publishing may be done again later.
+        attempts[-1]["ended"] = folders.ended.read_text(encoding="utf-8")
     write_request(folders, found)
     seconds = [
         (
@@ -88,9 +121,14 @@ def about(folders: Folders, outputs: list[str]) -> dict[str, Any]:
     return {
         "config": found["run"],
         "git": git,
-        "files": of_files(folders.run, [*names, "metrics.csv", "result.json"]),
+        **(
+            {"repository": {key: of[key] for key in ("path", "commit", "dirty")}}
+            if (of := environment.get("repository"))
+            else {}
+        ),
+        "files": of_files(folders.run, [*names, ENVIRONMENT, "metrics.csv", "result.json"]),
         **{key: request[key] for key in ("sources_sha256", "data_sha256", "files_sha256")},
-        "versions": versions(),
+        "versions": versions(environment),
         "attempts": attempts,
         "incidents": [asdict(each) for each in incidents.read(folders.state)],
         "started": attempts[0]["started"],

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
 # Packages and modules that check, carry or report, and cannot change a result: a clearer error
 # message in one of them must not cost a night of training.
@@ -114,6 +115,31 @@ def git_state() -> dict[str, Any]:
         }
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
+
+
+def repository_of(folder: Path) -> dict[str, Any]:
+    """The repository that a folder of the user's is in, with what differs from its commit; empty
+    where git knows none, or does not trust its owner.
+    """
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            env={name: value for name, value in os.environ.items() if name[:4] != "GIT_"},
+            capture_output=True, text=True, errors="replace", check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    try:
+        diff = ask("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+        return {
+            "path": ask("rev-parse", "--show-toplevel"),
+            "commit": ask("rev-parse", "HEAD"),
+            "dirty": bool(ask("status", "--porcelain")),
+            "diff": diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)",
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return {}
 
 
 def why_no_commit() -> str | None:

@@ -18,6 +18,7 @@ OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
+INTERPRETER = re.compile(r"(python|(ba)?sh)[\d.]*$")
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
 
 
@@ -65,8 +66,9 @@ def word_text(value: Any) -> str:
 def name_of(words: Sequence[str]) -> str:
     """The program in messages."""
     # A script, if the command is one for an interpreter.
-    files = [word for word in words if is_file(word.removeprefix("{here}/"))]
-    name = Path((files or words)[0].removeprefix("{here}/")).stem
+    given = [word.removeprefix("{here}/") for word in words]
+    files = [word for word in given if is_file(word) and not INTERPRETER.match(Path(word).name)]
+    name = Path((files or given)[0]).stem
     return module_of(words) or name.strip("{}").lstrip("-") or "program"
 
 
@@ -119,21 +121,25 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
 
 def words_sha256(words: Sequence[str]) -> str:
     """SHA-256 of the files that a command names: a Python program with what it imports from
-    beside it, or the file of another command.
+    beside it, or the files of another command.
     """
     first, *rest = [word.removeprefix("{here}/") for word in words]
-    if first != PYTHON or not rest or (rest[0][0] == "-" and rest[0] != "-m"):
-        given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
-        # A program may be there to be started only.
-        digests = [file_sha256(path) for path in given if os.access(path, os.R_OK)]
-        return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
-    if rest[0] != "-m":
+    if first == PYTHON and rest and rest[0] == "-m":
+        folder, _, module = rest[1].rpartition(":")
+        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
+            if Path(folder, name).is_file() and folder:
+                return sources_sha256(local_sources(Path(folder, name), Path(folder)))
+        return ""
+    if first == PYTHON and rest and rest[0][0] != "-":
         return sources_sha256(local_sources(Path(rest[0])))
-    folder, _, module = rest[1].rpartition(":")
-    for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
-        if Path(folder, name).is_file() and folder:
-            return sources_sha256(local_sources(Path(folder, name), Path(folder)))
-    return ""
+    given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
+    # A program may be there to be started only.
+    digests = [
+        sources_sha256(local_sources(path)) if path.suffix == ".py" else file_sha256(path)
+        for path in given
+        if os.access(path, os.R_OK)
+    ]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
 def module_of(words: Sequence[str]) -> str | None:

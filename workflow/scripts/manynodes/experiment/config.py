@@ -3,6 +3,7 @@
 Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
+import hashlib
 import itertools
 import json
 import math
@@ -10,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +26,7 @@ from manynodes.data.folder import MANIFEST
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
 from manynodes.experiment.declaration import GROWTH
+from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.keys import (
     GEOMETRY,
     MOST_RUNS,
@@ -315,19 +317,28 @@ class Experiment:
         """The words of the user's program that evaluates; empty for none."""
         return command.evaluation(self.config)
 
-    @property
+    @cached_property
+    def environment(self) -> UserEnvironment:
+        """Where the user's program finds its Python."""
+        return UserEnvironment.of(self.config["environment"])
+
+    @cached_property
     def sources_sha256(self) -> str:
-        """SHA-256 of the user's program's file, or the command's, and of the modules beside it
-        that it imports.
+        """SHA-256 of the user's program's file, or the command's, of the modules beside it that it
+        imports, and of what is locked in its environment.
 
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        return command.words_sha256(command.command(self.config))
+        words, locked = (
+            command.words_sha256(command.command(self.config)),
+            self.environment.identity,
+        )
+        return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
-    @property
+    @cached_property
     def evaluation_sha256(self) -> str:
-        """The same of the program that evaluates."""
+        """The same of the program that evaluates, without its environment."""
         return command.words_sha256(self.evaluation) if self.evaluation else ""
 
     @property

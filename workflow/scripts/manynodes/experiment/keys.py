@@ -33,7 +33,8 @@ GEOMETRY = (*SIZE, "device")
 SHARED = ("dataset", *GEOMETRY, "seed")
 # Keys that the built-in program does not have: what they say is fixed.
 OF_PROGRAMS = (
-    *("arguments", "directory", "parameters", "files", "outputs", "evaluate", "preflight"),
+    *("arguments", "directory", "environment", "parameters"),
+    *("files", "outputs", "evaluate", "preflight"),
 )
 # The names that others give to our keys.
 USUAL = {

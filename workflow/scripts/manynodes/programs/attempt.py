@@ -1,20 +1,23 @@
 """The beginning of an attempt at a run of the user's program."""
 
+import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
-from manynodes.base.provenance import git_state, now
+from manynodes.base import atomic
+from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
-from manynodes.programs.folders import Folders, prepare
+from manynodes.programs.folders import REPOSITORY, Folders, prepare
 from manynodes.programs.task import Task
 
 # Where a run is computed, besides its geometry, does not decide its result.
 SITE = ("device", "cpus_per_proc", "world_size")
 
 
-def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str], None]) -> None:
+def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str], None]) -> bool:
     """Make the folders of the run ready: as an interrupted attempt has left them, or empty.
 
     Args:
@@ -23,6 +26,9 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if it continues.
+
+    Returns:
+        Whether the program is to be started: if it has ended, only its results were refused.
 
     Raises:
         Refusal: the state there was made by other code, with other parameters or from other files.
@@ -37,4 +43,12 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
     if resume == "fresh" or folders.finished.exists():
         incidents.forget(folders.state)
     if prepare(folders, task.values, request, resume, attempt):
+        if folders.ended.exists():
+            tell("the program has ended before; only its results are checked again")
+            return False
         tell(f"continues with the state in {folders.saved}")
+    given = [Path(word.removeprefix("{here}/")) for word in task.command]
+    folder = next((path.parent for path in given if path.suffix == ".py" and path.is_file()), None)
+    repository = {"repository": repository_of(folder) if folder else {}}
+    atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")
+    return True

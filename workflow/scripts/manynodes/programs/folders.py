@@ -16,6 +16,8 @@ from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import parse_form, read_bytes
 
 MOST_BYTES = 10_000_000  # of the description of a state
+# What the Python of a program is and has, and the repository that the program lies in.
+ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
 # Keys of a request that may differ if the user says so.
 GEOMETRY = ("nodes", "nproc_per_node")
 
@@ -66,6 +68,11 @@ class Folders:
         return self.state / "finished"
 
     @property
+    def ended(self) -> Path:
+        """There if all processes of the program have ended with 0; what follows can be repeated."""
+        return self.state / "ended"
+
+    @property
     def spoiled(self) -> Path:
         """There if the inputs changed while the program ran; says which."""
         return self.state / "spoiled"
@@ -109,11 +116,16 @@ def prepare(
                 remedy = "--config resume=anyway continues, resume=fresh starts over"
                 raise Refusal(f"{refusal}; {remedy}") from None
             before = {"request": request, "attempts": []}
-    if before and resume == "exact" and (changed := differences(before["request"], request)):
+    changed = differences(before["request"], request) if before else ""
+    if changed and resume == "exact":
         raise Refusal(
             f"{folders.state} is of another run: {changed}; undo that, or add --config "
             "resume=anyway or resume=fresh"
         )
+    if changed:
+        folders.ended.unlink(missing_ok=True)
+    elif before and folders.ended.exists():
+        return True
     attempts = list(before["attempts"]) if before else []
     if before:
         if attempts and "ended" not in attempts[-1]:
@@ -122,7 +134,7 @@ def prepare(
     else:
         for folder in (folders.work, folders.saved, folders.evaluation):
             empty(folder)
-        for file in (folders.finished, folders.request, folders.spoiled):
+        for file in (folders.finished, folders.ended, folders.request, folders.spoiled):
             file.unlink(missing_ok=True)
     empty(folders.started)
     for folder in (folders.work, folders.saved, folders.started):

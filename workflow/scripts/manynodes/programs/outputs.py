@@ -34,7 +34,8 @@ def publish(folders: Folders, outputs: Sequence[str]) -> None:
         source, target = folders.work / path, folders.outputs / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
+            # Links in it stay links: one may lead into a circle, or nowhere.
+            shutil.copytree(source, target, symlinks=True, copy_function=link_or_copy)
         else:
             link_or_copy(source, target)
 

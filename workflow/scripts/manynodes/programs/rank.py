@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,8 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.experiment.command import filled
-from manynodes.programs.folders import Folders, empty, trace
+from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
+from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
 from manynodes.programs.task import Task
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.reporting.sums import refuse_changed
@@ -187,16 +187,24 @@ def ready(
             state=None if task.evaluates else folders.saved,
             parameters=parameters,
         )
+        environment = UserEnvironment.of(task.environment)
         of_process = {"rank": rank, "local_rank": local_rank}
         known = of_process | dict(task.values) | {
             "here": Path.cwd(),
-            "python": sys.executable,
+            "python": environment.interpreter,
             **{name: getattr(places, name) for name in
                ("data", "files", "results", "outputs", "state")},
         }  # fmt: skip
         values = {key: str(value) if isinstance(value, Path) else value
                   for key, value in known.items()}  # fmt: skip
-        command, folder = without_folder(filled(task.command, values))
+        command, folder = without_folder(filled(task.command, values), environment.interpreter)
+        start = task.directory.resolve() if task.directory else work
+        variables = environment_of(places, environment.variables(os.environ, start), folder)
+        if local_rank == 0:
+            record = looked(environment, command, variables, start)
+            if rank == 0:
+                path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
+                atomic.write_text(path, json.dumps(record, indent=2) + "\n")
         before = trace(folders.saved)
         if owner:
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
@@ -204,9 +212,9 @@ def ready(
         sources = sources_of(task)
         yield Rank(
             Command(
-                tuple(command),
-                environment_of(places, os.environ, folder),
-                directory=task.directory.resolve() if task.directory else work,
+                environment.started(command),
+                variables,
+                directory=start,
             ),
             task,
             owner,
@@ -214,6 +222,21 @@ def ready(
             before,
             report,
         )
+
+
+def looked(
+    environment: UserEnvironment, command: Sequence[str], variables: dict[str, str], start: Path
+) -> dict[str, Any]:
+    """What is known of the program's Python on this node; little if its command starts none.
+
+    Raises:
+        Refusal: it does not answer, or has not what the program imports.
+    """
+    found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
+    if is_python(command[0]):
+        imports, folder = needed(command[1:], start)
+        found |= look(environment, command[:1], variables, imports, folder)
+    return found
 
 
 def sources_of(task: Task) -> dict[str, DataFolder]:

@@ -20,6 +20,7 @@ class Task:
         data, files: folders of the shared data set and of the user's files; None without.
         scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
         directory: where the program starts; None for its results folder.
+        environment: of the program, as in the configuration; None for the Python that runs this.
         evaluates: the program evaluates a finished training.
     """
 
@@ -30,6 +31,7 @@ class Task:
     files: Path | None = None
     scratch: tuple[str, ...] = ()
     directory: Path | None = None
+    environment: Mapping[str, Any] | None = None
     evaluates: bool = False
 
     def to_json(self) -> str:

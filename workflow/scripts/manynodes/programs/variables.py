@@ -1,7 +1,6 @@
 """The environment of a user's program: the contract, our modules, and the network between nodes."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,9 +11,13 @@ from manynodes.ranks.network import interface_of, local_address
 MODULES = Path(__file__).resolve().parents[3] / "modules"
 
 
-def without_folder(words: Sequence[str]) -> tuple[list[str], str]:
-    """The command line, and the folder that a module is in: `-m folder:module` is ours alone."""
-    if len(words) > 2 and words[:2] == [sys.executable, "-m"]:
+def without_folder(words: Sequence[str], python: str) -> tuple[list[str], str]:
+    """The command line, and the folder that a module is in: `-m folder:module` is ours alone.
+
+    Args:
+        python: the interpreter of the program.
+    """
+    if len(words) > 2 and words[:2] == [python, "-m"]:
         folder, _, module = words[2].rpartition(":")
         return [*words[:2], module, *words[3:]], folder
     return list(words), ""

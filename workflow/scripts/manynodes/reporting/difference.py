@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 from scipy import stats
 
 from manynodes.base.errors import Refusal
+from manynodes.base.reading import read_json
 from manynodes.experiment.config import Experiment, value_text
+from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting.measures import read_measured
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
@@ -30,12 +33,14 @@ class Results:
         numbers: of each finished run, by its name.
         data: SHA-256 of the data on which they were trained.
         views: of the accuracies; empty for a program of the user's.
+        versions: of Python and its packages, by name; several if the runs differ.
     """
 
     experiment: Experiment
     numbers: dict[str, dict[str, float]]
     data: frozenset[str]
     views: frozenset[str]
+    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,26 @@ def read(folder: Path) -> Results:
     """
     experiment = read_record(folder)
     numbers, data, views = {}, set(), set()
+    versions: dict[str, tuple[str, ...]] = {}
     for name in experiment.runs:
         found = of_run(experiment, folder / name)
         if found is not None:
             numbers[name], about = found
             data.add(about.get("data_sha256") or "none")
             views |= {about["views"]} if "views" in about else set()
+            for package, version in packages(folder / name, about).items():
+                versions[package] = tuple(sorted({*versions.get(package, ()), version}))
     if not numbers:
         raise Refusal(f"{folder} has no finished run; run snakemake first")
-    return Results(experiment, numbers, frozenset(data), frozenset(views))
+    return Results(experiment, numbers, frozenset(data), frozenset(views), versions)
+
+
+def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of Python and of all packages that a run has had, as far as they are known."""
+    with suppress(FileNotFoundError):
+        found = read_json(run / "environment.json", "environment", "train the run again")
+        return packages_of(found)
+    return dict(about["versions"])
 
 
 def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
@@ -142,6 +158,8 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("they were trained on different data")
     if before.views != after.views:
         found.append("their accuracies are of different views of the test images")
+    if changed := other_packages(before.versions, after.versions):
+        found.append(f"their packages differ: {changed}")
     return found
 
 

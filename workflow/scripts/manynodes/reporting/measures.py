@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ class Result:
 
     Attributes:
         confusion: class names and matrix (true class by row); None if it has none.
+        texts: what is no number, by name.
     """
 
     numbers: dict[str, float]
     confusion: Confusion | None
+    texts: dict[str, str | bool] = field(default_factory=dict)
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -126,15 +128,16 @@ def read_result(path: Path) -> Result:
     """result.json; nothing if there is no such file. What is not finite is NaN.
 
     Raises:
-        Refusal: it is not an object of numbers, beside a confusion matrix.
+        Refusal: it is not an object of numbers and texts, beside a confusion matrix.
     """
     try:
         # A training that diverged has a result too.
         text = NOT_FINITE.sub("null", read_bytes(path, MOST).decode())
         found = parse_form(text.encode(), "result")
         matrix, names = (found.pop(key, None) for key in MATRIX)
-        numbers = {key: checked(value) for key, value in found.items()}
-        return Result(numbers, checked_matrix(matrix, names))
+        texts = {key: value for key, value in found.items() if isinstance(value, str | bool)}
+        numbers = {key: checked(value) for key, value in found.items() if key not in texts}
+        return Result(numbers, checked_matrix(matrix, names), texts)
     except FileNotFoundError:
         return Result({}, None)
     except (OSError, ValueError) as error:
@@ -237,6 +240,7 @@ def write_result(path: Path, result: Result) -> None:
     if result.confusion:
         names, matrix = result.confusion
         found |= dict(zip(MATRIX, (matrix, names), strict=True))
+    found |= result.texts
     atomic.write_text(path, json.dumps(found, indent=2) + "\n")
 
 

@@ -124,6 +124,13 @@ def summary_row(run: Numbers) -> dict[str, Any]:
         "attempts": len(about["attempts"]),
         "commit": about["git"]["commit"],
         "dirty": about["git"]["dirty"],
+        # The user's own, of a program in a repository.
+        **(
+            {"program_commit": of["commit"][:10] + " + changes" * of["dirty"]}
+            if (of := about.get("repository"))
+            else {}
+        ),
+        "versions": ", ".join(f"{name} {number}" for name, number in about["versions"].items()),
         **{key: about[key] for key in SOURCES if key in about},
         "run_sha256": run.sums["run.json"],
         "evaluation_sha256": run.sums.get("evaluation.json"),

@@ -191,6 +191,9 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
             for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
         ],
     }
+    if "program_commit" in summary:
+        columns["program's commit"] = summary["program_commit"]
+    columns["versions"] = summary["versions"]
     for column in summary.columns:
         if column.endswith("_sha256") and summary[column].notna().any():
             columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]

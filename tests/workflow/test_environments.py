@@ -1,0 +1,161 @@
+"""Programs in environments of their own: a venv, a conda prefix, a uv project."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkout import Checkout
+
+UV = Path(sys.executable).with_name("uv")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return Checkout(tmp_path_factory.mktemp("environments"))
+
+
+def venv(folder: Path) -> Path:
+    """A Python with nothing in it: neither torch nor Snakemake."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def record(run: Path) -> dict:
+    found = json.loads((run / "environment.json").read_text())
+    assert found["python"] == json.loads((run / "run.json").read_text())["versions"]["python"]
+    return found
+
+
+def test_a_venv_and_a_mistake_after_the_end(place: Checkout) -> None:
+    """The program trains once; a wrong output, a text and links in a circle do not repeat it."""
+    folder = place.path / "mine"
+    write(
+        folder,
+        train__py=(
+            "import os, sys, launched\n"
+            "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
+            "os.makedirs('out', exist_ok=True)\n"
+            "os.symlink('circle', 'out/circle')\n"
+            "open('out/model', 'w').close()\n"
+            "launched.result(loss=0.5, optimizer='sgd')\n"
+            "with open(launched.state / 'starts', 'a') as file: file.write('x')\n"
+        ),
+        evaluate__py=(
+            "import sys, launched\n"
+            "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
+            "launched.result(accuracy=0.75)\n"
+        ),
+        env__yaml=(
+            "experiment: own\nprogram: train.py\nevaluate: evaluate.py\npreflight: false\n"
+            "environment: {python: env}\noutputs: [wrong]\n"
+        ),
+    )
+    command = ["--configfile", "mine/env.yaml"]
+    missing = place.snakemake("--dry-run", *command)
+    assert "config: environment: " in missing.stdout
+    assert "/env/bin/python is not there; correct environment" in missing.stdout
+    venv(folder / "env")
+    wrong = place.snakemake(*command)
+    assert "wrong is not in results/own/run/work, though the program ended" in wrong.stdout
+    run = place.path / "results/own/run"
+    assert (run / "state/saved/starts").read_text() == "x"
+    said = place.run(*command, "--config", "outputs=[out/]")
+    assert "own/run: loss 0.5, accuracy 0.75" in said
+    assert (run / "outputs/out/circle").is_symlink()
+    assert json.loads((run / "result.json").read_text()) == {"loss": 0.5, "optimizer": "sgd"}
+    (attempt,) = json.loads((run / "run.json").read_text())["attempts"]
+    assert attempt["started"] <= attempt["ended"]
+    found = record(run)
+    assert found["interpreter"] == str(folder / "env/bin/python")
+    assert found["distributions"] == {}
+    (site,) = (folder / "env/lib").glob("*/site-packages")
+    write(site / "numbers_of_mine-1.2.dist-info", METADATA="Name: numbers-of-mine\nVersion: 1.2\n")
+    said = place.run("-n", *command, "--config", "outputs=[out/]")
+    assert "own/run: since it was trained, numbers-of-mine none -> 1.2" in said
+    assert "Nothing to be done" in said
+
+
+def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout) -> None:
+    """Its uv must not take the workflow, above its results, for its own project."""
+    folder = place.path / "site"
+    prefix = venv(folder / "prefix")
+    scripts = prefix / "etc/conda/activate.d"
+    write(scripts, one__sh="export OF_PREFIX=$OF_SITE-prefix\n")
+    write(
+        folder,
+        train__py=(
+            "import os, subprocess, sys\n"
+            "ours = sys.prefix == os.environ['CONDA_PREFIX']\n"
+            "print(os.environ['OF_PREFIX'], ours, flush=True)\n"
+            f"uv = [{str(UV)!r}, 'run', '--offline', 'python', '--version']\n"
+            "subprocess.run(uv, check=True)\n"
+        ),
+        site__yaml=(
+            "experiment: site\nprogram: train.py\npreflight: false\n"
+            "environment: {conda: prefix, setup: 'source site/settings.sh'}\n"
+        ),
+        settings__sh="export OF_SITE=site\n",
+        torch__py="",
+    )
+    place.run("--configfile", "site/site.yaml")
+    log = (place.path / "results/site/run/logs/rank=0.log").read_text()
+    assert "site-prefix True" in log
+    assert not (place.path / ".venv").exists()
+    assert not (place.path / "uv.lock").exists()
+    # Seen from a file of the user's beside it, and not from our own torch.
+    write(folder, train__py="import torch, no_such_module\n")
+    done = place.snakemake("--configfile", "site/site.yaml", "--config", "experiment=missing")
+    assert re.search(
+        r"missing/run: not finished: train: rank 0 on \S+: .*/site/prefix/bin/python \(3\S+\) has "
+        r"no module no_such_module, which the program imports",
+        done.stdout,
+    ), done.stdout
+
+
+def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> None:
+    folder = place.path / "project"
+    write(
+        folder,
+        pyproject__toml='[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.9"\n',
+        train__py="import sys\nassert sys.prefix.endswith('project/.venv'), sys.prefix\n",
+        uv__yaml="experiment: uv\nprogram: train.py\npreflight: false\nenvironment: {uv: .}\n",
+    )
+    command = ["--configfile", "project/uv.yaml"]
+    done = place.snakemake("--dry-run", *command)
+    assert "run `uv sync --locked` in project" in done.stdout
+    sync = [UV, "sync", "--offline", "--quiet"]
+    subprocess.run(sync, cwd=folder, env=place.environment, check=True)
+    place.run(*command)
+    assert record(place.path / "results/uv/run")["interpreter"].endswith("project/.venv/bin/python")
+    assert "Nothing to be done" in place.run(*command)
+    lock = folder / "uv.lock"
+    lock.write_text(lock.read_text() + "\n# other\n")
+    changed = place.snakemake("--dry-run", *command)
+    assert "would replace finished results: run (train or its environment has changed)" in (
+        changed.stdout
+    ), changed.stdout
+
+
+def test_two_environments_and_one_for_the_classifier_are_refused(place: Checkout) -> None:
+    write(place.path / "wrong", train__py="", w__yaml="experiment: wrong\nprogram: train.py\n")
+    for given, line in (
+        ("{python: a, uv: b}", "config: environment: python and uv are given; keep one of them"),
+        ("{pythn: a}", "config: environment.pythn: unknown key; did you mean python?"),
+        ("{python: /bin/true}", "config: environment: /bin/true does not answer"),
+    ):
+        done = place.snakemake(
+            "-n", "--configfile", "wrong/w.yaml", "--config", f"environment={given}"
+        )
+        assert line in done.stdout, done.stdout
+    done = place.snakemake("-n", "--config", "experiment=x", "environment={uv: .}")
+    assert "config: environment: is for your own program" in done.stdout

@@ -1,0 +1,306 @@
+"""The environment of a user's program: its Python, what is loaded before, what is installed."""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import file_sha256
+
+# Where the shell function `module` comes from, in batch jobs too.
+MODULE_INITS = (
+    "${LMOD_PKG:-}/init/bash",
+    "${MODULESHOME:-}/init/bash",
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/modules.sh",
+    "/usr/share/lmod/lmod/init/bash",
+    "/usr/share/modules/init/bash",
+)
+# Seconds for a Python that lies on a cold network file system.
+PATIENCE = 300
+MOST_PACKAGES = 5  # named in a line
+IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+MARK = "manynodes-environment "
+# What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
+PROBE = """
+import importlib.util, json, os, platform, sys
+try:
+    from importlib import metadata
+    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+except ImportError:
+    import pkg_resources
+    found = {d.project_name: d.version for d in pkg_resources.working_set}
+sys.path.insert(0, sys.argv[2])
+missing = [name for name in sys.argv[3:] if importlib.util.find_spec(name) is None]
+print(sys.argv[1] + json.dumps({
+    "interpreter": sys.executable,
+    "python": platform.python_version(),
+    "distributions": {name: found[name] for name in sorted(found, key=str) if name},
+    "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
+    "missing": missing,
+}))
+"""
+
+
+@dataclass(frozen=True)
+class UserEnvironment:
+    """The key `environment` of an experiment.
+
+    Attributes:
+        python: an interpreter, or the folder of a venv or a conda environment.
+        conda: folder of a conda environment, whose activation scripts run.
+        uv: folder of a uv project, with its `.venv`.
+        modules: names for `module load`.
+        setup: lines of bash that run after it.
+        strict: every installed package decides the result.
+    """
+
+    python: str | None = None
+    conda: str | None = None
+    uv: str | None = None
+    modules: tuple[str, ...] = ()
+    setup: str = ""
+    strict: bool = False
+
+    @staticmethod
+    def of(given: Mapping[str, Any] | None) -> "UserEnvironment":
+        """From the value of the key; null is the Python that runs Snakemake."""
+        values = dict(given or {})
+        return UserEnvironment(**values | {"modules": tuple(values.get("modules", ()))})
+
+    @property
+    def prefix(self) -> Path | None:
+        """The folder of its Python, if that is known before its modules are loaded."""
+        if self.uv:
+            return Path(self.uv, ".venv")
+        given = self.conda or self.python
+        return Path(given) if given else None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the Python that runs Snakemake."""
+        return not (self.prefix or self.modules or self.setup)
+
+    @property
+    def interpreter(self) -> str:
+        """Path of its Python, or the name under which it is found on PATH."""
+        if self.is_ours:
+            return sys.executable
+        if self.prefix is None:
+            return "python3"
+        # Not resolved: a venv's Python is a link, and knows its venv by the link's place.
+        path = self.prefix.absolute()
+        return str(path if path.is_file() else path / "bin" / "python")
+
+    def started(self, words: Sequence[str]) -> tuple[str, ...]:
+        """The words of a command that starts in this environment; bash becomes the command."""
+        lines = []
+        if self.modules:
+            tried = " ".join(f'"{path}"' for path in MODULE_INITS)
+            lines += [
+                f'type module >/dev/null 2>&1 || for f in {tried}; do [ ! -r "$f" ] || '
+                '{ . "$f"; break; }; done',
+                f"module load {shlex.join(self.modules)} || exit 1",
+            ]
+        if self.setup:
+            lines += ["set -e", self.setup, "set +e"]
+        if self.conda:
+            scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
+            lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
+        if not lines:
+            return tuple(words)
+        # The paths in them hold where the command was typed, and not where the program starts.
+        before, after = f"start=$PWD; cd {shlex.quote(str(Path.cwd()))}", 'cd "$start"; exec "$@"'
+        return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
+
+    def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
+        """The environment of a program, in which no uv, pip or conda finds the environment of the
+        workflow.
+
+        Args:
+            before: this process's own.
+            start: where the program starts.
+        """
+        found = {name: value for name, value in before.items() if not is_of_ours(name, value)}
+        if project_above(start) == project_above(Path(__file__)):
+            # uv would take the workflow for the program's project.
+            found["UV_NO_PROJECT"] = "1"
+        if self.is_ours:
+            return found
+        ours = str(Path(sys.executable).parent)
+        path = [part for part in found.get("PATH", os.defpath).split(os.pathsep) if part != ours]
+        found.pop("PYTHONHOME", None)
+        if self.prefix:
+            path.insert(0, str(Path(self.interpreter).parent))
+            kind = "CONDA_PREFIX" if self.conda else "VIRTUAL_ENV"
+            found[kind] = str(Path(self.interpreter).parents[1])
+        if self.uv:
+            found.pop("UV_NO_PROJECT", None)
+            project = str(Path(self.uv).absolute())
+            found |= {"UV_PROJECT": project, "UV_FROZEN": "1", "UV_OFFLINE": "1", "UV_NO_SYNC": "1"}
+        return found | {"PATH": os.pathsep.join(path)}
+
+    def refuse_missing(self) -> None:
+        """Check what can be checked where the command is typed.
+
+        Raises:
+            Refusal: its Python is not there, does not answer, or is not as its lock says.
+        """
+        given = [name for name in ("python", "conda", "uv") if getattr(self, name)]
+        if len(given) > 1:
+            raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
+        if self.prefix is None:
+            return
+        if not Path(self.interpreter).is_file():
+            remedy = f"run `uv sync --locked` in {self.uv}" if self.uv else "correct environment"
+            raise Refusal(f"config: environment: {self.interpreter} is not there; {remedy}")
+        if self.answers_here:
+            try:
+                _ = self.here
+            except Refusal as refusal:
+                raise Refusal(f"config: environment: {refusal}") from None
+
+    @property
+    def answers_here(self) -> bool:
+        """Whether its Python can be asked where the command is typed: modules and site settings
+        may only be on the nodes.
+        """
+        return self.prefix is not None and not (self.modules or self.setup)
+
+    @cached_property
+    def here(self) -> dict[str, Any]:
+        """What `look` finds where the command is typed."""
+        return look(self, [self.interpreter], self.variables(os.environ, Path()), (), Path())
+
+    @property
+    def identity(self) -> str:
+        """What of it decides the result, as a SHA-256; empty if nothing does.
+
+        Raises:
+            Refusal: there is no lock file; with `strict`, its Python does not answer.
+        """
+        parts = {}
+        if self.uv:
+            lock = Path(self.uv, "uv.lock")
+            if not lock.is_file():
+                raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
+            parts["lock"] = file_sha256(lock)
+        if self.strict:
+            parts["distributions"] = self.here["distributions"]
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest() if parts else ""
+
+
+def look(
+    environment: UserEnvironment,
+    python: Sequence[str],
+    variables: Mapping[str, str],
+    imports: Sequence[str],
+    folder: Path,
+) -> dict[str, Any]:
+    """What a Python says of itself: its version, all distributions, loaded modules.
+
+    Args:
+        python: the words that start it.
+        imports: modules that it must find.
+        folder: beside whose files it looks for them.
+
+    Raises:
+        Refusal: it does not answer, or does not find a module.
+    """
+    words = environment.started([*python, "-c", PROBE, MARK, str(folder), *imports])
+    try:
+        done = subprocess.run(
+            words, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refusal(f"{python[0]} does not answer: {error}") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not lines:
+        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+        raise Refusal(f"{python[0]} does not answer: {said[-1]}")
+    found: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    if missing := found.pop("missing"):
+        raise Refusal(
+            f"{found['interpreter']} ({found['python']}) has no module {missing[0]}, which the "
+            "program imports; install it there, or correct environment"
+        )
+    return found | {"imports": list(imports)}
+
+
+def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of Python and of all packages, from environment.json."""
+    return {"python": record["python"] or "none"} | record["distributions"]
+
+
+def other_packages(
+    before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]
+) -> str:
+    """The packages of other versions, as `numpy 2.3.5 -> 2.4.0`, in one line; empty without any.
+
+    Args:
+        before, after: by name, all versions that runs have had.
+    """
+    none = ("none",)
+    found = [
+        f"{name} {'/'.join(before.get(name, none))} -> {'/'.join(after.get(name, none))}"
+        for name in sorted({*before, *after}, key=str.lower)
+        if before.get(name) != after.get(name)
+    ]
+    more = f" and {len(found) - MOST_PACKAGES} more" * (len(found) > MOST_PACKAGES)
+    return ", ".join(found[:MOST_PACKAGES]) + more
+
+
+def is_of_ours(name: str, value: str) -> bool:
+    """Whether a variable leads to the environment of the workflow."""
+    return (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))) and (
+        os.path.realpath(value).startswith(os.path.realpath(sys.prefix))
+    )
+
+
+def project_above(path: Path) -> Path | None:
+    """The first pyproject.toml in a folder or above it."""
+    for folder in (path.resolve(), *path.resolve().parents):
+        if (folder / "pyproject.toml").is_file():
+            return folder / "pyproject.toml"
+    return None
+
+
+def is_python(word: str) -> bool:
+    """Whether a word of a command starts a Python."""
+    return IS_PYTHON.fullmatch(Path(word).name) is not None
+
+
+def needed(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Path]:
+    """The modules that a Python file imports whatever happens, and the folder that it is in.
+
+    Args:
+        words: after the interpreter; other than a file, nothing is known.
+        folder: where the program starts.
+    """
+    file = folder / next((word for word in words if word[:1] != "-"), "")
+    if file.suffix != ".py" or {"-m", "-c"} & set(words[:2]):
+        return (), folder
+    try:
+        text = file.read_text(encoding="utf-8")
+        body = ast.parse(text).body
+    except (OSError, SyntaxError, ValueError):
+        return (), folder
+    if "sys.path" in text:
+        return (), folder  # only the program knows where it looks
+    names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module or "" for node in body if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    tops = dict.fromkeys(name.partition(".")[0] for name in names)
+    return tuple(top for top in tops if top != "__future__"), file.parent
