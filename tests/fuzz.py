@@ -61,10 +61,11 @@ from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
 from manynodes.models import weights
 from manynodes.programs.folders import Folders, prepare
+from manynodes.programs.own_numbers import read_own_metrics, read_own_result
 from manynodes.reporting import sums
 from manynodes.reporting.events import points_of
 from manynodes.reporting.history import read_history
-from manynodes.reporting.measures import read_measured, read_metrics, read_result
+from manynodes.reporting.measures import parse_result, read_measured, read_metrics, read_result
 from manynodes.reporting.progress import read_all, read_record
 from manynodes.reporting.results import read_about, read_evaluation, why_missing
 
@@ -545,7 +546,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "request": (
         tampered_json,
         f"{PROGRAM}/state/request.json",
-        lambda results: publish.about(Folders(results / PROGRAM), []),
+        lambda results: publish.about(Folders(results / PROGRAM), [], {}),
     ),
     "metrics": (
         tampered_bytes,
@@ -556,6 +557,23 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         tampered_json,
         f"{PROGRAM}/result.json",
         lambda results: read_result(results / PROGRAM / "result.json"),
+    ),
+    "environment": (
+        tampered_json,
+        f"{PROGRAM}/state/environment.json",
+        lambda results: publish.versions(publish.read_environment(Folders(results / PROGRAM))),
+    ),
+    "own metrics": (
+        tampered_bytes,
+        f"{PROGRAM}/work/rows.jsonl",
+        lambda results: read_own_metrics(results / PROGRAM / "work", "rows.jsonl"),
+    ),
+    "own result": (
+        tampered_json,
+        f"{PROGRAM}/work/result.json",
+        lambda results: parse_result(
+            read_own_result(results / PROGRAM / "work", "result.json"), results
+        ),
     ),
     "live view": (tampered_json, f"{RUN}/state/live.json", watched),
     "jobs": (tampered_json, "fuzz/jobs.json", watched),
@@ -680,6 +698,14 @@ def make_material(folder: Path) -> Material:
     prepare(folders, values, asked, "exact", {"by": "process 1", "started": now()})
     (folders.work / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
     (folders.work / "result.json").write_text('{"accuracy": 0.9, "loss": 0.25}')
+    (folders.work / "rows.jsonl").write_text('{"epoch": 1, "loss": 0.5}\n{"epoch": 2, "a": "b"}\n')
+    seen = {
+        "host": "n1",
+        "python": "3.11.7",
+        "distributions": {"torch": "2.14.1"},
+        "imports": ["os"],
+    }
+    (folders.state / "environment.json").write_text(json.dumps(seen))
     program("publish", "--output", folders.run)
     folders.evaluation.mkdir()
     (folders.evaluation / "result.json").write_text('{"accuracy": 0.8}')

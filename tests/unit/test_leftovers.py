@@ -33,7 +33,10 @@ def test_that_shares(shared):
 
 
 def test_process():
-    subprocess.Popen(["setsid", "sleep", "infinity"])
+    command = ["setsid", "sh", "-c", "echo; sleep infinity; :"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    # While a process becomes another program, its environment cannot be seen.
+    process.stdout.readline()
 
 
 def test_file():

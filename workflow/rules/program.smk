@@ -44,6 +44,9 @@ rule train:
         # Change no result, so they train nothing again; what does is part of `sources`.
         environment=json.dumps(SETTINGS["environment"] or {}),
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
+        reads=json.dumps(
+            {key: SETTINGS[key] for key in ("metrics", "result", "snapshots")}
+        ),
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
         launch=f"{SCRIPTS}/launch.py",
@@ -84,11 +87,13 @@ rule train:
         " --sources={params.sources}{params.places}{params.directory}"
         " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
+        " --reads {resources.reads:q}"
         " --resume {resources.resume}"
         " --"
         " {params.command:q}\n"
         "python {params.publish:q}"
         " --outputs {params.outputs:q}"
+        " --reads {resources.reads:q}"
         " --output {params.results:q}"
         " 2>&1 | tee -a {log:q}"
 

@@ -703,7 +703,7 @@ def refuse_missing_program(experiment: Experiment) -> None:
     refuse_unknown_program(experiment)
     experiment.environment.refuse_missing()
     directory = experiment.config["directory"]
-    if directory is not None and not Path(directory).is_dir():
+    if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")
     for key in ("sources_sha256", "evaluation_sha256"):
         try:

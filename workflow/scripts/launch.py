@@ -134,6 +134,8 @@ def main() -> None:
         help="where the program starts; default: its results folder")  # fmt: skip
     of_run("--environment", default="{}", metavar="JSON",
         help="of the program, as in config/README.md")  # fmt: skip
+    of_run("--reads", default="{}", metavar="JSON",
+        help="metrics and snapshots, as in config/README.md")  # fmt: skip
     of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
         help="what to do with the state of an interrupted attempt")  # fmt: skip
     of_run("--evaluate", action="store_true", help="evaluate the finished run, with this program")
@@ -400,6 +402,7 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         scratch=tuple(args.scratch),
         directory=args.directory,
         environment=parse_option("--environment", args.environment),
+        reads=parse_option("--reads", args.reads),
         evaluates=args.evaluate,
     )
 

@@ -22,12 +22,15 @@ from manynodes.base import atomic
 from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
-from manynodes.base.reading import parse_json
+from manynodes.base.reading import read_json
 from manynodes.checkpointing import incidents, replaced
+from manynodes.experiment.config import parse_option
 from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
 from manynodes.programs.outputs import publish
+from manynodes.programs.own_numbers import read_own_metrics, read_own_result
 from manynodes.reporting.measures import (
     EVALUATED,
+    parse_result,
     read_metrics,
     read_result,
     write_metrics,
@@ -46,6 +49,7 @@ def main() -> None:
     add = parser.add_argument
     add("--outputs", nargs="*", default=[], metavar="PATH", help="what must be there")
     add("--output", type=Path, required=True, metavar="FOLDER", help="of this run")
+    add("--reads", default="{}", metavar="JSON", help="metrics and result, as in config/README.md")
     add("--evaluation", metavar="SHA256",
         help="of a program that evaluates: only its numbers, to evaluation.json")  # fmt: skip
     args = parser.parse_args()
@@ -61,8 +65,17 @@ def main() -> None:
             }
             atomic.write_text(folders.run / EVALUATED, json.dumps(evaluated, indent=2) + "\n")
             return
-        metrics = read_metrics(folders.work / "metrics.csv")
-        result = read_result(folders.work / "result.json")
+        reads = parse_option("--reads", args.reads)
+        metrics = (
+            read_own_metrics(folders.work, table)
+            if isinstance(table := reads.get("metrics"), str)
+            else read_metrics(folders.work / "metrics.csv")
+        )
+        result = (
+            parse_result(read_own_result(folders.work, given), folders.work / given)
+            if (given := reads.get("result"))
+            else read_result(folders.work / "result.json")
+        )
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
         environment = read_environment(folders)
@@ -81,7 +94,7 @@ def read_environment(folders: Folders) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (ENVIRONMENT, REPOSITORY):
         with suppress(FileNotFoundError):
-            found |= parse_json((folders.state / name).read_text(encoding="utf-8"))
+            found |= read_json(folders.state / name, "environment", "delete it")
     return found
 
 
@@ -89,10 +102,11 @@ def versions(environment: dict[str, Any]) -> dict[str, str]:
     """Of the program's Python and of the packages that it imports."""
     if not environment.get("python"):
         return {}
-    wanted = {name.replace("_", "-").lower() for name in (*environment["imports"], *USUAL)}
+    imports = environment.get("imports", [])
+    wanted = {name.replace("_", "-").lower() for name in (*imports, *USUAL)}
     return {"python": environment["python"]} | {
         name: version
-        for name, version in environment["distributions"].items()
+        for name, version in environment.get("distributions", {}).items()
         if name.replace("_", "-").lower() in wanted
     }
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -210,7 +210,8 @@ def run_ready(
             stop.set()
 
     try:
-        outcome = run_all([rank.command], output, stop, SUPERVISE_GRACE, look=look)
+        heard = replace(output, heard=rank.rows.take) if rank.rows else output
+        outcome = run_all([rank.command], heard, stop, SUPERVISE_GRACE, look=look)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}"
         raise Refusal(f"{where}; check program, command or directory") from None

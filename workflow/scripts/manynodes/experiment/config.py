@@ -568,6 +568,7 @@ def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
                 f"config: outputs: {shown(path)} is not a path inside the results folder; give "
                 "one such as model.pt, or a folder"
             )
+    refuse_bad_places(config)
     outputs = [PurePosixPath(path) for path in config["outputs"]]
     for number, path in enumerate(outputs):
         for other in outputs[:number]:
@@ -583,6 +584,50 @@ def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
                 f"config: files: {shown(name)} is there twice, is {MANIFEST}, or has no name; "
                 "files are staged in one folder and need names of their own"
             )
+
+
+def refuse_bad_places(config: Mapping[str, Any]) -> None:
+    """Refuse places of metrics, results and snapshots that cannot be in the results folder.
+
+    Raises:
+        Refusal: naming the key.
+    """
+    given = {"metrics": [config["metrics"]], "result": [config["result"]]}
+    for key, values in (given | {"snapshots": config["snapshots"]}).items():
+        for value in values:
+            if isinstance(value, Mapping):
+                refuse_bad_patterns(value["log"])
+            elif value is not None:
+                path = PurePosixPath(value.partition("#")[0])
+                if path.is_absolute() or ".." in path.parts or not path.parts:
+                    raise Refusal(
+                        f"config: {key}: {shown(value)} is not a path inside the results folder; "
+                        "give one relative to it"
+                    )
+
+
+def refuse_bad_patterns(given: str | list[str]) -> None:
+    """Refuse expressions for lines of a log that find no numbers, or count different things.
+
+    Raises:
+        Refusal: naming the expression.
+    """
+    counts = set()
+    for text in [given] if isinstance(given, str) else given:
+        try:
+            groups = list(re.compile(text).groupindex)
+        except re.error as error:
+            raise Refusal(f"config: metrics.log: {shown(text)}: {error}; correct it") from None
+        if not groups:
+            remedy = "name what counts and each number, such as (?P<epoch>\\d+)"
+            raise Refusal(f"config: metrics.log: {shown(text)} has no named group; {remedy}")
+        counts.add(groups[0])
+    if len(counts) > 1:
+        first, other, *_ = sorted(counts)
+        raise Refusal(
+            f"config: metrics.log: one expression counts {first}, another {other}; give the first "
+            "group of all of them the same name"
+        )
 
 
 def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:

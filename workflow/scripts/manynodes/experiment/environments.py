@@ -240,7 +240,7 @@ def look(
 
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages, from environment.json."""
-    return {"python": record["python"] or "none"} | record["distributions"]
+    return {"python": record.get("python") or "none"} | record.get("distributions", {})
 
 
 def other_packages(

@@ -34,7 +34,7 @@ SHARED = ("dataset", *GEOMETRY, "seed")
 # Keys that the built-in program does not have: what they say is fixed.
 OF_PROGRAMS = (
     *("arguments", "directory", "environment", "parameters"),
-    *("files", "outputs", "evaluate", "preflight"),
+    *("files", "outputs", "metrics", "result", "snapshots", "evaluate", "preflight"),
 )
 # The names that others give to our keys.
 USUAL = {

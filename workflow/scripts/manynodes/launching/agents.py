@@ -51,6 +51,7 @@ class Output:
             for the output of a program, which has no records, whatever it prints.
         errors: the last lines of stderr of all commands.
         shown: what may still be shown; None for no limit.
+        heard: called with every line, in several threads.
     """
 
     log: "Sink"
@@ -59,6 +60,7 @@ class Output:
     records: list[str] | None = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     shown: "Allowance | None" = None
+    heard: Callable[[str], None] | None = None
 
 
 class Allowance:
@@ -338,6 +340,8 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
         return ""
     if is_error:
         output.errors.append(text[-LAST_CHARACTERS:])
+    if output.heard:
+        output.heard(text)
     label, text = command.label(text)
     if text.strip():
         # If the disk is full, keep reading: otherwise the program would block on a full pipe.

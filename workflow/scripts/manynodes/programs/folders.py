@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -198,14 +198,23 @@ def last_touch(folders: Folders) -> str:
     return now()
 
 
-def trace(folder: Path) -> tuple[int, int, int]:
-    """Changes when something in the folder is written: files, bytes, time of the newest one."""
+def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
+    """Changes when something in the folder is written: files, bytes, time of the newest one.
+
+    Args:
+        snapshots: more files, and folders with all that is in them.
+    """
     count, size, newest = 0, 0, 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
+    for place in (folder, *snapshots):
+        files = (
+            [place]
+            if place.is_file()
+            else (Path(parent, name) for parent, _, names in os.walk(place) for name in names)
+        )
+        for file in files:
             # A file may be replaced while we look.
             with suppress(OSError):
-                status = Path(parent, name).lstat()
+                status = file.lstat()
                 count, size = count + 1, size + status.st_size
                 newest = max(newest, status.st_mtime_ns)
     return count, size, newest

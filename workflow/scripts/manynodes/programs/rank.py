@@ -5,8 +5,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
+from manynodes.programs import own_numbers
 from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
+from manynodes.programs.own_numbers import LogRows
 from manynodes.programs.task import Task
 from manynodes.programs.variables import environment_of, without_folder
+from manynodes.reporting.measures import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
 
@@ -43,6 +46,7 @@ class Rank:
         inputs: this node's copies, on the node's first process; it watches over them.
         before: `trace` of the state.
         report: for `launch`, see `environment.add_to_report`.
+        rows: collects metrics from the lines of rank 0's program; None if it writes a table.
     """
 
     command: Command
@@ -51,6 +55,7 @@ class Rank:
     inputs: Sequence[DataFolder]
     before: tuple[int, int, int]
     report: dict[str, Any]
+    rows: LogRows | None = None
     next_look: float = 0.0
     next_long_look: float = 0.0
     guards: list[Guard] = field(init=False)
@@ -76,14 +81,26 @@ class Rank:
         if now < self.next_long_look:
             return
         self.refuse_touched_inputs()
+        self.collect()
         if self.owner and "saved" not in self.report:
             self.note_saved()
         since = time.monotonic()
         self.next_long_look = since + 50 * (since - now)
 
+    def collect(self) -> None:
+        """Put the program's own rows where `watch` and the results look for them."""
+        given = self.task.reads.get("metrics")
+        # A table may be half written now; at the end it is read once more.
+        with suppress(Refusal):
+            if self.rows:
+                self.rows.write()
+            elif self.owner and given:
+                rows = own_numbers.read_own_metrics(self.folders.work, given)
+                write_metrics(self.folders.work / "metrics.csv", rows)
+
     def note_saved(self) -> bool:
         """Whether the program has saved something; `launch` is told."""
-        saved = trace(self.folders.saved) != self.before
+        saved = saved_now(self.folders, self.task) != self.before
         if saved and self.owner:
             self.report["saved"] = str(self.folders.saved)
         return saved
@@ -100,6 +117,7 @@ class Rank:
                 ended or saved something.
             Refusal: its inputs have changed meanwhile.
         """
+        self.collect()
         saved = self.note_saved()
         self.refuse_touched_inputs()
         if status == 0:
@@ -198,14 +216,14 @@ def ready(
         values = {key: str(value) if isinstance(value, Path) else value
                   for key, value in known.items()}  # fmt: skip
         command, folder = without_folder(filled(task.command, values), environment.interpreter)
-        start = task.directory.resolve() if task.directory else work
+        start = Path(filled([str(task.directory)], values)[0]).resolve() if task.directory else work
         variables = environment_of(places, environment.variables(os.environ, start), folder)
         if local_rank == 0:
             record = looked(environment, command, variables, start)
             if rank == 0:
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
-        before = trace(folders.saved)
+        before = saved_now(folders, task)
         if owner:
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
             owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
@@ -221,7 +239,24 @@ def ready(
             [sources[name].at(staged[name]) for name in sources] if local_rank == 0 else [],
             before,
             report,
+            rows_of(task, folders) if owner else None,
         )
+
+
+def rows_of(task: Task, folders: Folders) -> LogRows | None:
+    """What collects rows from the program's output, if that is asked for."""
+    given = task.reads.get("metrics")
+    if not isinstance(given, Mapping):
+        return None
+    path = folders.work / "metrics.csv"
+    patterns = [given["log"]] if isinstance(given["log"], str) else given["log"]
+    return LogRows(patterns, path, read_metrics(path))
+
+
+def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
+    """Changes when the program saves."""
+    patterns = task.reads.get("snapshots", ())
+    return trace(folders.saved, [path for each in patterns for path in folders.work.glob(each)])
 
 
 def looked(
@@ -233,9 +268,11 @@ def looked(
         Refusal: it does not answer, or has not what the program imports.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
-    if is_python(command[0]):
-        imports, folder = needed(command[1:], start)
-        found |= look(environment, command[:1], variables, imports, folder)
+    # Another program may start it: `env`, `nice`.
+    at = command.index(python) if (python := environment.interpreter) in command else 0
+    if is_python(command[at]):
+        imports, folder = needed(command[at + 1 :], start)
+        found |= look(environment, command[at : at + 1], variables, imports, folder)
     return found
 
 

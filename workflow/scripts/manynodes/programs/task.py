@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Task:
         scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
         directory: where the program starts; None for its results folder.
         environment: of the program, as in the configuration; None for the Python that runs this.
+        reads: the keys `metrics` and `snapshots` of the experiment.
         evaluates: the program evaluates a finished training.
     """
 
@@ -32,6 +33,7 @@ class Task:
     scratch: tuple[str, ...] = ()
     directory: Path | None = None
     environment: Mapping[str, Any] | None = None
+    reads: Mapping[str, Any] = field(default_factory=dict)
     evaluates: bool = False
 
     def to_json(self) -> str:

@@ -131,16 +131,24 @@ def read_result(path: Path) -> Result:
         Refusal: it is not an object of numbers and texts, beside a confusion matrix.
     """
     try:
+        return parse_result(read_bytes(path, MOST), path)
+    except FileNotFoundError:
+        return Result({}, None)
+    except (OSError, NotAFile) as error:
+        raise Refusal(f"{path} cannot be read: {reason(error)}; write it as JSON") from None
+
+
+def parse_result(content: bytes, path: Path) -> Result:
+    """The same from its content."""
+    try:
         # A training that diverged has a result too.
-        text = NOT_FINITE.sub("null", read_bytes(path, MOST).decode())
+        text = NOT_FINITE.sub("null", content.decode())
         found = parse_form(text.encode(), "result")
         matrix, names = (found.pop(key, None) for key in MATRIX)
         texts = {key: value for key, value in found.items() if isinstance(value, str | bool)}
         numbers = {key: checked(value) for key, value in found.items() if key not in texts}
         return Result(numbers, checked_matrix(matrix, names), texts)
-    except FileNotFoundError:
-        return Result({}, None)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise Refusal(
             f"{path} is not a JSON object of numbers ({reason(error)}); write one such as "
             '{"accuracy": 0.9}'

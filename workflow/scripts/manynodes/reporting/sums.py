@@ -11,7 +11,7 @@ from manynodes.base.reading import MOST, file_sha256, read_bytes
 
 # Of the tables, the figures and the page of an experiment, and of what they were made from.
 FILE = "SHA256SUMS"
-LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
+LINE = re.compile(r"([0-9a-f]{64})  ([^\n\0]+)")
 REMAKE = "delete it and run the same command again"
 
 

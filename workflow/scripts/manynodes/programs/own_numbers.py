@@ -1,0 +1,180 @@
+"""Numbers that a program of the user's writes in its own way: tables, JSON, lines of a log."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from manynodes.base.errors import Refusal, reason
+from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.reporting.measures import Row, write_metrics
+
+# Columns that count, in the order in which they are looked for; otherwise the first one does.
+COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
+MOST_LINE = 4000  # characters of a line of a log that are looked at
+
+
+def read_own_metrics(folder: Path, given: str) -> list[Row]:
+    """The rows of files of the program: CSV, JSON lines, or a list of objects in a JSON file.
+
+    Columns with a text in them are left out. Rows with the same count become one: some programs
+    write the numbers of training and of validation in rows of their own.
+
+    Args:
+        folder: where the program writes.
+        given: a path in it, with `*` for any name, and after `#` the place in a JSON file, such as
+            `trainer_state.json#log_history`.
+
+    Raises:
+        Refusal: there is no such file, or it has no such rows.
+    """
+    pattern, _, place = given.partition("#")
+    # The newest file last: its rows replace those of an earlier attempt.
+    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
+    return merged(row for path in paths for row in rows_in(path, place))
+
+
+def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
+    """The rows of one file, with any values.
+
+    Raises:
+        Refusal: it has none.
+    """
+    try:
+        text = read_bytes(path, MOST).decode("utf-8-sig")
+        if path.suffix in (".jsonl", ".ndjson"):
+            # A killed process may have left half a line.
+            lines = [line for line in text.split("\n")[:-1] if line.strip()]
+            found: Any = [json.loads(line) for line in lines]
+        elif path.suffix == ".json":
+            found = inside(json.loads(text), place)
+        else:
+            found = list(csv.DictReader(io.StringIO(text, newline="")))
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            raise ValueError("no list of objects")
+    except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
+        raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
+    return found
+
+
+def inside(value: Any, place: str) -> Any:
+    """A part of a JSON value: `a.b` is `value["a"]["b"]`; for a list the number of an entry.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    for key in filter(None, place.split(".")):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"it has no {place}") from None
+    return value
+
+
+def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Rows of numbers in the order of their count, one for each count."""
+    listed = [dict(row) for row in rows]
+    names = [name for name in dict.fromkeys(name for row in listed for name in row) if name]
+    texts = {name for name in names if any(not numeric(row.get(name)) for row in listed)}
+    columns = [name for name in names if name not in texts]
+    if not columns:
+        return []
+    count = next((name for name in COUNTS if name in columns), columns[0])
+    columns.sort(key=lambda name: name != count)
+    found: dict[float, Row] = {}
+    for row in listed:
+        if not math.isfinite(number := number_of(row.get(count))):
+            continue
+        into = found.setdefault(number, dict.fromkeys(columns, math.nan))
+        into |= {name: number_of(row[name]) for name in columns if row.get(name) not in (None, "")}
+    return [found[number] for number in sorted(found)]
+
+
+def numeric(value: Any) -> bool:
+    """Whether a value can stand in a column of numbers; nothing can."""
+    try:
+        number_of(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def number_of(value: Any) -> float:
+    return math.nan if value in (None, "") else float(value)
+
+
+class LogRows:
+    """Collects rows from the lines of a program, and writes them to metrics.csv as they come.
+
+    Args:
+        patterns: each with named groups for numbers; the first one counts.
+        path: of metrics.csv.
+        before: rows that an interrupted attempt has left, which stay up to the first new one.
+    """
+
+    def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
+        self.patterns, self.path = [re.compile(each) for each in patterns], path
+        names = dict.fromkeys(name for each in self.patterns for name in each.groupindex)
+        self.columns = list(names)
+        self.rows = {next(iter(row.values())): self.empty | row for row in before}
+        self.changed = False
+        self.lock = Lock()  # both streams of the program have a thread
+
+    @property
+    def empty(self) -> Row:
+        return dict.fromkeys(self.columns, math.nan)
+
+    def take(self, line: str) -> None:
+        """Look at a line."""
+        for pattern in self.patterns:
+            match = pattern.search(line[:MOST_LINE])
+            row = {name: number_of(text) for name, text in match.groupdict().items()
+                   if numeric(text)} if match else {}  # fmt: skip
+            count = row.get(next(iter(pattern.groupindex)), math.nan)
+            if math.isfinite(count):
+                with self.lock:
+                    earlier = {key: old for key, old in self.rows.items() if key < count}
+                    same = self.rows.get(count, self.empty)
+                    self.rows = earlier | {count: same | row}
+                    self.changed = True
+
+    def write(self) -> None:
+        """Write what is new."""
+        with self.lock:
+            rows, self.changed, changed = list(self.rows.values()), False, self.changed
+        if changed:
+            write_metrics(self.path, rows)
+
+
+def read_own_result(folder: Path, given: str) -> bytes:
+    """The numbers and texts of a JSON file of the program, as result.json has them.
+
+    Args:
+        given: as for `read_own_metrics`, one file.
+
+    Raises:
+        Refusal: there is no such file, or no object at that place.
+    """
+    pattern, _, place = given.partition("#")
+    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        raise Refusal(f"result: {folder / pattern} is not there; correct the key result")
+    try:
+        found = inside(json.loads(read_bytes(paths[-1], MOST)), place)
+        if not isinstance(found, dict):
+            raise ValueError(f"no object at {place or 'its top'}")
+    except (OSError, ValueError, NotAFile, RecursionError) as error:
+        raise Refusal(f"result: {paths[-1]}: {reason(error)}; correct the key result") from None
+    kept = {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, int | float | str | bool) and (key and len(key) <= 100)
+    }
+    return json.dumps(kept).encode()
