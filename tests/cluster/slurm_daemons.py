@@ -18,6 +18,8 @@ PACKAGES = {
     "sinfo": "slurm-client",
     "munged": "munge",
     "mariadbd": "mariadb-server",
+    # For programs behind `module load`.
+    "modulecmd": "environment-modules",
 }
 LIBRARIES: dict[str, str] = {}
 RUN_FOLDERS = ("munge", "mysqld")

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,27 @@ def test_out_of_time_the_job_continues(checkout: SlurmCheckout) -> None:
     assert len(about["attempts"]) >= 2
     assert len({attempt["by"] for attempt in about["attempts"]}) == 1
     assert rows(run) == [str(epoch) for epoch in range(1, EPOCHS + 1)]
+
+
+def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
+    folder = checkout.path / "site"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    (folder / "module").write_text("#%Module\nsetenv OF_SITE here\n")
+    (folder / "train.py").write_text(
+        "import os, sys, launched\n"
+        "assert sys.prefix.endswith('site/env') and os.environ['OF_SITE'] == 'here'\n"
+        "(launched.results / f'{os.uname().nodename}-{launched.rank}').touch()\n"
+    )
+    environment = {"python": "env", "modules": [str(folder / "module")]}
+    (folder / "site.yaml").write_text(
+        "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\n"
+        f"environment: {json.dumps(environment)}\n"
+    )
+    checkout.run("--configfile", "site/site.yaml")
+    run = checkout.path / "results/site/run"
+    hosts = {path.name for path in (run / "work").glob("n*-*")}
+    assert {name.partition("-")[2] for name in hosts} == {"0", "1"}
+    assert len({name.partition("-")[0] for name in hosts}) == 2
+    found = json.loads((run / "environment.json").read_text())
+    assert found["interpreter"] == str(folder / "env/bin/python")
+    assert found["modules"] == [str(folder / "module")]
