@@ -60,13 +60,15 @@ def test_out_of_time_the_job_continues(checkout: SlurmCheckout) -> None:
 def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
     folder = checkout.path / "site"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    (folder / "module").write_text("#%Module\nsetenv OF_SITE here\n")
+    # The path of a module must not have a space.
+    module = checkout.path.parent / "of-site"
+    module.write_text("#%Module\nsetenv OF_SITE here\n")
     (folder / "train.py").write_text(
         "import os, sys, launched\n"
         "assert sys.prefix.endswith('site/env') and os.environ['OF_SITE'] == 'here'\n"
         "(launched.results / f'{os.uname().nodename}-{launched.rank}').touch()\n"
     )
-    environment = {"python": "env", "modules": [str(folder / "module")]}
+    environment = {"python": "env", "modules": [str(module)]}
     (folder / "site.yaml").write_text(
         "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\n"
         f"environment: {json.dumps(environment)}\n"
@@ -78,4 +80,4 @@ def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
     assert len({name.partition("-")[0] for name in hosts}) == 2
     found = json.loads((run / "environment.json").read_text())
     assert found["interpreter"] == str(folder / "env/bin/python")
-    assert found["modules"] == [str(folder / "module")]
+    assert found["modules"] == [str(module)]

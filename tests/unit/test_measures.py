@@ -15,6 +15,7 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
 from manynodes.programs.folders import Folders, differences, prepare, read_request
 from manynodes.programs.outputs import publish
+from manynodes.programs.own_numbers import LogRows, read_own_metrics
 from manynodes.reporting.measures import Result, read_metrics, read_result, write_result
 from manynodes.reporting.results import changed
 from programs import ROOT
@@ -317,3 +318,52 @@ def test_numbers_that_are_too_large_to_draw_are_infinite(tmp_path: Path) -> None
     path.write_text("epoch,loss\n1e308,1\n")
     with pytest.raises(Refusal, match="has no epoch"):
         read_metrics(path)
+
+
+def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
+    """As of Lightning, with rows of their own for training and validation; of timm; of Trainer."""
+    (tmp_path / "version_0").mkdir()
+    (tmp_path / "version_0/metrics.csv").write_text(
+        "epoch,step,train_loss,val_loss,time\n0,9,0.5,,a\n0,9,,0.75,b\n1,19,0.25,,c\n"
+    )
+    rows = read_own_metrics(tmp_path, "version_*/metrics.csv")
+    assert list(rows[0]) == ["step", "epoch", "train_loss", "val_loss"]
+    assert [row["step"] for row in rows] == [9, 19]
+    assert (rows[0]["train_loss"], rows[0]["val_loss"]) == (0.5, 0.75)
+    assert math.isnan(rows[1]["val_loss"])
+    (tmp_path / "rows.jsonl").write_text('{"epoch": 1, "loss": NaN}\n{"epoch": 2, "loss": 1}\n{"ep')
+    rows = read_own_metrics(tmp_path, "rows.jsonl")
+    assert math.isnan(rows[0]["loss"])
+    assert rows[1] == {"epoch": 2, "loss": 1}
+    state = {"log_history": [{"step": 1, "loss": 0.5}, {"step": 1, "eval_loss": 0.75}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert read_own_metrics(tmp_path, "state.json#log_history") == [
+        {"step": 1, "loss": 0.5, "eval_loss": 0.75}
+    ]
+    for given in ("no.csv", "state.json#nowhere", "state.json"):
+        with pytest.raises(Refusal, match="correct the key metrics"):
+            read_own_metrics(tmp_path, given)
+
+
+def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_ones(
+    tmp_path,
+) -> None:
+    patterns = [
+        r"iter (?P<iter>\d+): loss (?P<loss>[\w.]+)",
+        r"step (?P<iter>\d+): val (?P<val>\S+)",
+    ]
+    before = [{"iter": 0.0, "loss": 3.0}, {"iter": 1.0, "loss": 2.5}, {"iter": 2.0, "loss": 2.0}]
+    rows = LogRows(patterns, tmp_path / "metrics.csv", before)
+    rows.write()
+    assert not (tmp_path / "metrics.csv").exists()
+    for line in (
+        "step 1: val 4",
+        "iter 1: loss 2.25, 3 ms",
+        "iter 2: loss bad",
+        "iter 3: loss nan",
+    ):
+        rows.take(line)
+    rows.write()
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "iter,loss,val", "0,3,", "1,2.25,4", "3,,",
+    ]  # fmt: skip

@@ -88,7 +88,7 @@ def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
 
 
 def test_zero_on_one_rank_and_one_on_another_is_a_failure_of_that_rank(tmp_path) -> None:
-    program = Program(tmp_path, f"{RANK} sys.exit(rank)", nodes=2)
+    program = Program(tmp_path, f"{RANK} sys.exit(rank)")
     assert program.end() == 1
     assert re.search(r"program failed: rank 1 on \S+ ended with status 1", program.text)
 

@@ -225,3 +225,18 @@ def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> Non
         done.stderr,
     ), done.stderr
     assert re.search(r"rank 1 on \S+ \| <module> \(\S*program\.py:\d+\)", done.stderr)
+
+
+@pytest.mark.faults
+def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(tmp_path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import launched, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if launched.rank == 0: dist.all_reduce(torch.ones(1))\n"
+    )
+    done = launched_program(script, tmp_path / "run", 2, "--cpus", 2)
+    assert done.returncode == 1
+    line = r"program failed: rank 1 on \S+ ended with status 0 while rank 0 on \S+ waited for it"
+    assert re.search(line, done.stderr), done.stderr

@@ -481,13 +481,14 @@ def run(
     if not outcome.good:
         endings = [ending(record["ending"]) for record in found if "ending" in record]
         seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
+        finished = [record["finished"] for record in found if "finished" in record]
         told = [trouble(record["trouble"]) for record in found if "trouble" in record]
         source = Source(
             scheduler.starter(outcome.failed or 0),
             told[0] if told else scheduler.explain(output.errors),
             job.inspect,
         )
-        return first_failure(outcome, endings, seen, output.errors, source, restarted)
+        return first_failure(outcome, endings, seen, output.errors, source, restarted, finished)
     if args.collect:
         nodes = [record["result"] for record in found if "result" in record]
         if len(nodes) != args.nodes:

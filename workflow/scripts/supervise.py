@@ -110,8 +110,9 @@ def supervise(
             who, here, end.status, time.time(), late, end.words, str(log or ""), end.report
         )
         send(ended.record())
-    elif not end.status and not end.stopped and end.report:
-        send({"result": {"node_rank": contract.node_rank} | end.report})
+    elif not end.status and not end.stopped:
+        result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}
+        send({"finished": f"{who} on {here}"} | result)
     return end.status if end.status >= 0 else 1
 
 

@@ -64,6 +64,7 @@ def first_failure(
     errors: Sequence[str],
     source: Source,
     restarted: bool = False,
+    finished: Sequence[str] = (),
 ) -> First:
     """Find the first failure.
 
@@ -71,6 +72,7 @@ def first_failure(
         endings, seen: sent by the supervisors of the ranks.
         errors: last lines of stderr of the started processes.
         restarted: the ranks had been started again in this job.
+        finished: the ranks that have ended with 0.
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
     failed = [ending for ending in endings if "stopped" not in ending.report]
@@ -122,6 +124,9 @@ def first_failure(
             line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
             failure = Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log)
             details = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
+        elif first.lost_a_peer and finished:
+            line = f"{finished[0]} ended with status 0 while {first.name} waited for it"
+            failure = replace(failure, reason=line)
         again = worth_it or elsewhere
         return First(failure, details, again=again, saved=saved, in_place=in_place)
     status = f"{source.starter} {how(outcome.status)}"

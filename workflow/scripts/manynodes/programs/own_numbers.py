@@ -135,10 +135,10 @@ class LogRows:
         """Look at a line."""
         for pattern in self.patterns:
             match = pattern.search(line[:MOST_LINE])
-            row = {name: number_of(text) for name, text in match.groupdict().items()
-                   if numeric(text)} if match else {}  # fmt: skip
+            given = match.groupdict() if match else {}
+            row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             count = row.get(next(iter(pattern.groupindex)), math.nan)
-            if math.isfinite(count):
+            if len(row) == len(given) and math.isfinite(count):
                 with self.lock:
                     earlier = {key: old for key, old in self.rows.items() if key < count}
                     same = self.rows.get(count, self.empty)
