@@ -6,6 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
 from manynodes.base.errors import Refusal
 from manynodes.data.files import below, collect, fingerprint, read_files
@@ -340,7 +343,15 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert read_own_metrics(tmp_path, "state.json#log_history") == [
         {"step": 1, "loss": 0.5, "eval_loss": 0.75}
     ]
-    for given in ("no.csv", "state.json#nowhere", "state.json"):
+    writer = FileWriter(str(tmp_path / "runs"))
+    for step, value in ((1, 0.5), (2, 0.25)):
+        scalar = Summary(value=[Summary.Value(tag="train/loss", simple_value=value)])
+        writer.add_event(Event(step=step, wall_time=0, summary=scalar))
+    writer.close()
+    assert read_own_metrics(tmp_path, {"tensorboard": "runs"}) == [
+        {"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25},
+    ]  # fmt: skip
+    for given in ("no.csv", "state.json#nowhere", "state.json", {"tensorboard": "version_0"}):
         with pytest.raises(Refusal, match="correct the key metrics"):
             read_own_metrics(tmp_path, given)
 

@@ -27,7 +27,7 @@ from manynodes.checkpointing import incidents, replaced
 from manynodes.experiment.config import parse_option
 from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
 from manynodes.programs.outputs import publish
-from manynodes.programs.own_numbers import read_own_metrics, read_own_result
+from manynodes.programs.own_numbers import in_log, read_own_metrics, read_own_result
 from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
@@ -67,8 +67,8 @@ def main() -> None:
             return
         reads = parse_option("--reads", args.reads)
         metrics = (
-            read_own_metrics(folders.work, table)
-            if isinstance(table := reads.get("metrics"), str)
+            read_own_metrics(folders.work, given)
+            if (given := reads.get("metrics")) and not in_log(given)
             else read_metrics(folders.work / "metrics.csv")
         )
         result = (

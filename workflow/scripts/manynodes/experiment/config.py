@@ -4,6 +4,7 @@ Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
@@ -595,9 +596,17 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
     given = {"metrics": [config["metrics"]], "result": [config["result"]]}
     for key, values in (given | {"snapshots": config["snapshots"]}).items():
         for value in values:
-            if isinstance(value, Mapping):
+            if isinstance(value, Mapping) and "log" in value:
                 refuse_bad_patterns(value["log"])
-            elif value is not None:
+                continue
+            if isinstance(value, Mapping):
+                value = value["tensorboard"]
+                if importlib.util.find_spec("tensorboard") is None:
+                    raise Refusal(
+                        "config: metrics.tensorboard: needs the package tensorboard beside "
+                        "Snakemake; install it there"
+                    )
+            if value is not None:
                 path = PurePosixPath(value.partition("#")[0])
                 if path.is_absolute() or ".." in path.parts or not path.parts:
                     raise Refusal(

@@ -162,7 +162,11 @@ class UserEnvironment:
         if self.prefix is None:
             return
         if not Path(self.interpreter).is_file():
-            remedy = f"run `uv sync --locked` in {self.uv}" if self.uv else "correct environment"
+            remedy = "correct environment"
+            if self.uv:
+                remedy = f"run `uv sync --locked` in {self.uv}"
+            elif self.conda:
+                remedy = "give the folder that `conda env list` shows"
             raise Refusal(f"config: environment: {self.interpreter} is not there; {remedy}")
         if self.answers_here:
             try:

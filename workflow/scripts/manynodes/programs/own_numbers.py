@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeGuard
 
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
@@ -19,8 +19,14 @@ COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 MOST_LINE = 4000  # characters of a line of a log that are looked at
 
 
-def read_own_metrics(folder: Path, given: str) -> list[Row]:
-    """The rows of files of the program: CSV, JSON lines, or a list of objects in a JSON file.
+def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether the key `metrics` names lines of a log."""
+    return isinstance(given, Mapping) and "log" in given
+
+
+def read_own_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]:
+    """The rows of files of the program: CSV, JSON lines, a list of objects in a JSON file, or
+    TensorBoard's event files.
 
     Columns with a text in them are left out. Rows with the same count become one: some programs
     write the numbers of training and of validation in rows of their own.
@@ -28,11 +34,13 @@ def read_own_metrics(folder: Path, given: str) -> list[Row]:
     Args:
         folder: where the program writes.
         given: a path in it, with `*` for any name, and after `#` the place in a JSON file, such as
-            `trainer_state.json#log_history`.
+            `trainer_state.json#log_history`; or `{"tensorboard": path}` of a folder.
 
     Raises:
         Refusal: there is no such file, or it has no such rows.
     """
+    if not isinstance(given, str):
+        return merged(scalars(folder / given["tensorboard"]))
     pattern, _, place = given.partition("#")
     # The newest file last: its rows replace those of an earlier attempt.
     paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
@@ -61,6 +69,25 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             raise ValueError("no list of objects")
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
+    return found
+
+
+def scalars(folder: Path) -> list[dict[str, Any]]:
+    """The scalars of all event files in a folder and below it, one for each row.
+
+    Raises:
+        Refusal: there are none.
+    """
+    # Only here: not every installation has it, and it takes a second.
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    found = []
+    for path in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
+        events = EventAccumulator(str(path), size_guidance={SCALARS: 0}).Reload()
+        for tag in events.Tags()[SCALARS]:
+            found += [{"step": event.step, tag: event.value} for event in events.Scalars(tag)]
+    if not found:
+        raise Refusal(f"metrics: {folder} has no events with scalars; correct the key metrics")
     return found
 
 

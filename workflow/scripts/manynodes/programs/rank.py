@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from manynodes.reporting.measures import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
 
+DRIVER = Path("/proc/driver/nvidia/version")
 # Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
 EVERY, LOOK = 1, 0.5
 
@@ -91,7 +92,7 @@ class Rank:
         """Put the program's own rows where `watch` and the results look for them."""
         given = self.task.reads.get("metrics")
         # A table may be half written now; at the end it is read once more.
-        with suppress(Refusal):
+        with suppress(Refusal, OSError):
             if self.rows:
                 self.rows.write()
             elif self.owner and given:
@@ -246,7 +247,7 @@ def ready(
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
     """What collects rows from the program's output, if that is asked for."""
     given = task.reads.get("metrics")
-    if not isinstance(given, Mapping):
+    if not own_numbers.in_log(given):
         return None
     path = folders.work / "metrics.csv"
     patterns = [given["log"]] if isinstance(given["log"], str) else given["log"]
@@ -268,6 +269,8 @@ def looked(
         Refusal: it does not answer, or has not what the program imports.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
+    with suppress(OSError):
+        found["driver"] = DRIVER.read_text().splitlines()[0]
     # Another program may start it: `env`, `nice`.
     at = command.index(python) if (python := environment.interpreter) in command else 0
     if is_python(command[at]):
