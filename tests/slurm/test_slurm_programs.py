@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from checkout import SlurmCheckout
+from cluster.handle import Cluster
 from paced import EPOCHS, paced
 
 pytestmark = pytest.mark.faults
 EXAMPLES = "examples/programs"
+NODES = ("n1", "n2", "n3")
 
 
 def example(name: str) -> list[str]:
@@ -57,7 +59,9 @@ def test_out_of_time_the_job_continues(checkout: SlurmCheckout) -> None:
     assert rows(run) == [str(epoch) for epoch in range(1, EPOCHS + 1)]
 
 
-def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
+def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
     folder = checkout.path / "site"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     # The path of a module must not have a space.
@@ -65,7 +69,8 @@ def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
     module.write_text("#%Module\nsetenv OF_SITE here\n")
     (folder / "train.py").write_text(
         "import os, sys, launched\n"
-        "assert sys.prefix.endswith('site/env') and os.environ['OF_SITE'] == 'here'\n"
+        "assert sys.prefix.endswith(('site/env', '-unpacked')), sys.prefix\n"
+        "assert os.environ['OF_SITE'] == 'here'\n"
         "(launched.results / f'{os.uname().nodename}-{launched.rank}').touch()\n"
     )
     environment = {"python": "env", "modules": [str(module)]}
@@ -81,3 +86,16 @@ def test_modules_and_a_venv_are_on_every_node(checkout: SlurmCheckout) -> None:
     found = json.loads((run / "environment.json").read_text())
     assert found["interpreter"] == str(folder / "env/bin/python")
     assert found["modules"] == [str(module)]
+    # While the job runs, the nodes have an empty folder there.
+    for node in NODES:
+        hidden = cluster.run("mount", "-t", "tmpfs", "tmpfs", str(folder / "env"), node=node)
+        assert hidden.returncode == 0, hidden.stderr
+    try:
+        staged = ["experiment=staged", "environment={stage: true}", 'scratch=["/scratch"]']
+        checkout.run("--configfile", "site/site.yaml", "--config", *staged)
+    finally:
+        for node in NODES:
+            cluster.run("umount", str(folder / "env"), node=node)
+    found = json.loads((checkout.path / "results/staged/run/environment.json").read_text())
+    assert re.fullmatch(r"/scratch/ddp-data-\d+/staged-environment-\w+-unpacked/bin/python",
+                        found["interpreter"])  # fmt: skip

@@ -70,6 +70,15 @@ ALONE = bool(EXPERIMENT.hosts) or EXPERIMENT.varies_in_size
 HOSTS = f" --hosts {shlex.join(EXPERIMENT.hosts)}" if EXPERIMENT.hosts else ""
 
 
+# The program's environment, if it is to be staged: its manifest, and the option of the programs.
+PACKED = (
+    [f"results/{EXPERIMENT.name}/environment/manifest.json"]
+    if EXPERIMENT.environment.stage
+    else []
+)
+PACKED_OPTION = f" --packed results/{EXPERIMENT.name}/environment" if PACKED else ""
+
+
 def transport(wildcards):
     """How `launch` reaches the nodes. In a profile, a second profile would override it."""
     # A dry run does not know which scheduler will run the job; with `auto` the command finds out.

@@ -4,6 +4,7 @@
 localrules:
     fetch,
     collect,
+    pack,
 
 
 ORIGIN = shlex.join(
@@ -60,5 +61,25 @@ rule collect:
         " --files {params.files:q}"
         " --name {wildcards.experiment}-files"
         " --content {params.content}"
+        " --output {params.folder:q}"
+        " 2>&1 | tee {log:q}"
+
+
+rule pack:
+    output:
+        manifest="results/{experiment}/environment/manifest.json",
+    log:
+        "results/{experiment}/pack.log",
+    conda:
+        "../envs/manynodes.yaml"
+    params:
+        pack=f"{SCRIPTS}/pack.py",
+        prefix=lambda wildcards: str(EXPERIMENT.environment.prefix),
+        content=lambda wildcards: EXPERIMENT.environment.packages_sha256,
+        folder=subpath(output.manifest, parent=True),
+    shell:
+        "python {params.pack:q}"
+        " --prefix {params.prefix:q}"
+        " --name {wildcards.experiment}-environment"
         " --output {params.folder:q}"
         " 2>&1 | tee {log:q}"

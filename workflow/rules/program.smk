@@ -13,9 +13,10 @@ NUMBERS = ["run.json", "metrics.csv", "result.json"] + ["evaluation.json"] * boo
 rule train:
     input:
         sources=sources_of,
+        packed=ancient(PACKED),
         staging=ancient(
             ["results/{experiment}/{run}/staging.json"]
-            * bool(SETTINGS["dataset"] or SETTINGS["files"])
+            * bool(SETTINGS["dataset"] or SETTINGS["files"] or PACKED)
         ),
     output:
         *[
@@ -57,6 +58,7 @@ rule train:
         sources=EXPERIMENT.sources_sha256,
         geometry=geometry_options,
         places=places_of,
+        packed=PACKED_OPTION,
         directory=lambda wildcards: (
             f" --directory {shlex.quote(SETTINGS['directory'])}"
             if SETTINGS["directory"]
@@ -84,7 +86,7 @@ rule train:
         " --output {params.results:q}"
         " --run {params.run:q}"
         " --settings {resources.settings:q}"
-        " --sources={params.sources}{params.places}{params.directory}"
+        " --sources={params.sources}{params.places}{params.packed}{params.directory}"
         " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --reads {resources.reads:q}"
@@ -102,6 +104,7 @@ rule evaluate:
     input:
         *OUTPUTS.values(),
         sources=sources_of,
+        packed=ancient(PACKED),
         about="results/{experiment}/{run}/run.json",
     output:
         "results/{experiment}/{run}/evaluation.json",
@@ -124,6 +127,7 @@ rule evaluate:
         sources=EXPERIMENT.evaluation_sha256,
         run=lambda wildcards: run_of(wildcards).to_json(),
         places=places_of,
+        packed=PACKED_OPTION,
         results=subpath(input.about, parent=True),
     shell:
         "python {params.launch:q}"
@@ -136,7 +140,7 @@ rule evaluate:
         " --evaluate"
         " --output {params.results:q}"
         " --run {params.run:q}"
-        " --settings {params.settings:q}{params.places}"
+        " --settings {params.settings:q}{params.places}{params.packed}"
         " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --"

@@ -7,6 +7,7 @@
 rule stage:
     input:
         sources_of,
+        PACKED,
     output:
         report="results/{experiment}/{run}/staging.json",
     log:
@@ -26,6 +27,7 @@ rule stage:
         stage=f"{SCRIPTS}/stage.py",
         nodes=lambda wildcards: run_of(wildcards).nodes,
         places=places_of,
+        packed=PACKED_OPTION,
     shell:
         "python {params.launch:q}"
         " --transport {resources.transport}{resources.hosts}"
@@ -35,5 +37,5 @@ rule stage:
         " --log {log:q}"
         " --collect {output.report:q}"
         " --"
-        " {params.stage:q}{params.places}"
+        " {params.stage:q}{params.places}{params.packed}"
         " --scratch {resources.scratch}"

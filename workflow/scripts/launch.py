@@ -134,6 +134,7 @@ def main() -> None:
         help="where the program starts; default: its results folder")  # fmt: skip
     of_run("--environment", default="{}", metavar="JSON",
         help="of the program, as in config/README.md")  # fmt: skip
+    of_run("--packed", type=Path, metavar="FOLDER", help="its environment, to be staged")
     of_run("--reads", default="{}", metavar="JSON",
         help="metrics and snapshots, as in config/README.md")  # fmt: skip
     of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
@@ -399,6 +400,7 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         values=values,
         data=args.data,
         files=args.files,
+        packed=args.packed,
         scratch=tuple(args.scratch),
         directory=args.directory,
         environment=parse_option("--environment", args.environment),

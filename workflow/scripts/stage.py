@@ -12,6 +12,7 @@ from manynodes.base.errors import told_in_one_line
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
+from manynodes.data.unpacking import unpacked_here
 
 MAKE = "snakemake --profile profiles/local --force"
 
@@ -22,6 +23,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="the shared data folder")
     parser.add_argument("--files", type=Path, help="the folder that collect.py has made")
+    parser.add_argument("--packed", type=Path, help="the folder that pack.py has made")
     parser.add_argument(
         "--scratch", nargs="*", default=[],
         help="node-local folders to try in order; $NAME is expanded on the node",
@@ -31,6 +33,9 @@ def main() -> None:
         sources = [DataFolder.read(args.data)] if args.data else []
         sources += [read_files(args.files)] if args.files else []
         own = Environment.read().job_scratch
+        if args.packed:
+            unpacked_here(read_files(args.packed), args.scratch, own, print)
+        sources = sources or [read_files(args.packed)]
         first, *others = [stage(source, args.scratch, own) for source in sources]
         print(first, *others, sep="\n")
         add_to_report(**asdict(first))

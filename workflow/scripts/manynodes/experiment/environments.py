@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class UserEnvironment:
         modules: names for `module load`.
         setup: lines of bash that run after it.
         strict: every installed package decides the result.
+        stage: its folder is packed, and unpacked on each node's scratch.
     """
 
     python: str | None = None
@@ -71,6 +72,7 @@ class UserEnvironment:
     modules: tuple[str, ...] = ()
     setup: str = ""
     strict: bool = False
+    stage: bool = False
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> "UserEnvironment":
@@ -85,6 +87,12 @@ class UserEnvironment:
             return Path(self.uv, ".venv")
         given = self.conda or self.python
         return Path(given) if given else None
+
+    def at(self, folder: Path) -> "UserEnvironment":
+        """The same with its Python in another folder."""
+        if self.conda:
+            return replace(self, conda=str(folder))
+        return replace(self, uv=None, python=str(folder))
 
     @property
     def is_ours(self) -> bool:
@@ -159,6 +167,8 @@ class UserEnvironment:
         given = [name for name in ("python", "conda", "uv") if getattr(self, name)]
         if len(given) > 1:
             raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
+        if self.stage and (self.prefix is None or self.prefix.is_file()):
+            raise Refusal("config: environment.stage: needs the folder of a venv, conda or uv")
         if self.prefix is None:
             return
         if not Path(self.interpreter).is_file():
@@ -187,6 +197,14 @@ class UserEnvironment:
         return look(self, [self.interpreter], self.variables(os.environ, Path()), (), Path())
 
     @property
+    def packages_sha256(self) -> str:
+        """Changes with the packages that are installed in it; empty if it cannot be asked here."""
+        if not self.answers_here:
+            return ""
+        text = json.dumps(packages_of(self.here), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
     def identity(self) -> str:
         """What of it decides the result, as a SHA-256; empty if nothing does.
 
@@ -200,7 +218,7 @@ class UserEnvironment:
                 raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
             parts["lock"] = file_sha256(lock)
         if self.strict:
-            parts["distributions"] = self.here["distributions"]
+            parts["packages"] = self.packages_sha256
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest() if parts else ""
 

@@ -20,6 +20,7 @@ from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
+from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
 from manynodes.programs import own_numbers
@@ -207,6 +208,8 @@ def ready(
             parameters=parameters,
         )
         environment = UserEnvironment.of(task.environment)
+        if "packed" in staged:
+            environment = environment.at(staged["packed"])
         of_process = {"rank": rank, "local_rank": local_rank}
         known = of_process | dict(task.values) | {
             "here": Path.cwd(),
@@ -318,6 +321,10 @@ def staged_here(
             if staged.status == "fallback":
                 tell(str(staged))
             found[name] = staged.path
+        if task.packed:
+            source = read_files(task.packed)
+            folder = unpacked_here(source, task.scratch, contract.job_scratch, tell)
+            found |= {"packed": str(folder)} if folder else {}
         message.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
         atomic.write_text(message, json.dumps(found))

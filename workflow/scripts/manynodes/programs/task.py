@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATHS = ("output", "data", "files", "directory")
+PATHS = ("output", "data", "files", "packed", "directory")
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Task:
         output: folder of the run.
         values: of its parameters and its geometry, by name.
         data, files: folders of the shared data set and of the user's files; None without.
+        packed: folder of the packed environment; None unless it is to be staged.
         scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
         directory: where the program starts; None for its results folder.
         environment: of the program, as in the configuration; None for the Python that runs this.
@@ -30,6 +31,7 @@ class Task:
     values: Mapping[str, Any]
     data: Path | None = None
     files: Path | None = None
+    packed: Path | None = None
     scratch: tuple[str, ...] = ()
     directory: Path | None = None
     environment: Mapping[str, Any] | None = None

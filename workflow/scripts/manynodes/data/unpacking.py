@@ -1,0 +1,84 @@
+"""An archive that has been staged, unpacked beside its copy once for all processes of a node."""
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from manynodes.base.errors import Refusal, os_error_line
+from manynodes.base.locks import LockHeld, locked
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
+
+ARCHIVE = "environment.tar"
+# Not in Python 3.11.3 and earlier, which trust every archive.
+TRUSTED: dict[str, Any] = (
+    {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+)
+COMPLETE = ".complete"  # beside what was unpacked: it has all files
+
+
+def unpacked_here(
+    source: DataFolder,
+    scratch: Sequence[str],
+    job_scratch: str | None,
+    tell: Callable[[str], None],
+) -> Path | None:
+    """Where this node has the content of an archive; None if it cannot have it: then a line says
+    why, and the shared folder that was packed serves.
+
+    Args:
+        source: the shared folder with the archive and its manifest.
+        scratch, job_scratch: as for `staging.stage`.
+
+    Raises:
+        Refusal: the archive does not match its manifest.
+    """
+    staged = stage(source, scratch, job_scratch)
+    if staged.status == "fallback":
+        tell(str(staged))
+        return None
+    try:
+        return unpacked(source.at(Path(staged.path)), tell)
+    except LockHeld as held:
+        tell(f"warning: using the shared environment, because {held}")
+    except OSError as error:
+        tell(f"warning: using the shared environment, because {os_error_line(error)}")
+    return None
+
+
+def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
+    """The folder with the content of a verified archive; unpacked now, or before.
+
+    Args:
+        copy: on a folder that only this user can write to, see `staging.stage`.
+        tell: gets a line if another process unpacks it.
+
+    Raises:
+        Refusal: it is no archive.
+        OSError: there is no space for it.
+    """
+    target = copy.path.with_name(f"{copy.path.name}-unpacked")
+    if (target / COMPLETE).exists():
+        return target
+    with locked(target.with_name(f"{target.name}.lock"), tell):
+        if (target / COMPLETE).exists():
+            return target
+        for leftover in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            with tarfile.open(copy.path / ARCHIVE, "r|") as archive:
+                # Ours, and compared with its SHA-256. Links of a venv lead out of it, to the
+                # Python that it was made from.
+                archive.extractall(work, **TRUSTED)
+            (work / COMPLETE).touch()
+            work.rename(target)
+        except tarfile.TarError as error:
+            raise Refusal(f"{copy.path / ARCHIVE}: {error}; delete it and try again") from None
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return target
