@@ -338,9 +338,11 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     rows = read_own_metrics(tmp_path, "rows.jsonl")
     assert math.isnan(rows[0]["loss"])
     assert rows[1] == {"epoch": 2, "loss": 1}
+    # A checkpoint that is removed while we look.
+    (tmp_path / "state-0.json").symlink_to("removed")
     state = {"log_history": [{"step": 1, "loss": 0.5}, {"step": 1, "eval_loss": 0.75}]}
     (tmp_path / "state.json").write_text(json.dumps(state))
-    assert read_own_metrics(tmp_path, "state.json#log_history") == [
+    assert read_own_metrics(tmp_path, "state*.json#log_history") == [
         {"step": 1, "loss": 0.5, "eval_loss": 0.75}
     ]
     writer = FileWriter(str(tmp_path / "runs"))
@@ -351,8 +353,15 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert read_own_metrics(tmp_path, {"tensorboard": "runs"}) == [
         {"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25},
     ]  # fmt: skip
-    for given in ("no.csv", "state.json#nowhere", "state.json", {"tensorboard": "version_0"}):
-        with pytest.raises(Refusal, match="correct the key metrics"):
+    (tmp_path / "bare.csv").write_text("0,2.5\n1,2\n")
+    for given in (
+        "bare.csv",
+        "no.csv",
+        "state.json#nowhere",
+        "state.json",
+        {"tensorboard": "version_0"},
+    ):
+        with pytest.raises(Refusal, match="correct the key metrics|names its columns"):
             read_own_metrics(tmp_path, given)
 
 

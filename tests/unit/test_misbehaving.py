@@ -298,3 +298,17 @@ def test_inputs_that_change_meanwhile_end_it_for_good(digits: Path, tmp_path: Pa
         done = program("launch", *where, "--", "{python}", script)
         assert done.returncode == 1
         assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+
+
+def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("open('one', 'w').close()\n")
+    other.write_text("open('other', 'w').close()\n")
+    launch = ["launch", "--output", tmp_path / "run", "--", "{python}"]
+    assert program(*launch, one).returncode == 0
+    assert "the program has ended before" in program(*launch, one).stderr
+    done = program(*launch, other)
+    assert done.returncode == 1
+    assert "is of another run: command was" in done.stderr
+    one.write_text("raise ValueError\n")
+    assert "the sources changed" in program(*launch, one).stderr

@@ -36,14 +36,20 @@ def record(run: Path) -> dict:
     return found
 
 
-def test_a_venv_and_a_mistake_after_the_end(place: Checkout) -> None:
+def test_a_venv_and_a_mistake_after_the_end(
+    place: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The program trains once; a wrong output, a text and links in a circle do not repeat it."""
+    for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
+        monkeypatch.setenv(name, sys.prefix)
     folder = place.path / "mine"
     write(
         folder,
         train__py=(
             "import os, sys, launched\n"
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
+            "assert os.environ['VIRTUAL_ENV'] == sys.prefix\n"
+            "assert 'UV_PROJECT_ENVIRONMENT' not in os.environ\n"
             "os.makedirs('out', exist_ok=True)\n"
             "os.symlink('circle', 'out/circle')\n"
             "open('out/model', 'w').close()\n"
@@ -192,5 +198,6 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
     run = place.path / "results/public/run"
     rows = (run / "metrics.csv").read_text().splitlines()
     assert rows == ["epoch,loss", "1,1", "2,0.5", "3,0.3333", "4,0.25"]
+    assert not (run / "work/metrics.csv").exists()
     assert json.loads((run / "result.json").read_text()) == {"loss": 0.25, "name": "adam"}
     assert (place.path / "results/public/figures/loss.svg").exists()

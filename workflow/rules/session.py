@@ -113,6 +113,8 @@ class Session:
             with suppress(FileNotFoundError):
                 before = read_json(self.results / name / "environment.json", "environment",
                                    "train the run again")  # fmt: skip
+                if not before.get("python"):
+                    return
                 one, other = (
                     {name: (version,) for name, version in packages_of(record).items()}
                     for record in (before, self.experiment.environment.here)

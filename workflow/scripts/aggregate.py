@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 
 from manynodes.base import atomic
 from manynodes.base.errors import told_in_one_line
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
 from manynodes.reporting.figures import STYLE
-from manynodes.reporting.results import read_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
 
 # Sentences of advice that are printed.
@@ -45,7 +45,9 @@ def aggregate(args: argparse.Namespace) -> None:
             different code or data.
     """
     experiment = Experiment.from_json(args.config)
-    missing = read_missing(args.missing) if args.missing else None
+    missing = None
+    if args.missing:
+        missing = pd.read_csv(args.missing, dtype=str, keep_default_na=False)
     left_out = set(missing["run"]) if missing is not None else set()
     runs = {
         name: numbers.read(experiment, name, args.results)

@@ -59,6 +59,7 @@ from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
 from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
+from manynodes.reporting.measures import metrics_file
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
 
@@ -130,7 +131,7 @@ def main() -> None:
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
     of_run("--scratch", nargs="*", default=[], metavar="FOLDER",
         help="node-local folders to stage them in; $NAME is expanded on the node")  # fmt: skip
-    of_run("--directory", type=Path, metavar="FOLDER",
+    of_run("--directory", metavar="FOLDER",
         help="where the program starts; default: its results folder")  # fmt: skip
     of_run("--environment", default="{}", metavar="JSON",
         help="of the program, as in config/README.md")  # fmt: skip
@@ -191,7 +192,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     """
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
-    gpus = usable_gpus(args.device, geometry.world_size) if scheduler.shared_cpus else None
+    gpus = None
+    if scheduler.shared_cpus and not args.evaluate:
+        gpus = usable_gpus(args.device, geometry.world_size)
     example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
     if example:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
@@ -284,7 +287,7 @@ def furthest(states: Path | None) -> tuple[str, int]:
     if states is None:
         return "", 0
     newest = max((path.name for path in states.glob("epoch=*.safetensors")), default="")
-    with suppress(OSError), (states.parent / "work/metrics.csv").open("rb") as file:
+    with suppress(OSError), metrics_file(states.parent).open("rb") as file:
         return newest, len({line.partition(b",")[0] for line in file})
     return newest, 0
 
@@ -391,7 +394,8 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
     Args:
         all_values: also those that do not decide its result.
     """
-    values = parse_option("--run", args.run)
+    geometry = {"nodes": args.nodes, "nproc_per_node": args.nproc_per_node}
+    values = geometry | parse_option("--run", args.run)
     if all_values:
         values |= parse_option("--settings", args.settings)
     return Task(

@@ -27,11 +27,10 @@ from manynodes.checkpointing import incidents, replaced
 from manynodes.experiment.config import parse_option
 from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
 from manynodes.programs.outputs import publish
-from manynodes.programs.own_numbers import in_log, read_own_metrics, read_own_result
+from manynodes.programs.own_numbers import metrics_of, read_own_result
 from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
-    read_metrics,
     read_result,
     write_metrics,
     write_result,
@@ -40,6 +39,8 @@ from manynodes.reporting.sums import of_files
 
 # Packages whose versions are in run.json too, imported or not.
 USUAL = ("torch", "torchvision", "numpy")
+# Packages that are imported under another name.
+NAMES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
 
 
 def main() -> None:
@@ -66,11 +67,7 @@ def main() -> None:
             atomic.write_text(folders.run / EVALUATED, json.dumps(evaluated, indent=2) + "\n")
             return
         reads = parse_option("--reads", args.reads)
-        metrics = (
-            read_own_metrics(folders.work, given)
-            if (given := reads.get("metrics")) and not in_log(given)
-            else read_metrics(folders.work / "metrics.csv")
-        )
+        metrics = metrics_of(folders.run, reads.get("metrics"))
         result = (
             parse_result(read_own_result(folders.work, given), folders.work / given)
             if (given := reads.get("result"))
@@ -103,7 +100,8 @@ def versions(environment: dict[str, Any]) -> dict[str, str]:
     if not environment.get("python"):
         return {}
     imports = environment.get("imports", [])
-    wanted = {name.replace("_", "-").lower() for name in (*imports, *USUAL)}
+    names = [NAMES.get(name, name) for name in (*imports, *USUAL)]
+    wanted = {name.replace("_", "-").lower() for name in names}
     return {"python": environment["python"]} | {
         name: version
         for name, version in environment.get("distributions", {}).items()

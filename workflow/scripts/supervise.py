@@ -89,7 +89,13 @@ def supervise(
         private_caches(os.environ) as caches,
     ):
         # A rank's errors go to its own log if there is one, not to everybody's.
-        output = Output(sink, sink, show_errors=not log, records=None, shown=Allowance(MOST_SHOWN))
+        output = Output(
+            sink,
+            sink,
+            show_errors=not log,
+            records=None,
+            shown=Allowance(MOST_SHOWN) if log else None,
+        )
         observer = Observer(who, here, str(log or ""), contract.timeout or TIMEOUT)
         if task is None:
             end = run_ours(program, caches, output, observer, stop)
@@ -175,12 +181,14 @@ def run_task(
     given = Task.from_json(task)
     for name in PRIVATE:
         os.environ.pop(variable(name), None)
-    interrupted_by_signals()
     try:
+        interrupted_by_signals(report)
+        if stop.is_set():
+            raise Stopped("stopped before the program began")
         with ready(given, contract, report, tell) as rank:
             return run_ready(rank, contract.stop_at, output, observer, stop)
     except Stopped as stopped:
-        return End(STOPPED, True, (str(stopped),), {"stopped": str(stopped)} | report)
+        return End(STOPPED, True, (str(stopped),), {"stopped": "SIGTERM"} | report)
     except Refusal as refusal:
         return End(1, False, (error_line(refusal, MAKE),), report | {"refused": True})
     except OSError as error:
@@ -225,13 +233,14 @@ def run_ready(
     return End(outcome.status, outcome.stopped, last_words(output.errors, ""), rank.report)
 
 
-def interrupted_by_signals() -> None:
+def interrupted_by_signals(report: dict[str, Any]) -> None:
     """From now on, let a request to stop end what this process does with `Stopped`."""
 
     def handle(number: int, _frame: object) -> None:
         for other in SIGNALS:
             signal.signal(other, signal.SIG_IGN)
-        raise Stopped(f"stopped ({signal.Signals(number).name}) before the program began")
+        report["stopped"] = signal.Signals(number).name
+        raise Stopped(f"stopped ({report['stopped']}) before the program began")
 
     for number in SIGNALS:
         signal.signal(number, handle)

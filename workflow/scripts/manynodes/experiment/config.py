@@ -46,7 +46,7 @@ LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for tempora
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
-    *("seconds", "attempts", "commit", "dirty"),
+    *("seconds", "attempts", "commit", "dirty", "program_commit", "versions"),
     *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
 )
 
@@ -607,8 +607,14 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
                         "Snakemake; install it there"
                     )
             if value is not None:
-                path = PurePosixPath(value.partition("#")[0])
-                if path.is_absolute() or ".." in path.parts or not path.parts:
+                pattern = value.partition("#")[0]
+                path = PurePosixPath(pattern)
+                if (
+                    path.is_absolute()
+                    or ".." in path.parts
+                    or not path.parts
+                    or re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
+                ):
                     raise Refusal(
                         f"config: {key}: {shown(value)} is not a path inside the results folder; "
                         "give one relative to it"

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ MODULE_INITS = (
 # Seconds for a Python that lies on a cold network file system.
 PATIENCE = 300
 MOST_PACKAGES = 5  # named in a line
+# What changes where Python looks for modules.
+OWN_WAY = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
@@ -36,16 +38,29 @@ PROBE = """
 import importlib.util, json, os, platform, sys
 try:
     from importlib import metadata
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+    listed = [(d.metadata["Name"], d.version) for d in metadata.distributions()]
 except ImportError:
     import pkg_resources
-    found = {d.project_name: d.version for d in pkg_resources.working_set}
+    listed = [(d.project_name, d.version) for d in pkg_resources.working_set]
+found, seen = {}, set()
+for name, version in listed:
+    # Python imports the first one on its path.
+    key = str(name).lower().replace("_", "-")
+    if name and key not in seen:
+        seen.add(key)
+        found[name] = str(version)
 sys.path.insert(0, sys.argv[2])
-missing = [name for name in sys.argv[3:] if importlib.util.find_spec(name) is None]
+missing = []
+for name in sys.argv[3:]:
+    try:
+        if importlib.util.find_spec(name) is None:
+            missing.append(name)
+    except (ImportError, ValueError):
+        pass
 print(sys.argv[1] + json.dumps({
     "interpreter": sys.executable,
     "python": platform.python_version(),
-    "distributions": {name: found[name] for name in sorted(found, key=str) if name},
+    "distributions": {name: found[name] for name in sorted(found)},
     "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
     "missing": missing,
 }))
@@ -78,6 +93,8 @@ class UserEnvironment:
     def of(given: Mapping[str, Any] | None) -> "UserEnvironment":
         """From the value of the key; null is the Python that runs Snakemake."""
         values = dict(given or {})
+        if unknown := values.keys() - {field.name for field in fields(UserEnvironment)}:
+            raise Refusal(f"environment: {min(unknown)} is no part of it")
         return UserEnvironment(**values | {"modules": tuple(values.get("modules", ()))})
 
     @property
@@ -128,7 +145,10 @@ class UserEnvironment:
         if not lines:
             return tuple(words)
         # The paths in them hold where the command was typed, and not where the program starts.
-        before, after = f"start=$PWD; cd {shlex.quote(str(Path.cwd()))}", 'cd "$start"; exec "$@"'
+        here = shlex.quote(str(Path.cwd()))
+        # A script that they source would see the words of the program as its arguments.
+        before = f'own_start=$PWD; own_words=("$@"); set --; cd {here}'
+        after = 'cd "$own_start"; exec "${own_words[@]}"'
         return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
 
     def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
@@ -145,13 +165,18 @@ class UserEnvironment:
             found["UV_NO_PROJECT"] = "1"
         if self.is_ours:
             return found
-        ours = str(Path(sys.executable).parent)
-        path = [part for part in found.get("PATH", os.defpath).split(os.pathsep) if part != ours]
+        path = found.get("PATH", os.defpath).split(os.pathsep)
+        if sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir():
+            # Not of a system's Python: everything else is there too.
+            path = [part for part in path if part != str(Path(sys.executable).parent)]
         found.pop("PYTHONHOME", None)
         if self.prefix:
             path.insert(0, str(Path(self.interpreter).parent))
-            kind = "CONDA_PREFIX" if self.conda else "VIRTUAL_ENV"
-            found[kind] = str(Path(self.interpreter).parents[1])
+            prefix = Path(self.interpreter).parents[1]
+            if self.conda:
+                found["CONDA_PREFIX"] = str(prefix)
+            elif (prefix / "pyvenv.cfg").is_file():
+                found["VIRTUAL_ENV"] = str(prefix)
         if self.uv:
             found.pop("UV_NO_PROJECT", None)
             project = str(Path(self.uv).absolute())
@@ -243,8 +268,9 @@ def look(
     words = environment.started([*python, "-c", PROBE, MARK, str(folder), *imports])
     try:
         done = subprocess.run(
-            words, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+            words, env=variables, capture_output=True, text=True, errors="replace",
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refusal(f"{python[0]} does not answer: {error}") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -286,7 +312,7 @@ def other_packages(
 def is_of_ours(name: str, value: str) -> bool:
     """Whether a variable leads to the environment of the workflow."""
     return (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))) and (
-        os.path.realpath(value).startswith(os.path.realpath(sys.prefix))
+        Path(os.path.realpath(value)).is_relative_to(os.path.realpath(sys.prefix))
     )
 
 
@@ -318,11 +344,11 @@ def needed(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Path]:
         body = ast.parse(text).body
     except (OSError, SyntaxError, ValueError):
         return (), folder
-    if "sys.path" in text:
+    if OWN_WAY.search(text):
         return (), folder  # only the program knows where it looks
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     names += [
         node.module or "" for node in body if isinstance(node, ast.ImportFrom) and not node.level
     ]
     tops = dict.fromkeys(name.partition(".")[0] for name in names)
-    return tuple(top for top in tops if top != "__future__"), file.parent
+    return tuple(top for top in tops if top[:2] != "__"), file.resolve().parent

@@ -249,7 +249,7 @@ def start(command: Command, output: Output) -> Agent:
         our_end, its_end = os.pipe()
     process = subprocess.Popen(
         command.arguments,
-        env={**os.environ, **command.environment},
+        env={**({} if command.alone else os.environ), **command.environment},
         stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
         stdout=its_end,
         stderr=subprocess.PIPE,

@@ -11,6 +11,9 @@ from manynodes.launching.endings import Ending, cause
 from manynodes.launching.whereabouts import Whereabouts, hung
 from manynodes.schedulers.base import Cause, Trouble
 
+# Words of gloo in a process whose peer has closed the connection.
+CLOSED = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe")
+
 
 @dataclass(frozen=True)
 class First:
@@ -124,7 +127,7 @@ def first_failure(
             line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
             failure = Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log)
             details = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
-        elif first.lost_a_peer and finished:
+        elif finished and CLOSED.search("\n".join(first.lines)):
             line = f"{finished[0]} ended with status 0 while {first.name} waited for it"
             failure = replace(failure, reason=line)
         again = worth_it or elsewhere

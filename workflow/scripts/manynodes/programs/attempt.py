@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from manynodes.base import atomic
@@ -10,6 +10,7 @@ from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
+from manynodes.experiment.command import words_sha256
 from manynodes.programs.folders import REPOSITORY, Folders, prepare
 from manynodes.programs.task import Task
 
@@ -22,7 +23,7 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
 
     Args:
         task: its `values` are those that decide the result.
-        sources: SHA-256 of the program.
+        sources: SHA-256 of the program; empty if it is to be found out.
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if it continues.
@@ -33,9 +34,11 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
     Raises:
         Refusal: the state there was made by other code, with other parameters or from other files.
     """
-    request = {key: value for key, value in task.values.items() if key not in SITE}
-    request["sources_sha256"] = sources
-    request["directory"] = str(task.directory) if task.directory else None
+    by_hand = {"command": list(task.command)}
+    request = {key: value for key, value in (by_hand | dict(task.values)).items()
+               if key not in SITE}  # fmt: skip
+    request["sources_sha256"] = sources or words_sha256(task.command)
+    request["directory"] = task.directory
     request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None
     folders = Folders(task.output)
@@ -47,8 +50,18 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
             tell("the program has ended before; only its results are checked again")
             return False
         tell(f"continues with the state in {folders.saved}")
-    given = [Path(word.removeprefix("{here}/")) for word in task.command]
-    folder = next((path.parent for path in given if path.suffix == ".py" and path.is_file()), None)
+    folder = folder_of(task.command)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")
     return True
+
+
+def folder_of(words: Sequence[str]) -> Path | None:
+    """The folder of the first Python file or `folder:module` in a command."""
+    for word in words:
+        folder, colon, _ = word.removeprefix("{here}/").partition(":")
+        if colon and Path(folder).is_dir():
+            return Path(folder)
+        if folder.endswith(".py") and Path(folder).is_file():
+            return Path(folder).parent
+    return None

@@ -18,8 +18,6 @@ from manynodes.base.reading import parse_form, read_bytes
 MOST_BYTES = 10_000_000  # of the description of a state
 # What the Python of a program is and has, and the repository that the program lies in.
 ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
-# Keys of a request that may differ if the user says so.
-GEOMETRY = ("nodes", "nproc_per_node")
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,11 @@ class Folders:
     def finished(self) -> Path:
         """There if Snakemake has seen the end of the training that the state belongs to."""
         return self.state / "finished"
+
+    @property
+    def metrics(self) -> Path:
+        """The rows that `supervise` collects from what the program writes in its own way."""
+        return self.state / "metrics.csv"
 
     @property
     def ended(self) -> Path:
@@ -134,7 +137,10 @@ def prepare(
     else:
         for folder in (folders.work, folders.saved, folders.evaluation):
             empty(folder)
-        for file in (folders.finished, folders.ended, folders.request, folders.spoiled):
+        for file in (
+            *(folders.finished, folders.ended, folders.request),
+            *(folders.spoiled, folders.metrics),
+        ):
             file.unlink(missing_ok=True)
     empty(folders.started)
     for folder in (folders.work, folders.saved, folders.started):

@@ -34,10 +34,26 @@ def publish(folders: Folders, outputs: Sequence[str]) -> None:
         source, target = folders.work / path, folders.outputs / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            # Links in it stay links: one may lead into a circle, or nowhere.
-            shutil.copytree(source, target, symlinks=True, copy_function=link_or_copy)
+            copy_folder(source, target)
         else:
             link_or_copy(source, target)
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder. Links in it stay links, which may lead into a circle or nowhere; a link to a
+    file outside becomes that file, because it would lead nowhere from the other folder.
+    """
+    inside = source.resolve()
+    for parent, folders, names in os.walk(source):
+        there = target / Path(parent).relative_to(source)
+        there.mkdir(parents=True, exist_ok=True)
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            outside = path.is_file() and not path.resolve().is_relative_to(inside)
+            if path.is_symlink() and not outside:
+                (there / name).symlink_to(path.readlink())
+            elif path.is_file():
+                link_or_copy(path, there / name)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

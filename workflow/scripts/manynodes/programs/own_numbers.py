@@ -6,17 +6,39 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeGuard
 
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
-from manynodes.reporting.measures import Row, write_metrics
+from manynodes.reporting.measures import (
+    MOST_COLUMNS,
+    Row,
+    is_number,
+    metrics_file,
+    read_metrics,
+    write_metrics,
+)
 
 # Columns that count, in the order in which they are looked for; otherwise the first one does.
 COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 MOST_LINE = 4000  # characters of a line of a log that are looked at
+
+
+def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
+    """The rows of a run, from wherever its program writes them.
+
+    Args:
+        given: the key `metrics`.
+
+    Raises:
+        Refusal: they are not there, or are no such rows.
+    """
+    if given is None or in_log(given):
+        return read_metrics(metrics_file(run))
+    return read_own_metrics(run / "work", given)
 
 
 def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -40,10 +62,10 @@ def read_own_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]:
         Refusal: there is no such file, or it has no such rows.
     """
     if not isinstance(given, str):
-        return merged(scalars(folder / given["tensorboard"]))
+        return merged(scalars(folder / str(given.get("tensorboard"))))
     pattern, _, place = given.partition("#")
     # The newest file last: its rows replace those of an earlier attempt.
-    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    paths = newest_last(folder, pattern)
     if not paths:
         raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
     return merged(row for path in paths for row in rows_in(path, place))
@@ -70,6 +92,16 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
+
+
+def newest_last(folder: Path, pattern: str) -> list[Path]:
+    """The files of a pattern. The program may remove some meanwhile."""
+    found = []
+    with suppress(OSError):
+        for path in folder.glob(pattern):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
 def scalars(folder: Path) -> list[dict[str, Any]]:
@@ -107,12 +139,14 @@ def inside(value: Any, place: str) -> Any:
 
 def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Rows of numbers in the order of their count, one for each count."""
-    listed = [dict(row) for row in rows]
+    listed = [{str(name).strip(): value for name, value in row.items()} for row in rows]
     names = [name for name in dict.fromkeys(name for row in listed for name in row) if name]
     texts = {name for name in names if any(not numeric(row.get(name)) for row in listed)}
     columns = [name for name in names if name not in texts]
     if not columns:
         return []
+    if len(columns) > MOST_COLUMNS or any(is_number(name) for name in names):
+        raise Refusal("metrics: the file has no line that names its columns; write one")
     count = next((name for name in COUNTS if name in columns), columns[0])
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
@@ -128,7 +162,7 @@ def numeric(value: Any) -> bool:
     """Whether a value can stand in a column of numbers; nothing can."""
     try:
         number_of(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 
@@ -150,7 +184,9 @@ class LogRows:
         self.patterns, self.path = [re.compile(each) for each in patterns], path
         names = dict.fromkeys(name for each in self.patterns for name in each.groupindex)
         self.columns = list(names)
-        self.rows = {next(iter(row.values())): self.empty | row for row in before}
+        # Of an earlier start with other expressions, they would be rows of something else.
+        kept = [row for row in before if list(row)[:1] == self.columns[:1]]
+        self.rows = {row[self.columns[0]]: self.empty | row for row in kept}
         self.changed = False
         self.lock = Lock()  # both streams of the program have a thread
 
@@ -167,9 +203,9 @@ class LogRows:
             count = row.get(next(iter(pattern.groupindex)), math.nan)
             if len(row) == len(given) and math.isfinite(count):
                 with self.lock:
-                    earlier = {key: old for key, old in self.rows.items() if key < count}
-                    same = self.rows.get(count, self.empty)
-                    self.rows = earlier | {count: same | row}
+                    if self.rows and count < next(reversed(self.rows)):
+                        self.rows = {key: old for key, old in self.rows.items() if key <= count}
+                    self.rows[count] = self.rows.get(count, self.empty) | row
                     self.changed = True
 
     def write(self) -> None:
@@ -190,7 +226,7 @@ def read_own_result(folder: Path, given: str) -> bytes:
         Refusal: there is no such file, or no object at that place.
     """
     pattern, _, place = given.partition("#")
-    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    paths = newest_last(folder, pattern)
     if not paths:
         raise Refusal(f"result: {folder / pattern} is not there; correct the key result")
     try:

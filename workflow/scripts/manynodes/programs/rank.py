@@ -23,9 +23,8 @@ from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
-from manynodes.programs import own_numbers
 from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
-from manynodes.programs.own_numbers import LogRows
+from manynodes.programs.own_numbers import LogRows, in_log, metrics_of, newest_last
 from manynodes.programs.task import Task
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.reporting.measures import read_metrics, write_metrics
@@ -60,6 +59,7 @@ class Rank:
     rows: LogRows | None = None
     next_look: float = 0.0
     next_long_look: float = 0.0
+    folders: Folders = field(init=False)
     guards: list[Guard] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,8 +97,7 @@ class Rank:
             if self.rows:
                 self.rows.write()
             elif self.owner and given:
-                rows = own_numbers.read_own_metrics(self.folders.work, given)
-                write_metrics(self.folders.work / "metrics.csv", rows)
+                write_metrics(self.folders.metrics, metrics_of(self.folders.run, given))
 
     def note_saved(self) -> bool:
         """Whether the program has saved something; `launch` is told."""
@@ -220,7 +219,7 @@ def ready(
         values = {key: str(value) if isinstance(value, Path) else value
                   for key, value in known.items()}  # fmt: skip
         command, folder = without_folder(filled(task.command, values), environment.interpreter)
-        start = Path(filled([str(task.directory)], values)[0]).resolve() if task.directory else work
+        start = Path(filled([task.directory], values)[0]).resolve() if task.directory else work
         variables = environment_of(places, environment.variables(os.environ, start), folder)
         if local_rank == 0:
             record = looked(environment, command, variables, start)
@@ -237,6 +236,7 @@ def ready(
                 environment.started(command),
                 variables,
                 directory=start,
+                alone=True,
             ),
             task,
             owner,
@@ -250,17 +250,17 @@ def ready(
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
     """What collects rows from the program's output, if that is asked for."""
     given = task.reads.get("metrics")
-    if not own_numbers.in_log(given):
+    if not in_log(given):
         return None
-    path = folders.work / "metrics.csv"
     patterns = [given["log"]] if isinstance(given["log"], str) else given["log"]
-    return LogRows(patterns, path, read_metrics(path))
+    return LogRows(patterns, folders.metrics, read_metrics(folders.metrics))
 
 
 def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
     """Changes when the program saves."""
     patterns = task.reads.get("snapshots", ())
-    return trace(folders.saved, [path for each in patterns for path in folders.work.glob(each)])
+    found = [path for each in patterns for path in newest_last(folders.work, each)]
+    return trace(folders.saved, found)
 
 
 def looked(
@@ -277,7 +277,8 @@ def looked(
     # Another program may start it: `env`, `nice`.
     at = command.index(python) if (python := environment.interpreter) in command else 0
     if is_python(command[at]):
-        imports, folder = needed(command[at + 1 :], start)
+        # What comes before it may change where it looks.
+        imports, folder = ((), start) if at else needed(command[1:], start)
         found |= look(environment, command[at : at + 1], variables, imports, folder)
     return found
 

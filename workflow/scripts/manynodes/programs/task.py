@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATHS = ("output", "data", "files", "packed", "directory")
+PATHS = ("output", "data", "files", "packed")
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class Task:
     files: Path | None = None
     packed: Path | None = None
     scratch: tuple[str, ...] = ()
-    directory: Path | None = None
+    directory: str | None = None
     environment: Mapping[str, Any] | None = None
     reads: Mapping[str, Any] = field(default_factory=dict)
     evaluates: bool = False
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), default=str)
+        # torchrun takes $$ and $local_rank in the words of a command for its own.
+        return json.dumps(asdict(self), default=str).replace("$", "\\u0024")
 
     @staticmethod
     def from_json(text: str) -> "Task":

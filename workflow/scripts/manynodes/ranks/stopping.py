@@ -15,7 +15,8 @@ class Stopping:
     """Requests to stop.
 
     Attributes:
-        signal: name of the first signal; None so far.
+        signal: name of the first signal, or DEADLINE if it came after that: another rank was
+            faster to stop. None so far.
         deadline: when to stop without a signal, in seconds since the epoch; None for never.
     """
 
@@ -24,7 +25,7 @@ class Stopping:
         self.deadline = deadline
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = self.signal or signal.Signals(number).name
+        self.signal = self.reason or signal.Signals(number).name
 
     @property
     def reason(self) -> str | None:

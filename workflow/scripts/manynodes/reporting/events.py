@@ -9,7 +9,7 @@ from typing import Any
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import tensorboard
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.measures import read_measured
+from manynodes.reporting.measures import metrics_file, read_measured
 from manynodes.reporting.progress import count_of, read_rows
 from manynodes.reporting.results import read_finished
 
@@ -86,7 +86,7 @@ def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[i
     column: epochs, or what the program counts.
     """
     built_in = experiment.built_in
-    path = folder / ("history.csv" if built_in else "work/metrics.csv")
+    path = folder / "history.csv" if built_in else metrics_file(folder)
     rows: dict[int, dict[str, float]] = {}
     for row in read_rows(path):
         step = count_of(row)

@@ -41,6 +41,12 @@ class Result:
     texts: dict[str, str | bool] = field(default_factory=dict)
 
 
+def metrics_file(run: Path) -> Path:
+    """The rows of a run's program so far: its own file, or what `supervise` makes of another."""
+    collected = run / "state" / "metrics.csv"
+    return collected if collected.exists() else run / "work" / "metrics.csv"
+
+
 def read_metrics(path: Path) -> list[Row]:
     """The rows of metrics.csv, in the order of its first column; none if there is no such file.
 

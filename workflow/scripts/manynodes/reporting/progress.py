@@ -113,7 +113,7 @@ def read_one(
     with suppress(OSError):
         owner = look(state / "owner.json")
     alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
-    rows = read_rows(folder / ("work/metrics.csv" if user_program else "history.csv"))
+    rows = read_rows(measures.metrics_file(folder) if user_program else folder / "history.csv")
     last = rows[-1] if rows else {}
     count, counts = count_of(last), next(iter(last), "epoch")
     total = run.parameters.get(f"{counts}s")

@@ -8,8 +8,6 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from manynodes.base import atomic, failure
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, read_json
@@ -231,11 +229,6 @@ def why_missing(name: str, folder: Path) -> Missing:
     # Snakemake may end before `launch` has ended the ranks and told why.
     began = (folder / "train.log").exists()
     return Missing(name, "interrupted; run the same command again" if began else "not started")
-
-
-def read_missing(path: Path) -> pd.DataFrame:
-    """The table that `write_missing` has written."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def write_missing(runs: Sequence[Missing], path: Path) -> None:

@@ -128,7 +128,7 @@ class Command:
 
     Attributes:
         arguments: argument list.
-        environment: variables added to ours.
+        environment: variables added to ours; or all of them, if it is `alone`.
         stdin: text that it reads.
         label: splits a line of its output into a label for the log and the text.
         end_signal: signal that it gets when this process dies.
@@ -144,6 +144,7 @@ class Command:
     end_signal: signal.Signals = signal.SIGKILL
     pass_fds: tuple[int, ...] = ()
     directory: Path | None = None
+    alone: bool = False
 
 
 class Cause(StrEnum):
