@@ -61,7 +61,7 @@ from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
 from manynodes.models import weights
 from manynodes.programs.folders import Folders, prepare
-from manynodes.programs.own_numbers import read_own_metrics, read_own_result
+from manynodes.programs.user_numbers import read_user_metrics, read_user_result
 from manynodes.reporting import sums
 from manynodes.reporting.events import points_of
 from manynodes.reporting.history import read_history
@@ -563,16 +563,16 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{PROGRAM}/state/environment.json",
         lambda results: publish.versions(publish.read_environment(Folders(results / PROGRAM))),
     ),
-    "own metrics": (
+    "user metrics": (
         tampered_bytes,
         f"{PROGRAM}/work/rows.jsonl",
-        lambda results: read_own_metrics(results / PROGRAM / "work", "rows.jsonl"),
+        lambda results: read_user_metrics(results / PROGRAM / "work", "rows.jsonl"),
     ),
-    "own result": (
+    "user result": (
         tampered_json,
         f"{PROGRAM}/work/result.json",
         lambda results: parse_result(
-            read_own_result(results / PROGRAM / "work", "result.json"), results
+            read_user_result(results / PROGRAM / "work", "result.json"), results
         ),
     ),
     "live view": (tampered_json, f"{RUN}/state/live.json", watched),

@@ -18,7 +18,7 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
 from manynodes.programs.folders import Folders, differences, prepare, read_request
 from manynodes.programs.outputs import publish
-from manynodes.programs.own_numbers import LogRows, read_own_metrics
+from manynodes.programs.user_numbers import LogRows, read_user_metrics
 from manynodes.reporting.measures import Result, read_metrics, read_result, write_result
 from manynodes.reporting.results import changed
 from programs import ROOT
@@ -329,20 +329,20 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     (tmp_path / "version_0/metrics.csv").write_text(
         "epoch,step,train_loss,val_loss,time\n0,9,0.5,,a\n0,9,,0.75,b\n1,19,0.25,,c\n"
     )
-    rows = read_own_metrics(tmp_path, "version_*/metrics.csv")
+    rows = read_user_metrics(tmp_path, "version_*/metrics.csv")
     assert list(rows[0]) == ["step", "epoch", "train_loss", "val_loss"]
     assert [row["step"] for row in rows] == [9, 19]
     assert (rows[0]["train_loss"], rows[0]["val_loss"]) == (0.5, 0.75)
     assert math.isnan(rows[1]["val_loss"])
     (tmp_path / "rows.jsonl").write_text('{"epoch": 1, "loss": NaN}\n{"epoch": 2, "loss": 1}\n{"ep')
-    rows = read_own_metrics(tmp_path, "rows.jsonl")
+    rows = read_user_metrics(tmp_path, "rows.jsonl")
     assert math.isnan(rows[0]["loss"])
     assert rows[1] == {"epoch": 2, "loss": 1}
     # A checkpoint that is removed while we look.
     (tmp_path / "state-0.json").symlink_to("removed")
     state = {"log_history": [{"step": 1, "loss": 0.5}, {"step": 1, "eval_loss": 0.75}]}
     (tmp_path / "state.json").write_text(json.dumps(state))
-    assert read_own_metrics(tmp_path, "state*.json#log_history") == [
+    assert read_user_metrics(tmp_path, "state*.json#log_history") == [
         {"step": 1, "loss": 0.5, "eval_loss": 0.75}
     ]
     writer = FileWriter(str(tmp_path / "runs"))
@@ -350,7 +350,7 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
         scalar = Summary(value=[Summary.Value(tag="train/loss", simple_value=value)])
         writer.add_event(Event(step=step, wall_time=0, summary=scalar))
     writer.close()
-    assert read_own_metrics(tmp_path, {"tensorboard": "runs"}) == [
+    assert read_user_metrics(tmp_path, {"tensorboard": "runs"}) == [
         {"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25},
     ]  # fmt: skip
     (tmp_path / "bare.csv").write_text("0,2.5\n1,2\n")
@@ -362,7 +362,7 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
         {"tensorboard": "version_0"},
     ):
         with pytest.raises(Refusal, match="correct the key metrics|names its columns"):
-            read_own_metrics(tmp_path, given)
+            read_user_metrics(tmp_path, given)
 
 
 def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_ones(

@@ -27,7 +27,7 @@ from manynodes.checkpointing import incidents, replaced
 from manynodes.experiment.config import parse_option
 from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
 from manynodes.programs.outputs import publish
-from manynodes.programs.own_numbers import metrics_of, read_own_result
+from manynodes.programs.user_numbers import metrics_of, read_user_result
 from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
@@ -69,7 +69,7 @@ def main() -> None:
         reads = parse_option("--reads", args.reads)
         metrics = metrics_of(folders.run, reads.get("metrics"))
         result = (
-            parse_result(read_own_result(folders.work, given), folders.work / given)
+            parse_result(read_user_result(folders.work, given), folders.work / given)
             if (given := reads.get("result"))
             else read_result(folders.work / "result.json")
         )

@@ -30,18 +30,20 @@ MODULE_INITS = (
 PATIENCE = 300
 MOST_PACKAGES = 5  # named in a line
 # What changes where Python looks for modules.
-OWN_WAY = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
+OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
 PROBE = """
 import importlib.util, json, os, platform, sys
-try:
-    from importlib import metadata
-    listed = [(d.metadata["Name"], d.version) for d in metadata.distributions()]
-except ImportError:
-    import pkg_resources
-    listed = [(d.project_name, d.version) for d in pkg_resources.working_set]
+listed = []
+if sys.argv[3] == "all":
+    try:
+        from importlib import metadata
+        listed = [(d.metadata["Name"], d.version) for d in metadata.distributions()]
+    except ImportError:
+        import pkg_resources
+        listed = [(d.project_name, d.version) for d in pkg_resources.working_set]
 found, seen = {}, set()
 for name, version in listed:
     # Python imports the first one on its path.
@@ -51,7 +53,7 @@ for name, version in listed:
         found[name] = str(version)
 sys.path.insert(0, sys.argv[2])
 missing = []
-for name in sys.argv[3:]:
+for name in sys.argv[4:]:
     try:
         if importlib.util.find_spec(name) is None:
             missing.append(name)
@@ -147,8 +149,8 @@ class UserEnvironment:
         # The paths in them hold where the command was typed, and not where the program starts.
         here = shlex.quote(str(Path.cwd()))
         # A script that they source would see the words of the program as its arguments.
-        before = f'own_start=$PWD; own_words=("$@"); set --; cd {here}'
-        after = 'cd "$own_start"; exec "${own_words[@]}"'
+        before = f'program_start=$PWD; program_words=("$@"); set --; cd {here}'
+        after = 'cd "$program_start"; exec "${program_words[@]}"'
         return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
 
     def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
@@ -254,6 +256,7 @@ def look(
     variables: Mapping[str, str],
     imports: Sequence[str],
     folder: Path,
+    listed: bool = True,
 ) -> dict[str, Any]:
     """What a Python says of itself: its version, all distributions, loaded modules.
 
@@ -261,11 +264,13 @@ def look(
         python: the words that start it.
         imports: modules that it must find.
         folder: beside whose files it looks for them.
+        listed: with all distributions, whose files are hundreds on a shared file system.
 
     Raises:
         Refusal: it does not answer, or does not find a module.
     """
-    words = environment.started([*python, "-c", PROBE, MARK, str(folder), *imports])
+    words = environment.started([*python, "-c", PROBE, MARK, str(folder),
+                                 "all" if listed else "none", *imports])  # fmt: skip
     try:
         done = subprocess.run(
             words, env=variables, capture_output=True, text=True, errors="replace",
@@ -344,7 +349,7 @@ def needed(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Path]:
         body = ast.parse(text).body
     except (OSError, SyntaxError, ValueError):
         return (), folder
-    if OWN_WAY.search(text):
+    if OTHER_PATHS.search(text):
         return (), folder  # only the program knows where it looks
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     names += [

@@ -24,8 +24,8 @@ from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
 from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
-from manynodes.programs.own_numbers import LogRows, in_log, metrics_of, newest_last
 from manynodes.programs.task import Task
+from manynodes.programs.user_numbers import LogRows, in_log, metrics_of, newest_last
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.reporting.measures import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
@@ -222,7 +222,7 @@ def ready(
         start = Path(filled([task.directory], values)[0]).resolve() if task.directory else work
         variables = environment_of(places, environment.variables(os.environ, start), folder)
         if local_rank == 0:
-            record = looked(environment, command, variables, start)
+            record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
@@ -264,9 +264,16 @@ def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
 
 
 def looked(
-    environment: UserEnvironment, command: Sequence[str], variables: dict[str, str], start: Path
+    environment: UserEnvironment,
+    command: Sequence[str],
+    variables: dict[str, str],
+    start: Path,
+    listed: bool,
 ) -> dict[str, Any]:
     """What is known of the program's Python on this node; little if its command starts none.
+
+    Args:
+        listed: as of `look`.
 
     Raises:
         Refusal: it does not answer, or has not what the program imports.
@@ -279,7 +286,7 @@ def looked(
     if is_python(command[at]):
         # What comes before it may change where it looks.
         imports, folder = ((), start) if at else needed(command[1:], start)
-        found |= look(environment, command[at : at + 1], variables, imports, folder)
+        found |= look(environment, command[at : at + 1], variables, imports, folder, listed)
     return found
 
 

@@ -38,7 +38,7 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
     """
     if given is None or in_log(given):
         return read_metrics(metrics_file(run))
-    return read_own_metrics(run / "work", given)
+    return read_user_metrics(run / "work", given)
 
 
 def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -46,7 +46,7 @@ def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(given, Mapping) and "log" in given
 
 
-def read_own_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]:
+def read_user_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]:
     """The rows of files of the program: CSV, JSON lines, a list of objects in a JSON file, or
     TensorBoard's event files.
 
@@ -216,11 +216,11 @@ class LogRows:
             write_metrics(self.path, rows)
 
 
-def read_own_result(folder: Path, given: str) -> bytes:
+def read_user_result(folder: Path, given: str) -> bytes:
     """The numbers and texts of a JSON file of the program, as result.json has them.
 
     Args:
-        given: as for `read_own_metrics`, one file.
+        given: as for `read_user_metrics`, one file.
 
     Raises:
         Refusal: there is no such file, or no object at that place.
