@@ -43,6 +43,9 @@ try:
     EXPERIMENT = Experiment.from_files(config, FOLDERS)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
+    if not EXPERIMENT.built_in:
+        # Of files that may be gone when a job begins.
+        _ = EXPERIMENT.sources_sha256, EXPERIMENT.evaluation_sha256
 except Refusal as refusal:
     sys.exit(str(refusal))
 except OSError as error:
