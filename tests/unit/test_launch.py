@@ -382,6 +382,26 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     await_end(ours)
 
 
+def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work(tmp_path) -> None:
+    begun = tmp_path / "begun"
+    path = script(
+        tmp_path,
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        "time.sleep(1e9)\n",
+    )
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--launcher", "none", "--", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    until(begun.exists, process)
+    ours = [
+        path for path in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(path)
+    ]
+    (supervise,) = [path for path in ours if runs(path, "supervise.py")]
+    os.kill(int(supervise.name), signal.SIGTERM)
+    assert process.wait() == 1
+
+
 @pytest.mark.faults
 def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)

@@ -79,7 +79,7 @@ def supervise(
     """Run the program to its end, or until `stop` is set.
 
     Returns:
-        Its status; 1 if it was killed.
+        Its status; 1 if it was killed, or has ended with 0 because it was stopped.
     """
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def supervise(
     elif not end.status and not end.stopped:
         result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}
         send({"finished": f"{who} on {here}"} | result)
-    return end.status if end.status >= 0 else 1
+    return max(end.status, 1) if end.status or end.stopped else 0
 
 
 @dataclass(frozen=True)
