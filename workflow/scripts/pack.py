@@ -5,16 +5,13 @@ at once, they take minutes.
 """
 
 import argparse
-import hashlib
-import json
 import tarfile
 from pathlib import Path
 
 from manynodes.base import atomic
 from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
-from manynodes.base.reading import file_sha256
-from manynodes.data.folder import MANIFEST
+from manynodes.data.files import known, write_manifest
 from manynodes.data.unpacking import ARCHIVE
 
 
@@ -34,11 +31,8 @@ def main() -> None:
             tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive,
         ):
             archive.add(args.prefix, arcname=".")
-        files = {ARCHIVE: {"sha256": file_sha256(path), "bytes": path.stat().st_size}}
-        sha256 = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-        manifest = {"dataset": args.name, "sha256": sha256, "files": files}
-        atomic.write_text(args.output / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        print(f"pack: {args.prefix}, {path.stat().st_size / 1e6:,.1f} MB")
+        packed = write_manifest(args.output, {ARCHIVE: known(path)}, args.name)
+        print(f"pack: {args.prefix}, {packed.bytes / 1e6:,.1f} MB")
 
 
 if __name__ == "__main__":

@@ -33,10 +33,12 @@ def main() -> None:
         sources = [DataFolder.read(args.data)] if args.data else []
         sources += [read_files(args.files)] if args.files else []
         own = Environment.read().job_scratch
+        staged = [stage(source, args.scratch, own) for source in sources]
         if args.packed:
-            unpacked_here(read_files(args.packed), args.scratch, own, print)
-        sources = sources or [read_files(args.packed)]
-        first, *others = [stage(source, args.scratch, own) for source in sources]
+            packed, _ = unpacked_here(read_files(args.packed), args.scratch, own, print)
+            # staging.json is of the data and the files; without them, of the environment.
+            staged = staged or [packed]
+        first, *others = staged
         print(first, *others, sep="\n")
         add_to_report(**asdict(first))
         for files in others:

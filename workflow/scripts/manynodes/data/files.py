@@ -47,12 +47,26 @@ def collect(paths: Iterable[Path], folder: Path, name: str) -> DataFolder:
     files: dict[str, dict[str, Any]] = {}
     for path in paths:
         for inner, file in below(path):
-            known = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
-            files[str(PurePosixPath(path.name, inner))] = known
+            files[str(PurePosixPath(path.name, inner))] = known(file)
         link = folder / path.name
         if link.is_symlink():
             link.unlink()
         link.symlink_to(path.resolve())
+    return write_manifest(folder, files, name)
+
+
+def known(file: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    return {"sha256": file_sha256(file), "bytes": file.stat().st_size}
+
+
+def write_manifest(folder: Path, files: dict[str, dict[str, Any]], name: str) -> DataFolder:
+    """Make a data folder of the files in it.
+
+    Args:
+        files: what is `known` of each, by its path in the folder.
+        name: of the copies on scratch folders.
+    """
     sha256 = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     manifest = {"dataset": name, "sha256": sha256, "files": files}
     atomic.write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")

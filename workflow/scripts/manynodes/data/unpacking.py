@@ -10,7 +10,7 @@ from typing import Any
 from manynodes.base.errors import Refusal, os_error_line
 from manynodes.base.locks import LockHeld, locked
 from manynodes.data.folder import DataFolder
-from manynodes.data.staging import stage
+from manynodes.data.staging import Staged, stage
 
 ARCHIVE = "environment.tar"
 # Not in Python 3.11.3 and earlier, which trust every archive.
@@ -25,9 +25,9 @@ def unpacked_here(
     scratch: Sequence[str],
     job_scratch: str | None,
     tell: Callable[[str], None],
-) -> Path | None:
-    """Where this node has the content of an archive; None if it cannot have it: then a line says
-    why, and the shared folder that was packed serves.
+) -> tuple[Staged, Path | None]:
+    """The archive as staged on this node, and the folder with its content; None if the node cannot
+    have it: then a line says why, and the shared folder that was packed serves.
 
     Args:
         source: the shared folder with the archive and its manifest.
@@ -39,14 +39,14 @@ def unpacked_here(
     staged = stage(source, scratch, job_scratch)
     if staged.status == "fallback":
         tell(str(staged))
-        return None
+        return staged, None
     try:
-        return unpacked(source.at(Path(staged.path)), tell)
+        return staged, unpacked(source.at(Path(staged.path)), tell)
     except LockHeld as held:
         tell(f"warning: using the shared environment, because {held}")
     except OSError as error:
         tell(f"warning: using the shared environment, because {os_error_line(error)}")
-    return None
+    return staged, None
 
 
 def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:

@@ -331,7 +331,7 @@ def staged_here(
             found[name] = staged.path
         if task.packed:
             source = read_files(task.packed)
-            folder = unpacked_here(source, task.scratch, contract.job_scratch, tell)
+            _, folder = unpacked_here(source, task.scratch, contract.job_scratch, tell)
             found |= {"packed": str(folder)} if folder else {}
         message.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
