@@ -157,6 +157,7 @@ def test_two_environments_and_one_for_the_classifier_are_refused(place: Checkout
     for given, line in (
         ("{python: a, uv: b}", "config: environment: python and uv are given; keep one of them"),
         ("{pythn: a}", "config: environment.pythn: unknown key; did you mean python?"),
+        ("{modules: []}", "config: environment.modules: [] is too short; give at least one value"),
         ("{python: /bin/true}", "config: environment: /bin/true does not answer"),
     ):
         done = place.snakemake(

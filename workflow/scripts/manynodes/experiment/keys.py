@@ -437,6 +437,9 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
             "config: experiment: is missing; name the experiment, its results go to results/<name>/"
         )
     wanted_numbers = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
+    # A list inside a key, such as environment.modules, is no axis.
+    fewest = "give at least one value" if "." in key else "an axis needs at least one value"
+    most = f"the most is {limit}" if "." in key else f"an experiment has at most {limit} runs"
     wording = {
         "minimum": f"{text} is too small; the least is {limit}",
         "maximum": f"{text} is too large; the most is {limit}",
@@ -444,9 +447,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "exclusiveMaximum": f"{text} is too large; it must be below {limit}",
         "minLength": "the text is empty",
         "maxLength": f"{text} is too long; the most is {limit} characters",
-        "minItems": f"{text} is too short; {wanted_numbers or 'an axis needs at least one value'}",
-        "maxItems": f"{text} is too long; "
-        f"{wanted_numbers or f'an experiment has at most {limit} runs'}",
+        "minItems": f"{text} is too short; {wanted_numbers or fewest}",
+        "maxItems": f"{text} is too long; {wanted_numbers or most}",
         "maxProperties": f"{text} has more than {limit} entries",
         "const": f"{text} is neither a whole number nor {limit}",
         "minProperties": "a run without a key; give it one, or leave it out",
