@@ -1,6 +1,8 @@
 """The failure that a launch reports, and its record. The lines are Slurm's and torchrun's own."""
 
 import json
+import signal
+import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,10 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import First, Source
 from manynodes.launching.first_failure import first_failure as found_failure
-from manynodes.launching.whereabouts import Whereabouts
+from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
+from waiting import until
 
 FAILED = Outcome(failed=0, status=1)
 TIMED_OUT = (
@@ -248,6 +251,35 @@ def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
     # Without a time-out, nobody hangs: the others were only told to end.
     error = rank(0, 1, 1.0, "ValueError: x")
     assert found([error], [waits, loads]).failure.line == error.error
+
+
+@pytest.mark.parametrize("continues", [False, True], ids=["signalled together", "gone before"])
+def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bool) -> None:
+    """Slurm continues all processes of a step that it ends, before their supervisors notice."""
+
+    def look(last: bool = False) -> None:
+        observer.next_state = 0.0
+        observer(rank.pid, last)
+
+    observer = Observer("rank 1", "n2", "logs/rank=1.log", 100)
+    with subprocess.Popen(["sleep", "1000"]) as rank:
+        try:
+            look()
+            rank.send_signal(signal.SIGSTOP)
+            until(lambda: state_of(rank.pid))
+            look()
+            assert observer.last is None
+            look()
+            rank.send_signal(signal.SIGCONT)
+            until(lambda: not state_of(rank.pid))
+            look()
+            if not continues:
+                look(last=True)
+        finally:
+            rank.kill()
+    last = observer.last
+    assert last
+    assert (last.name, last.state) == ("rank 1 on n2", "stopped by a signal")
 
 
 NODE_LOST = Trouble("n3 is lost: it has not answered for 20 s", "n3", Cause.NODE_LOST)

@@ -8,10 +8,11 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
@@ -91,18 +92,15 @@ def hung(found: Sequence[Whereabouts]) -> Whereabouts | None:
 class Observer:
     """Looks at a rank from its supervisor. For `agents.run_all`.
 
-    Attributes:
-        last: where it was when it was told to end; None so far.
-
     Args:
         timeout: seconds after which a rank hangs.
     """
 
     def __init__(self, who: str, where: str, log: str, timeout: float) -> None:
         self.who, self.where, self.log = who, where, log
-        self.last: Whereabouts | None = None
-        # As it was in the last look, and in the last two.
-        self.state, self.stays = "", ""
+        # In the last looks, the newest last.
+        self.states: deque[str] = deque(maxlen=3)
+        self.told_to_end = False
         self.sample = Whereabouts()
         # A look at the stack costs 0.04 s of a CPU, and the rank nothing.
         self.every = max(2.0, timeout / 4)
@@ -112,26 +110,41 @@ class Observer:
     def __call__(self, pid: int, last: bool) -> None:
         now = time.monotonic()
         if last:
-            # Slurm ends a step with SIGCONT and SIGTERM to all of its processes at once: the rank
-            # may be gone, or on its way out. What counts is where it was before.
-            state = self.stays or self.confirmed(state_of(pid))
-            if not state:
-                self.look(pid, state, wait=DELAY)
-            self.last = replace(
-                self.sample, who=self.who, where=self.where, log=self.log, state=state
-            )
+            self.told_to_end = True
+            if not self.state:
+                self.states.append(state_of(pid))
+            if not self.state:
+                self.look(pid, "", wait=DELAY)
         elif now >= self.next_state:
-            before, state, self.next_state = self.stays, state_of(pid), now + 1
-            self.state, self.stays = state, self.confirmed(state)
-            if (self.stays and not before) or now >= self.next_stack:
+            before, self.next_state = self.state, now + 1
+            self.states.append(state_of(pid))
+            if (self.state and not before) or now >= self.next_stack:
                 self.next_stack = now + self.every
-                self.look(pid, self.stays)
+                self.look(pid, self.state)
 
-    def confirmed(self, state: str) -> str:
-        """A state that was there in the last look too: a healthy rank waits for a disk for moments
-        only.
+    @property
+    def state(self) -> str:
+        """Why it cannot run, or could not a moment ago; empty if it could.
+
+        A healthy rank waits for a disk for moments only, so a state counts that two looks have
+        found. And Slurm ends a step with SIGCONT and SIGTERM to all of its processes at once: the
+        rank may run again, or be gone, when its supervisor hears of it. What counts is where it
+        was before.
         """
-        return state if state == self.state else ""
+        states = list(self.states)
+        stays = [old for old, new in pairwise(states) if old == new and old]
+        return stays[-1] if stays else ""
+
+    @property
+    def last(self) -> Whereabouts | None:
+        """Where it was when it was told to end, or stuck before it ended; None if it ended by
+        itself.
+        """
+        if not (self.told_to_end or self.state):
+            return None
+        return replace(
+            self.sample, who=self.who, where=self.where, log=self.log, state=self.state
+        )
 
     def look(self, pid: int, state: str, wait: float = 0.0) -> None:
         """Take a sample, in a thread: a look at a process whose file system hangs may hang too."""
