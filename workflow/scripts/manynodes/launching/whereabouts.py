@@ -142,9 +142,7 @@ class Observer:
         """
         if not (self.told_to_end or self.state):
             return None
-        return replace(
-            self.sample, who=self.who, where=self.where, log=self.log, state=self.state
-        )
+        return replace(self.sample, who=self.who, where=self.where, log=self.log, state=self.state)
 
     def look(self, pid: int, state: str, wait: float = 0.0) -> None:
         """Take a sample, in a thread: a look at a process whose file system hangs may hang too."""
