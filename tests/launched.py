@@ -21,6 +21,11 @@ RUN = {
     "global_batch_size": 72, "learning_rate": 0.01, "flip": False, "checkpoint_every": 0,
     "nodes": 3,
 }  # fmt: skip
+WAITS = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], "begun-" + os.environ["RANK"]).touch()
+time.sleep(10_000)
+"""
 # sshd waits for minutes for a client that was cut off.
 DAEMONS = re.compile(r"pbs_mom|^sshd: |node\.py")
 
@@ -33,12 +38,13 @@ class Launched:
         changes: of the run.
         options: of launch.
         program: instead of the training, with its arguments.
+        waits: instead of the training, a program of the same name that needs no torch.
     """
 
     def __init__(
         self, cluster: PbsCluster, checkout: PbsCheckout, name: str, way: str,
         changes: Mapping[str, object] = {}, options: tuple[str, ...] = (),
-        program: tuple[str, ...] = (), walltime: int = 600, before: str = "",
+        program: tuple[str, ...] = (), waits: bool = False, walltime: int = 600, before: str = "",
     ) -> None:  # fmt: skip
         self.cluster, self.way, self.job = cluster, way, ""
         folder = f"results/{name}-{way}/run"
@@ -51,6 +57,10 @@ class Launched:
             "workflow/scripts/train.py", "--run", run, "--data", "results/data/digits", "--scratch",
             "/scratch", "--output", folder,
         )  # fmt: skip
+        if waits:
+            waiting = self.results / "train.py"
+            waiting.write_text(WAITS)
+            program = (str(waiting), str(self.results))
         hosts = ("--hosts", *NODES) if way == "ssh" else ()
         launch = [
             sys.executable, "workflow/scripts/launch.py", "--transport", way, *hosts, "--nodes",
@@ -88,8 +98,14 @@ class Launched:
         self.job = done.stdout.strip()
 
     def trains(self) -> None:
-        """Wait until it has trained an epoch."""
-        until(lambda: (self.results / "history.csv").exists() or "status " in self.text)
+        """Wait until it has trained an epoch, or all of its ranks wait."""
+        until(
+            lambda: (
+                (self.results / "history.csv").exists()
+                or len(list(self.results.glob("begun-*"))) == len(NODES)
+                or "status " in self.text
+            )
+        )
         assert "status " not in self.text, self.text
 
     @property

@@ -1,9 +1,11 @@
 """Shared by the tests on Slurm: a small experiment, its jobs and their processes."""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
+from checkout import Checkout
 from cluster.handle import Cluster
 
 # Small, with uneven batches: 1,297 images in batches of at most 72 are 19 batches, 5 of 69 and 14
@@ -19,6 +21,16 @@ TINY = [
     "cpus_per_proc=1",
     'scratch=["/scratch"]',
 ]
+
+
+def cheap(checkout: Checkout, script: str = "exit {status}") -> list[str]:
+    """The options of Snakemake for a shell script instead of a training, where it matters only how
+    its job comes and goes; further keys may follow.
+    """
+    (checkout.path / "cheap.yaml").write_text(
+        f"command: [sh, -c, {json.dumps(script)}]\npreflight: false\nparameters: {{status: 0}}\n"
+    )
+    return ["--configfile", "cheap.yaml", "--config"]
 
 
 def sha256(path: Path) -> str:

@@ -33,7 +33,17 @@ def test_the_host_file_of_a_job_is_enough(
     cluster: GridEngineCluster, checkout: PbsCheckout
 ) -> None:
     command = shlex.join(
-        [sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", *TINY, "nodes=2"]
+        [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--profile",
+            "profiles/ssh",
+            "--until",
+            "train",
+            *TINY,
+            "nodes=2",
+        ]
     )
     lines = [
         f"cd {shlex.quote(str(checkout.path))}",

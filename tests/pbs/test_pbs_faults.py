@@ -55,7 +55,7 @@ def test_a_failure_ends_everything_and_is_named(
     checkout: PbsCheckout, launched: Callable[..., Launched], fault: str, way: str
 ) -> None:
     do, error = FAULTS[fault]
-    training = launched(fault, way)
+    training = launched(fault, way, waits=fault != "rank-killed")
     training.trains()
     do(training)
     seconds = until_none(lambda: left(checkout))

@@ -21,7 +21,7 @@ from checkout import PbsCheckout
 from cluster.handle import PbsCluster
 from launched import Launched, left
 from pausing import paused, ranks_of
-from submissions import sha256
+from submissions import cheap, sha256
 from waiting import until, until_none
 
 pytestmark = pytest.mark.faults
@@ -95,7 +95,7 @@ def submitted(checkout: PbsCheckout) -> Iterator[Callable[..., Submitted]]:
 @pytest.fixture(scope="module")
 def whole(checkout: PbsCheckout) -> Path:
     """The same training left alone."""
-    checkout.run(*TRAINING, "experiment=whole")
+    checkout.run(*TRAINING, "experiment=whole", "--until", "train")
     return checkout.path / "results/whole/run"
 
 
@@ -108,7 +108,7 @@ def test_a_lost_node_is_named_and_ends_the_training(
     how: str,
     way: str,
 ) -> None:
-    training = launched(f"lost-{how}", way)
+    training = launched(f"lost-{how}", way, waits=True)
     training.trains()
     getattr(cluster, how)("n3")
     try:
@@ -143,7 +143,8 @@ def test_a_training_longer_than_its_walltime_continues_in_another_job(
 def test_after_a_lost_node_the_same_command_continues(
     cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path, which: str
 ) -> None:
-    training = submitted(f"{which}-killed")
+    # The whole graph once.
+    training = submitted(f"{which}-killed", *(["--until", "train"] if which == "other" else []))
     training.go_on()
     node = training.hosts[0 if which == "first" else 1]
     cluster.kill(node)
@@ -163,7 +164,7 @@ def test_over_ssh_the_first_node_loses_power(
     """Snakemake runs there, so it ends too, and the same command continues."""
     over_ssh = [
         sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", "--cores", "2", *TRAINING,
-        "hosts=[n1, n2]", "experiment=dark",
+        "hosts=[n1, n2]", "experiment=dark", "--until", "train",
     ]  # fmt: skip
     results = checkout.path / "results/dark/run"
     history = results / "history.csv"
@@ -187,7 +188,7 @@ def test_over_ssh_the_first_node_loses_power(
 def test_a_restarted_server_loses_no_job(
     cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path
 ) -> None:
-    training = submitted("server")
+    training = submitted("server", "--until", "train")
     training.go_on()
     with training.paused():
         stopped = cluster.run("qterm", "-t", "quick", as_root=True)
@@ -204,7 +205,7 @@ def test_a_suspended_job_stops_on_all_nodes_and_continues(
     cluster: PbsCluster, submitted: Callable[..., Submitted], whole: Path
 ) -> None:
     """PBS stops the sessions that it has started; torchrun's ranks have sessions of their own."""
-    training = submitted("suspended")
+    training = submitted("suspended", "--until", "train")
     training.go_on()
     ranks = [psutil.Process(pid) for pid in ranks_of(cluster, "results/suspended/")]
     assert len(ranks) == 2
@@ -232,13 +233,13 @@ def test_a_deleted_job_saves_and_is_told(
     assert re.search(rf"pbs: job {job}, .*: was deleted \(qdel\)", training.text)
 
 
-def test_ctrl_c_deletes_the_jobs(
-    cluster: PbsCluster, checkout: PbsCheckout, submitted: Callable[..., Submitted]
-) -> None:
-    training = submitted("interrupted", "epochs=2000")
-    training.go_on()
-    training.process.send_signal(signal.SIGINT)
-    training.end()
+def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, checkout: PbsCheckout) -> None:
+    script = 'touch "$LAUNCH_RESULTS/begun $RANK"; exec sleep 1000'
+    snakemake = checkout.start(*cheap(checkout, script), "nodes=2", "experiment=interrupted")
+    work = checkout.path / "results/interrupted/run/work"
+    until(lambda: len(list(work.glob("begun *"))) == 2, snakemake)
+    snakemake.send_signal(signal.SIGINT)
+    assert snakemake.wait() == 1
     until_none(lambda: left(checkout))
     until(lambda: not cluster.jobs())
 
@@ -252,9 +253,8 @@ def test_without_job_history_the_job_s_own_status_counts(
 
     history(False)
     try:
-        checkout.run(*TRAINING, "epochs=2", "experiment=nohistory")
-        failing = checkout.snakemake(*TRAINING, "epochs=2", "experiment=bad", "precision=fp16",
-                                     "scratch=[/scratch]", "device=cuda")  # fmt: skip
+        checkout.run(*cheap(checkout), "experiment=nohistory")
+        failing = checkout.snakemake(*cheap(checkout), "experiment=bad", "parameters={status: 1}")
     finally:
         history(True)
     assert failing.returncode == 1

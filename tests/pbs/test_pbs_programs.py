@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -17,10 +19,16 @@ def example(name: str) -> list[str]:
     return ["--configfile", f"{EXAMPLES}/{name}.yaml"]
 
 
-def test_a_loop_through_pbs_and_over_ssh_comes_to_the_same_numbers(
+def test_a_loop_in_its_own_environment_comes_to_the_same_numbers_through_pbs_and_over_ssh(
     cluster: PbsCluster, checkout: PbsCheckout
 ) -> None:
-    one = [*example("loop"), "--config", "parameters={lr: 0.1}"]
+    venv = checkout.path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    environment = json.dumps({"python": str(venv)})
+    one = [*example("loop"), "--config", "parameters={lr: 0.1}", "preflight=false",
+           f"environment={environment}"]  # fmt: skip
     said = checkout.run(*one)
     assert re.search(r"loop/run: accuracy 0\.9", said), said
     done = cluster.run(
@@ -29,8 +37,9 @@ def test_a_loop_through_pbs_and_over_ssh_comes_to_the_same_numbers(
         cwd=checkout.path, node="n1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [
-        json.loads((checkout.path / f"results/{name}/run/evaluation.json").read_text())
-        for name in ("loop", "ssh")
-    ]
-    assert found[0] == found[1]
+    runs = [checkout.path / f"results/{name}/run" for name in ("loop", "ssh")]
+    by_pbs, by_ssh = (json.loads((run / "evaluation.json").read_text()) for run in runs)
+    assert by_pbs == by_ssh
+    for run in runs:
+        found = json.loads((run / "environment.json").read_text())
+        assert found["interpreter"] == str(venv / "bin/python")

@@ -15,7 +15,7 @@ import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from programs import program
-from submissions import TINY, on, submitted
+from submissions import TINY, cheap, on, submitted
 from waiting import until, until_none
 
 # Seconds that ranks wait for one that hangs.
@@ -244,10 +244,18 @@ def test_a_slow_link_is_named_in_log_results_and_report(
 
 
 def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    training = Submitted(cluster, checkout, "interrupted")
-    training.snakemake.send_signal(signal.SIGINT)
-    training.await_end()
-    assert job_state(cluster, training.job).startswith("CANCELLED")
+    script = 'touch "$LAUNCH_RESULTS/begun $RANK"; exec sleep 1000'
+    options = [*cheap(checkout, script), "nodes=3", "experiment=interrupted"]
+    said = checkout.path / "interrupted.out"
+    with said.open("w") as out:
+        snakemake = checkout.start(*options, stdout=out, stderr=subprocess.STDOUT)
+    work = checkout.path / "results/interrupted/run/work"
+    until(lambda: len(list(work.glob("begun *"))) == 3, snakemake)
+    (job,) = submitted(said.read_text())
+    snakemake.send_signal(signal.SIGINT)
+    until_none(lambda: [*({job} & set(cluster.jobs())), *cluster.left(work.parents[1]).values()])
+    assert snakemake.wait() == 1
+    assert job_state(cluster, job).startswith("CANCELLED")
 
 
 def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(

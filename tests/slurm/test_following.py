@@ -13,7 +13,7 @@ import pytest
 import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from submissions import TINY, submitted
+from submissions import TINY, cheap, submitted
 from waiting import until
 
 LONG = ["epochs=100000", "nodes=1", f"model={sleeping.MODEL}", "optimizer=sgd"]
@@ -85,8 +85,11 @@ def state(cluster: Cluster, job: str) -> str:
 def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
-    ends = Following(checkout, *TINY, *LONG, "epochs=20", "experiment=outage-ends")
-    cancelled = Following(checkout, *TINY, *LONG, "experiment=outage-cancelled")
+    options = cheap(checkout, "exec sleep {seconds}")
+    ends = Following(checkout, *options, "parameters={seconds: 10}", "experiment=outage-ends")
+    cancelled = Following(
+        checkout, *options, "parameters={seconds: 1000}", "experiment=outage-cancelled"
+    )
     jobs = [
         submitted(which.await_line(r"has been submitted with SLURM jobid \d+"))[0]
         for which in (ends, cancelled)

@@ -23,7 +23,7 @@ import pytest
 import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from pausing import paused, ranks_of, slowed
+from pausing import ranks_of, slowed
 from programs import program
 from submissions import on, sha256, submitted
 from waiting import until
@@ -377,42 +377,6 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
             for key, value in science.items()
         ),
     ]
-
-
-def test_a_job_longer_than_its_time_is_finished_by_several(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
-) -> None:
-    """Three minutes, of which the last is kept for the end; Snakemake is started once."""
-    minutes = ["--set-resources", "stage:runtime=1", "train:runtime=2"]
-    said = checkout.path / "limit.out"
-    with said.open("w") as out:
-        snakemake = checkout.start(
-            *minutes, *config("limit", 2), stdout=out, stderr=subprocess.STDOUT
-        )
-    until(lambda: submitted(said.read_text()), snakemake)
-    training = Training(
-        cluster, checkout.path / "results/limit/run", submitted(said.read_text())[0]
-    )
-    until(lambda: training.hosts, snakemake)
-    start = time.monotonic()
-    training.go_on(1, snakemake)
-    with paused(ranks_of(cluster, "results/limit/")):
-        time.sleep(max(0, start + 125 - time.monotonic()))
-    assert snakemake.wait() == 0, said.read_text()
-    (job,) = {attempt["by"] for attempt in training.attempts}
-    states = cluster.run(
-        "sacct",
-        "-X",
-        "--duplicates",
-        "--noheader",
-        "--parsable2",
-        f"--jobs={job.split()[-1]}",
-        "--format=State",
-    )
-    assert states.stdout.split() == ["REQUEUED"] * (len(states.stdout.split()) - 1) + ["COMPLETED"]
-    assert len(states.stdout.split()) >= 2
-    assert_same(training, whole)
-    assert len(submitted(said.read_text())) == 2
 
 
 def test_a_limit_that_is_lowered_meanwhile_is_noticed(

@@ -13,6 +13,7 @@ import pytest
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
 from paced import EPOCHS, paced
+from submissions import submitted
 
 pytestmark = pytest.mark.faults
 EXAMPLES = "examples/programs"
@@ -31,9 +32,10 @@ def rows(run: Path) -> list[str]:
     ("name", "options", "number"),
     [
         ("procid", ["launcher=srun"], r"accuracy 0\.9"),
-        ("accelerated", [], r"accuracy 0\.9"),
+        ("accelerated", ["preflight=false"], r"accuracy 0\.9"),
         # A parameter that changes no result travels apart from the others.
-        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1"],
+        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1",
+          "preflight=false"],
          r"characters \d+, test_loss 2\.\d+, perplexity"),
     ],
     ids=["procid", "accelerated", "text"],
@@ -45,17 +47,22 @@ def test_the_examples_complete_on_two_nodes(
     assert re.search(rf"{Path(name).name}/\S+: {number}", said), said
 
 
-def test_out_of_time_the_job_continues(checkout: SlurmCheckout) -> None:
-    """The job ends with 75 and is queued again by `launch`."""
+def test_out_of_time_the_job_continues(cluster: Cluster, checkout: SlurmCheckout) -> None:
+    """The job ends with 75 and is queued again by `launch`; Snakemake is started once."""
     # At first 150 s of pauses; a job of three minutes is asked to stop a minute before its end.
-    checkout.run(
+    said = checkout.run(
         *paced(checkout), "experiment=paced",
         "--set-resources", "stage:runtime=1", "train:runtime=2",
     )  # fmt: skip
     run = checkout.path / "results/paced/run"
     about = json.loads((run / "run.json").read_text())
     assert len(about["attempts"]) >= 2
-    assert len({attempt["by"] for attempt in about["attempts"]}) == 1
+    (job,) = {attempt["by"].split()[-1] for attempt in about["attempts"]}
+    assert submitted(said) == [job]
+    asked = ["sacct", "-X", "--duplicates", "--noheader", "--parsable2", f"--jobs={job}"]
+    *others, last = cluster.run(*asked, "--format=State").stdout.split()
+    assert others
+    assert (set(others), last) == ({"REQUEUED"}, "COMPLETED")
     assert rows(run) == [str(epoch) for epoch in range(1, EPOCHS + 1)]
 
 

@@ -27,7 +27,7 @@ CONFIG = """
 experiment: small
 widths: [16, 32, 32]
 epochs: 1
-nodes: [1, 2]
+nodes: [1]
 dataset: {source: npm}
 """
 
@@ -58,13 +58,10 @@ def test_the_weights_can_be_used_as_the_docs_say(done) -> None:
         assert ran.stdout.startswith(("tensor([", '{"model": "airbench"'))
 
 
-def test_one_and_two_processes_learn_the_same(done) -> None:
-    one, two = csv.DictReader((done.path / "results/small/summary.csv").open())
-    assert (one["run"], two["run"]) == ("nodes~1", "nodes~2")
-    assert one["n"] == two["n"] == "10000"
-    # After one epoch of a narrow net; the seeds of one geometry differ by 2 points as well.
-    assert min(float(one["accuracy"]), float(two["accuracy"])) > 0.5
-    assert abs(float(one["accuracy"]) - float(two["accuracy"])) < 0.05
+def test_an_epoch_of_a_narrow_net_learns(done) -> None:
+    (row,) = csv.DictReader((done.path / "results/small/summary.csv").open())
+    assert (row["run"], row["n"]) == ("nodes~1", "10000")
+    assert float(row["accuracy"]) > 0.5
 
 
 def test_evaluation_counts_all_of_the_ten_thousand_on_three_processes(done, tmp_path) -> None:
