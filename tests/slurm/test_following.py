@@ -85,10 +85,10 @@ def state(cluster: Cluster, job: str) -> str:
 def test_while_accounting_is_away_jobs_are_followed_and_can_be_cancelled(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
-    options = cheap(checkout, "exec sleep {seconds}")
-    ends = Following(checkout, *options, "parameters={seconds: 10}", "experiment=outage-ends")
+    options = cheap(checkout, "exec sleep {delay}")
+    ends = Following(checkout, *options, "parameters={delay: 10}", "experiment=outage-ends")
     cancelled = Following(
-        checkout, *options, "parameters={seconds: 1000}", "experiment=outage-cancelled"
+        checkout, *options, "parameters={delay: 1000}", "experiment=outage-cancelled"
     )
     jobs = [
         submitted(which.await_line(r"has been submitted with SLURM jobid \d+"))[0]
