@@ -354,6 +354,7 @@ def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) 
     assert (process.returncode, said) == ((0, "done\n") if nohup else (75, ""))
 
 
+@pytest.mark.faults
 def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)
     agent = next(path for path in ours if b"torchrun.py" in cmdline(path))
@@ -362,9 +363,10 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
     await_end(ours)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "target",
-    ["supervise.py", pytest.param("torchrun.py", marks=pytest.mark.faults)],
+    ["supervise.py", "torchrun.py"],
 )
 def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     digits, tmp_path, target
@@ -418,6 +420,7 @@ def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_p
     assert not folder.exists()
 
 
+@pytest.mark.faults
 def test_after_a_killed_launch_the_next_one_removes_its_folder(digits, tmp_path) -> None:
     process, ours = training(digits, tmp_path)
     left = temporary(process)

@@ -121,6 +121,7 @@ def test_a_crash_is_named_by_its_signal(tmp_path) -> None:
     assert re.search(r"rank 0 on \S+ was ended by SIGSEGV", program.text), program.text
 
 
+@pytest.mark.faults
 def test_daemons_do_not_outlive_the_program(tmp_path) -> None:
     """Neither those of a finished one nor those of one that was killed."""
     fork = """
@@ -165,6 +166,7 @@ def test_a_program_that_ignores_sigterm_is_killed_and_named(tmp_path) -> None:
     assert re.search(r"program failed: rank 1 on \S+: I give up", program.text), program.text
 
 
+@pytest.mark.faults
 def test_a_flood_of_output_is_bounded_in_memory_and_on_disk(tmp_path) -> None:
     """200 MB of binary data, half of them without the end of a line, from one rank."""
     program = Program(
@@ -228,6 +230,7 @@ def test_closing_its_output_ends_nothing(tmp_path) -> None:
     assert (program.output / "work/end1").exists()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("handled", [True, False], ids=["handled", "not handled"])
 def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
     """If the deadline comes before the program listens, another one comes later."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.models import weights
@@ -21,8 +22,8 @@ from manynodes.models.classifier import build
 from manynodes.models.fitting import refuse_uncallable, refuse_unfit_model
 from manynodes.models.names import Form
 from pictures import picture, write_folder
-from programs import SCRIPTS, program
-from trainings import Training
+from programs import SCRIPTS, program, train_command
+from trainings import RUN, Training
 from waiting import until
 
 NETWORK = """
@@ -260,10 +261,14 @@ def test_networks_that_cannot_be_trained_are_refused_in_a_line(
 ) -> None:
     (tmp_path / "nets.py").write_text(TROUBLE)
     run = changes(tmp_path, model=f"{tmp_path}/nets.py:{name}", model_args={}, epochs=1)
-    training = Training(tmp_path / "run", shapes, processes=processes, **run)
-    assert training.end() == 1
-    assert line in training.said
-    assert "Traceback" not in training.said
+    command = train_command(
+        json.dumps(RUN | run | {"nproc_per_node": processes}), shapes, tmp_path / "run"
+    )
+    ranks = run_ranks(command, processes)
+    said = "".join(rank.stdout for rank in ranks)
+    assert [rank.returncode for rank in ranks] == processes * [1], said
+    assert line in said
+    assert "Traceback" not in said
 
 
 def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from programs import program
 from trainings import Training, attempts, result
 from waiting import until
 
+# Each starts Python and torch several times.
+pytestmark = pytest.mark.faults
 PROCESSES = 2
 HUNG = 10  # seconds that the others wait for a rank that hangs
 
@@ -55,7 +57,6 @@ def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -
     assert "run the same command again" in last
 
 
-@pytest.mark.faults
 def test_a_training_that_gets_further_in_every_start_is_not_given_up(
     tmp_path, digits, reference
 ) -> None:
@@ -73,7 +74,6 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
     assert len(attempts(training.output)) == 4
 
 
-@pytest.mark.faults
 def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> None:
     options = ["--restart", "--timeout", HUNG]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
@@ -92,7 +92,6 @@ def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> No
     ), training.said
 
 
-@pytest.mark.faults
 def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, reference) -> None:
     options = ["--restart", "--timeout", 30]
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=options)
@@ -106,7 +105,6 @@ def test_a_rank_that_recovers_is_no_failure(tmp_path, digits, reference) -> None
     assert len(attempts(training.output)) == 1
 
 
-@pytest.mark.faults
 def test_a_suspended_training_continues(tmp_path, digits, reference) -> None:
     """As a scheduler suspends a job: all of its processes, for longer than they wait for each
     other.
@@ -149,7 +147,6 @@ def launched_program(
     )  # fmt: skip
 
 
-@pytest.mark.faults
 def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
@@ -167,7 +164,6 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     )
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("fruitless", [2, 3])
 def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothing(
     tmp_path, fruitless: int
@@ -190,7 +186,6 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
     assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)
 
 
-@pytest.mark.faults
 def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
@@ -227,7 +222,6 @@ def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> Non
     assert re.search(r"rank 1 on \S+ \| <module> \(\S*program\.py:\d+\)", done.stderr)
 
 
-@pytest.mark.faults
 def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -200,6 +200,7 @@ def test_other_precisions_learn_the_same_with_a_larger_error(exact, precision, c
     assert rounded[0] == pytest.approx(exact[0], rel=close)
 
 
+@pytest.mark.faults
 def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
     run = json.dumps(
         {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}
@@ -353,6 +354,7 @@ def test_more_threads_than_cpus_are_warned_of_on_a_single_process_too(digits, tm
     )
 
 
+@pytest.mark.faults
 def test_without_torchvision_its_models_are_refused_in_a_line_and_ours_train(
     digits, tmp_path
 ) -> None:

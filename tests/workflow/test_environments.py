@@ -91,6 +91,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "Nothing to be done" in said
 
 
+@pytest.mark.faults
 def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout) -> None:
     """Its uv must not take the workflow, above its results, for its own project."""
     folder = place.path / "site"
@@ -128,6 +129,7 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
     ), done.stdout
 
 
+@pytest.mark.faults
 def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> None:
     folder = place.path / "project"
     write(

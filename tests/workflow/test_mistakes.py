@@ -262,6 +262,7 @@ def processes_in(folder: Path, program: str) -> list[Path]:
     return found
 
 
+@pytest.mark.faults
 def test_training_does_not_outlive_a_killed_snakemake(tmp_path: Path) -> None:
     """It would go on writing into the folder into which the next Snakemake's training writes."""
     # Its lock stays.

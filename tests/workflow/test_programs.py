@@ -76,6 +76,7 @@ def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checko
     assert (jobs["train"], jobs["evaluate"], jobs["aggregate"]) == (2, 2, 1)
 
 
+@pytest.mark.faults
 def test_a_program_declares_its_parameters(place: Checkout) -> None:
     """A character-level transformer with an evaluation and parameters of its own."""
     text = ["--configfile", f"{EXAMPLES}/text/text.yaml", "--config", "layers=1", "steps=60"]
