@@ -82,7 +82,7 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
     )
     environment = {"python": "env", "modules": [str(module)]}
     (folder / "site.yaml").write_text(
-        "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\n"
+        "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\npreflight: false\n"
         f"environment: {json.dumps(environment)}\n"
     )
     checkout.run("--configfile", "site/site.yaml")

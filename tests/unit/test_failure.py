@@ -268,7 +268,7 @@ def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bo
             rank.send_signal(signal.SIGSTOP)
             until(lambda: state_of(rank.pid))
             look()
-            assert observer.last is None
+            assert observer.last(aborted=False) is None
             look()
             rank.send_signal(signal.SIGCONT)
             until(lambda: not state_of(rank.pid))
@@ -277,7 +277,7 @@ def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bo
                 look(last=True)
         finally:
             rank.kill()
-    last = observer.last
+    last = observer.last(aborted=False)
     assert last
     assert (last.name, last.state) == ("rank 1 on n2", "stopped by a signal")
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from manynodes.data import batches, shares
 from manynodes.data.batches import Augmentation
@@ -64,6 +65,36 @@ def test_large_images_are_copied_in_threads(monkeypatch: pytest.MonkeyPatch) -> 
     small = pixels(made(FORMS["48 x 64 x 1"], False, shift=2), 1)
     monkeypatch.setattr(shares, "LARGE", 1)
     assert all(map(torch.equal, small, pixels(made(FORMS["48 x 64 x 1"], False, shift=2), 1)))
+
+
+class Copies(TorchFunctionMode):
+    """Counts copies to another device that wait for it."""
+
+    blocking = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func is torch.Tensor.to and found.device != args[0].device:
+            self.blocking += not kwargs.get("non_blocking")
+        return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
+def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
+    """A GPU would compute all before first. torch's device without data stands for it."""
+    of = made(FORMS[form], False, **WAYS[way])
+    of.device = torch.device("meta")
+    of.colour = of.colour.to("meta")
+    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place)
+    with Copies() as copies:
+        steps = of.of_epoch(plan, plan.order.split(batches.batch_sizes(len(of), 12)))
+        next(steps)
+        before = copies.blocking
+        assert sum(1 for _ in steps) == 4
+    assert before > 0
+    assert copies.blocking == before
 
 
 def test_float_images_keep_their_values() -> None:

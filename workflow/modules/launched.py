@@ -65,7 +65,8 @@ def stop_requested() -> bool:
     """Whether to save and stop: the job is preempted, cancelled, or its time is nearly up.
 
     With torch.distributed initialised, every process must call it at the same place; it is true on
-    all of them as soon as one is asked to stop.
+    all of them as soon as one is asked to stop. It waits for the others, and for a GPU until that
+    has done all that it was given: there, ask every 50 steps.
     """
     end = float(os.environ.get("LAUNCH_STOP_AT", "inf"))
     here = _signal is not None or time.time() >= end

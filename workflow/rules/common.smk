@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 # Relative to the working directory: moving the checkout changes no rule's parameters and reruns
@@ -21,6 +22,7 @@ from manynodes.base.provenance import code_sha256
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
+from manynodes.launching.gpus import visible_gpus
 from manynodes.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
@@ -175,10 +177,21 @@ def geometry_options(wildcards):
     return f"--nodes {run.nodes} --nproc-per-node {run.nproc_per_node}{cpus} --device {run.device}"
 
 
+@cache
+def gpus_here():
+    """How many GPUs this machine has; one whose driver does not answer fails its run later."""
+    try:
+        return len(visible_gpus())
+    except Refusal:
+        return 0
+
+
 def cpus_of(wildcards):
     """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
-    return cores if ALONE else job_size.cpus_on_one_machine(run_of(wildcards), cores)
+    run = run_of(wildcards)
+    gpus = 0 if run.device == "cpu" else gpus_here()
+    return cores if ALONE else job_size.cpus_on_one_machine(run, cores, gpus)
 
 
 wildcard_constraints:

@@ -31,7 +31,8 @@ from manynodes.data.shares import fits, mapped_tensor
 from manynodes.evaluation import metrics
 from manynodes.evaluation.views import in_order, predictions
 from manynodes.models import weights
-from manynodes.ranks.process_group import Process, gather, process_group
+from manynodes.ranks.device import told_when_full
+from manynodes.ranks.process_group import Process, failing_at_once, gather, process_group
 from manynodes.reporting.results import VIEWS, accuracy_line, read_about
 from manynodes.reporting.sums import refuse_changed
 
@@ -60,7 +61,12 @@ def main() -> None:
         help="views of each image whose logits are averaged")  # fmt: skip
     add("--output", type=Path, required=True, help="evaluation.json to write")
     args = parser.parse_args()
-    with told_in_one_line("evaluate", MAKE), recorded(args.output.parent, "evaluate", MAKE):
+    with (
+        failing_at_once(),
+        told_in_one_line("evaluate", MAKE),
+        recorded(args.output.parent, "evaluate", MAKE),
+        told_when_full(),
+    ):
         if args.batch_size is not None and args.batch_size < 1:
             raise Refusal(f"--batch-size is {args.batch_size}; it must be at least 1")
         with process_group(args.device) as process:

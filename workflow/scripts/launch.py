@@ -51,7 +51,7 @@ from manynodes.launching.agents import (
 )
 from manynodes.launching.endings import ending, records
 from manynodes.launching.first_failure import First, Source, first_failure
-from manynodes.launching.gpus import usable_gpus
+from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
@@ -192,9 +192,24 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     """
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
-    gpus = None
-    if scheduler.shared_cpus and not args.evaluate:
+    if args.evaluate or not scheduler.shared_cpus:
+        launch_on(args, scheduler, launcher, geometry, None)
+    elif args.dry_run:
         gpus = usable_gpus(args.device, geometry.world_size)
+        launch_on(args, scheduler, launcher, geometry, gpus)
+    else:
+        with claimed_gpus(args.device, geometry.world_size, tell) as gpus:
+            launch_on(args, scheduler, launcher, geometry, gpus)
+
+
+def launch_on(
+    args: argparse.Namespace,
+    scheduler: Scheduler,
+    launcher: Launcher,
+    geometry: Geometry,
+    gpus: Sequence[str] | None,
+) -> None:
+    """`launch` on these GPUs, see `make_plan`."""
     example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
     if example:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)

@@ -4,13 +4,13 @@ import argparse
 
 from manynodes.base.environment import Environment
 from manynodes.base.errors import told_in_one_line
-from manynodes.ranks.process_group import gather, process_group
+from manynodes.ranks.process_group import failing_at_once, gather, process_group
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     device = Environment.read().device or "auto"
-    with told_in_one_line("preflight"), process_group(device) as process:
+    with failing_at_once(), told_in_one_line("preflight"), process_group(device) as process:
         # A process that ends while another one still connects would fail it.
         gather("connected", process)
 

@@ -106,7 +106,8 @@ def supervise(
     # so that one that was stopped may come to that too.
     said = "\n".join(output.errors)
     waited = "Traceback (most" in said and LOST_A_PEER.search(said)
-    if (last := observer.last) and (last.state or not waited):
+    last = observer.last(aborted=end.status == -signal.SIGABRT)
+    if last and (last.state or not waited):
         send(last.record())
     # A program that ends because we are told to end only tells what it has saved.
     if end.status and (not end.stopped or end.report):

@@ -57,9 +57,17 @@ from manynodes.data.staging import Staged, stage
 from manynodes.experiment.config import Run, read_run
 from manynodes.models import weights
 from manynodes.models.names import code_of
+from manynodes.ranks.device import told_when_full
 from manynodes.ranks.probe import outliers, probe
-from manynodes.ranks.process_group import Process, broadcast, describe, gather, process_group
-from manynodes.ranks.processor import processor
+from manynodes.ranks.process_group import (
+    Process,
+    broadcast,
+    describe,
+    failing_at_once,
+    gather,
+    process_group,
+)
+from manynodes.ranks.processor import OF_GPUS, gpu_software, processor
 from manynodes.ranks.stopping import listen
 from manynodes.reporting.history import write_history
 from manynodes.reporting.sums import of_files
@@ -71,6 +79,9 @@ gc.enable()
 
 # Bytes per second at which the data are read at least, twice over.
 SLOW = 50_000_000
+# After a signal, a rank that waits for its GPU so long is ended: the GPU waits for ranks that are
+# gone, and Python does not hear of the signal. Longer than rank 0 writes a checkpoint.
+BLOCKED = 10
 # Bytes of data that are checked again before the last state is saved: ten seconds of the minute
 # that a job has left when it is asked to stop.
 CHECKED_WHEN_STOPPED = 10_000_000_000
@@ -99,7 +110,7 @@ def main() -> None:
         help="a state of the same world size; or the last whole epoch of another; or none that "
         "another job has saved")  # fmt: skip
     args = parser.parse_args()
-    with told_in_one_line("train", MAKE):
+    with failing_at_once(), told_in_one_line("train", MAKE), told_when_full():
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
         contract = Environment.read()
@@ -127,7 +138,7 @@ def train(
     folder = args.output / "state"
     name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
     with ExitStack() as stack:
-        stop = listen(contract.stop_at)
+        stop = listen(contract.stop_at, BLOCKED if process.device.type == "cuda" else None)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
         staged = staged_here(data, process, contract, args.scratch)
         if staged.status == "fallback" and process.local_rank == 0:
@@ -158,6 +169,7 @@ def train(
         bar = stack.enter_context(progress_bar(training))
         while training.epoch < run.epochs:
             if reason := training.train_epoch(stop, saver, bar):
+                stop.agreed = True
                 if data.bytes <= CHECKED_WHEN_STOPPED:
                     refuse_changed_images(training, saver)
                 saver.save(training.rank_state(), training.state, wait=True)
@@ -174,7 +186,7 @@ def train(
                 write_history(args.output / "history.csv", training.history)
                 keep_checkpoint(training, folder)
                 seconds = training.history[-1]["seconds"]
-                for line in slow_hosts.add(training.per_step[:, 0].tolist(), seconds):
+                for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
                     tell_slow(folder, line)
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
@@ -265,6 +277,7 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
         "hosts": list(dict.fromkeys(rank["host"] for rank in ranks)),
         "device": common([rank["device_name"] or rank["device"] for rank in ranks]),
         **{key: common([rank[key] for rank in ranks]) for key in ("threads", *processor())},
+        **gpu_software(training.process.device),
         "torch": str(torch.__version__),
         **git_state(),
         "started": now(),
@@ -274,11 +287,11 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
     for last in training.attempts[-1:]:
         keys = [
             key
-            for key in ("device", "threads", *processor(), "torch")
-            if key in last and last[key] != this[key]
+            for key in ("device", "threads", *processor(), *OF_GPUS, "torch")
+            if key in last and last[key] != this.get(key)
         ]
         if keys:
-            was = ", ".join(f"{key} was {last[key]} and is {this[key]}" for key in keys)
+            was = ", ".join(f"{key} was {last[key]} and is {this.get(key)}" for key in keys)
             tell(
                 f"warning: {was}: the last bits of the result may differ from those of an "
                 "uninterrupted training"
@@ -359,8 +372,11 @@ def publish(
             | {
                 "forward_seconds": round(forward, 6) or None,
                 "input_seconds": round(waiting, 6) if forward else None,
+                "gpu_memory_bytes": int(memory) or None,
             }
-            for rank, (forward, waiting) in zip(ranks, training.per_step.tolist(), strict=True)
+            for rank, (forward, waiting, memory) in zip(
+                ranks, training.per_rank.tolist(), strict=True
+            )
         ],
         "probe": probed,
         "attempts": training.attempts,

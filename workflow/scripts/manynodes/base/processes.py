@@ -19,8 +19,9 @@ STARTED = 19
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
-# Lines of torch's C++ log, which may follow a Python traceback.
+# Lines of torch's C++ log: what may follow a Python traceback, and what says nothing by itself.
 NOISE = re.compile(r"^\[?[WEI]\d{4}[ -]|^\[[WEI]\d{3,4} |^\s*$")
+REMARK = re.compile(r"^\[?[WI]\d{4}[ -]|^\[[WI]\d{3,4} |^\s*$")
 # torch puts the rank in front of a traceback's lines.
 RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")
 
@@ -118,12 +119,13 @@ def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
     Args:
         program: its name if it is one of ours; otherwise empty.
     """
-    said = [RANK_PREFIX.sub("", line) for line in lines if not NOISE.search(line)]
+    said = [RANK_PREFIX.sub("", line) for line in lines]
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
     starts = [number for number, line in enumerate(said) if line.startswith("Traceback ")]
-    said = said[starts[-1] :] if starts else said
+    noise = NOISE if starts else REMARK
+    said = [line for line in said[starts[-1] if starts else 0 :] if not noise.search(line)]
     while len(said) > MOST_LINES or (len(said) > 1 and sum(map(len, said)) > MOST_CHARACTERS):
         said = said[1:]
     return tuple(line[-MOST_CHARACTERS:] for line in said)

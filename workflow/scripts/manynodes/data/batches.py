@@ -3,7 +3,7 @@ processes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -85,6 +85,11 @@ class Epoch:
     left: Tensor
     boxes: Tensor | None = None
     colours: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Epoch":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        there = {name: each.to(device) for name, each in values.items() if each is not None}
+        return replace(self, **there)
 
 
 def epoch_plan(
@@ -306,14 +311,8 @@ def cut_out(pixels: Tensor, indices: Tensor, plan: Epoch, cutout: int, colour: T
     in_rows, in_columns = (
         (pixel >= start) & (pixel < start + cutout)
         for start, pixel in (
-            (
-                plan.top[indices, None].to(pixels.device),
-                torch.arange(pixels.shape[1], device=pixels.device),
-            ),
-            (
-                plan.left[indices, None].to(pixels.device),
-                torch.arange(pixels.shape[2], device=pixels.device),
-            ),
+            (plan.top[indices, None], torch.arange(pixels.shape[1], device=pixels.device)),
+            (plan.left[indices, None], torch.arange(pixels.shape[2], device=pixels.device)),
         )
     )
     return torch.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], colour, pixels)

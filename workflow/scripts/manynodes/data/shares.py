@@ -87,21 +87,28 @@ class Shares:
         Args:
             parts: numbers of training images, on `place`.
         """
+        parts = list(parts)
+        if not parts:
+            return
+        # Once per epoch: in a step, such a copy would wait until a GPU has computed all before.
+        there = plan.to(self.device)
+        parts_there = torch.cat(parts).to(self.device).split([len(part) for part in parts])
+        both = zip(parts, parts_there, strict=True)
         if not self.large:
-            for part in parts:
-                yield part, self.augmented(self.gathered(plan, part), part, plan)
+            for part, mine in both:
+                yield mine, self.augmented(self.gathered(plan, part), mine, there)
             return
         waiting: deque[tuple[Tensor, Future[Tensor]]] = deque()
         with ThreadPoolExecutor(THREADS, "gather") as threads:
             try:
-                for part in parts:
-                    waiting.append((part, threads.submit(self.gathered, plan, part)))
+                for part, mine in both:
+                    waiting.append((mine, threads.submit(self.gathered, plan, part)))
                     if len(waiting) > AHEAD:
                         first, pixels = waiting.popleft()
-                        yield first, self.augmented(pixels.result(), first, plan)
+                        yield first, self.augmented(pixels.result(), first, there)
                 while waiting:
                     first, pixels = waiting.popleft()
-                    yield first, self.augmented(pixels.result(), first, plan)
+                    yield first, self.augmented(pixels.result(), first, there)
             finally:
                 # The training may stop between two steps.
                 threads.shutdown(cancel_futures=True)
@@ -115,7 +122,10 @@ class Shares:
         else:
             how = self.how
         if not self.large:
-            return crop(self.images, rows, part, plan, how)
+            pixels = crop(self.images, rows, part, plan, how)
+            # From other memory, a copy to a GPU waits for it.
+            to_gpu = self.device.type == "cuda" and not pixels.is_cuda
+            return pixels.pin_memory() if to_gpu else pixels
         assert self.mapped is not None
         out = torch.empty(
             (len(part), *how.window, self.images.shape[3]),
@@ -126,16 +136,19 @@ class Shares:
         return out
 
     def augmented(self, pixels: Tensor, part: Tensor, plan: Epoch) -> Tensor:
-        """What remains to be done on the device."""
+        """What remains to be done on the device.
+
+        Args:
+            part, plan: on the device too.
+        """
         pixels = pixels.to(self.device, non_blocking=True)
         if plan.boxes is not None:
-            boxes = plan.boxes[part].to(self.device)
-            pixels = resized_boxes(pixels, boxes, self.how.window)
+            pixels = resized_boxes(pixels, plan.boxes[part], self.how.window)
         if self.how.flip and (self.large or plan.boxes is not None):
-            flipped = plan.flipped[part].to(self.device)
-            pixels = torch.where(flipped[:, None, None, None], pixels.flip(2), pixels)
+            flipped = plan.flipped[part][:, None, None, None]
+            pixels = torch.where(flipped, pixels.flip(2), pixels)
         if plan.colours is not None:
-            pixels = changed_colours(pixels, plan.colours[part].to(self.device))
+            pixels = changed_colours(pixels, plan.colours[part])
         if self.how.cutout:
             pixels = cut_out(pixels, part, plan, self.how.cutout, self.colour)
         return pixels

@@ -68,9 +68,15 @@ def evaluation_size(run: Run, _images: Images = USUAL) -> Size:
     return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device], launches=False)
 
 
-def cpus_on_one_machine(run: Run, cores: int) -> int:
-    """The CPUs of all processes of a run on this machine; all of its cores for `auto`."""
-    return cores if run.cpus_per_proc == "auto" else run.world_size * int(run.cpus_per_proc)
+def cpus_on_one_machine(run: Run, cores: int, gpus: int) -> int:
+    """The CPUs of all processes of a run on this machine. With `auto`, all of its cores, or those
+    that fall to the run's share of the machine's GPUs, so that others can use the rest.
+    """
+    if run.cpus_per_proc != "auto":
+        return run.world_size * int(run.cpus_per_proc)
+    if run.device == "cpu" or gpus < run.world_size:
+        return cores
+    return max(1, cores * run.world_size // gpus)
 
 
 def cpus_per_process(wanted: int | None, processes: int, cpus: int, remedy: str) -> int:

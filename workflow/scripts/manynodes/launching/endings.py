@@ -26,8 +26,16 @@ LOST_A_PEER = re.compile(
     r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
     r"|Connection (closed|reset) by peer"
 )
-# Words of theirs in a process that has waited too long for another one.
-TIMED_OUT = re.compile(r"[Tt]imed out|Timeout\(ms\)|Application timeout|wait timeout")
+# Words of theirs in a process that has waited too long for another one. NCCL's ranks tell each
+# other when one of them has.
+TIMED_OUT = re.compile(
+    r"[Tt]imed out|Timeout\(ms\)|Application timeout|wait timeout|collective timeout"
+)
+# Words of a fault of the process's own GPU. NCCL's watchdog meets it too, and reports it in its own
+# words, which are those of a lost peer.
+GPU_FAULT = re.compile(
+    r"CUDA error: |AcceleratorError|uncorrectable ECC|CU(BLAS|DNN)_STATUS_|CUDA out of memory"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,13 @@ class Ending:
     @property
     def lost_a_peer(self) -> bool:
         """Whether its last lines report a lost peer."""
-        return bool(LOST_A_PEER.search("\n".join(self.lines)))
+        return self.gpu_fault is None and bool(LOST_A_PEER.search("\n".join(self.lines)))
+
+    @property
+    def gpu_fault(self) -> str | None:
+        """The words of a fault of its GPU, to the end of their line; None if there was none."""
+        faults = (GPU_FAULT.search(line) for line in self.lines)
+        return next((fault.string[fault.start() :] for fault in faults if fault), None)
 
     @property
     def timed_out(self) -> bool:
@@ -82,6 +96,8 @@ class Ending:
         """One line: who it was, with its error or last line, or else how it ended."""
         if self.late:
             return f"{self.name} did not end within {self.late} s of SIGTERM"
+        if self.status == -signal.SIGABRT and self.gpu_fault:
+            return f"{self.name}: {' '.join(self.gpu_fault.split())}"
         said = self.lines[-1] if self.lines else ""
         if self.lines and self.lines[0].startswith("Traceback "):
             # The message after the frames may have several lines.

@@ -30,6 +30,9 @@ COLLECTIVE = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
     "/torch/autograd/graph.py",
+    # For a GPU, whose queue waits for the others.
+    "/torch/cuda/streams.py",
+    "/manynodes/ranks/device.py",
 )
 WAITING = "/subprocess.py"
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
@@ -135,12 +138,14 @@ class Observer:
         stays = [old for old, new in pairwise(states) if old == new and old]
         return stays[-1] if stays else ""
 
-    @property
-    def last(self) -> Whereabouts | None:
-        """Where it was when it was told to end, or stuck before it ended; None if it ended by
-        itself.
+    def last(self, aborted: bool) -> Whereabouts | None:
+        """Where it was when it was told to end, or stuck before it ended, or aborted; None if it
+        ended in another way by itself.
+
+        Args:
+            aborted: NCCL's watchdog ends all ranks if one of them hangs, that one too.
         """
-        if not (self.told_to_end or self.state):
+        if not (self.told_to_end or self.state or aborted):
             return None
         return replace(self.sample, who=self.who, where=self.where, log=self.log, state=self.state)
 
@@ -165,9 +170,14 @@ def state_of(pid: int) -> str:
     for each in chain(pid):
         with suppress(OSError):
             letter, *_ = stat_of(each)
-            if letter in STATES:
+            # One that has been aborted waits for the disk while its memory is written to it.
+            if letter in STATES and not (letter == "D" and dumps_core(each)):
                 return STATES[letter]
     return ""
+
+
+def dumps_core(pid: int) -> bool:
+    return "\nCoreDumping:\t1\n" in Path(f"/proc/{pid}/status").read_text()
 
 
 def chain(pid: int) -> list[int]:

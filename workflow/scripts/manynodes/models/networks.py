@@ -30,6 +30,13 @@ class Scale(nn.Module):
         return hidden * self.factor
 
 
+class GlobalMaxPool(nn.Module):
+    """torch calls the gradient of AdaptiveMaxPool2d not deterministic on a GPU."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.max_pool2d(hidden, hidden.shape[2:])
+
+
 class Airbench(nn.Module):
     """The network of airbench94 with three blocks of the given widths; with residual layers, of
     airbench96.
@@ -157,5 +164,5 @@ def resnet9(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Seque
         conv(64, 128), nn.MaxPool2d(2), Residual(conv(128, 128), conv(128, 128)),
         conv(128, 256), nn.MaxPool2d(2),
         conv(256, 512), nn.MaxPool2d(2), Residual(conv(512, 512), conv(512, 512)),
-        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes, bias=False), Scale(0.125),
+        GlobalMaxPool(), nn.Flatten(), nn.Linear(512, classes, bias=False), Scale(0.125),
     )  # fmt: skip

@@ -44,7 +44,11 @@ def environment_of(contract: Environment, before: Mapping[str, str], folder: str
 
 def gpu_here(device: str | None, environment: Mapping[str, str]) -> bool:
     """Whether the program may find a GPU on this node."""
-    if device == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") == "":
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if device == "cpu" or given == "":
+        return False
+    # A job gets GPUs for `cuda`; without, it sees none, although the node has some.
+    if device != "cuda" and given is None and {"SLURM_JOB_ID", "PBS_JOBID"} & {*environment}:
         return False
     return any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 

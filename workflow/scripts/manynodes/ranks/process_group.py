@@ -3,10 +3,14 @@
 import itertools
 import os
 import socket
+import sys
+import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,16 +21,22 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
 from manynodes.base.cpus import usable_cpus
-from manynodes.base.environment import Environment
+from manynodes.base.environment import Environment, add_to_report
 from manynodes.base.errors import Refusal, one_line
-from manynodes.base.signing import key, signed, verified
+from manynodes.base.signing import SIZE, key, signed, verified
 from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import Tree, decode, encode
+from manynodes.ranks.device import choose_device, numbers, on_cpu
 from manynodes.ranks.memory import keep_freed_memory
-from manynodes.ranks.network import let_gloo_be_reached, local_address
+from manynodes.ranks.network import interface_of, let_gloo_be_reached, local_address
 from manynodes.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
 from manynodes.ranks.processor import processor
 
+# Bytes that are broadcast at once: each piece is in memory several times.
+PIECE = 64 << 20
+# Seconds that the preflight takes at most when all ranks are there. NCCL's bootstrap has no limit,
+# and a time-out of its all-reduce ends the process from another thread, without a word of ours.
+CONNECT = 90
 # All ranks count their exchanges. The number is signed with the value, so an earlier value cannot
 # be replayed.
 EXCHANGES = itertools.count()
@@ -70,9 +80,12 @@ def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
     torch.set_deterministic_debug_mode("warn")
     # A debugging aid that fills new memory; it took 3 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # By default a GPU rounds the inputs of convolutions to TF32, with 10 bits of mantissa.
+    # By default a GPU rounds the inputs of convolutions to TF32, with 10 bits of mantissa, and
+    # NVIDIA's containers have it round those of linear layers too.
     torch.backends.cudnn.allow_tf32 = False
-    keep_freed_memory()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if process.device.type == "cpu":  # on a GPU, activations are in its own memory
+        keep_freed_memory()
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if world_size > 1:
@@ -80,11 +93,52 @@ def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
     else:
         for line in warnings([describe(process)]):
             print(line, flush=True)
+    yield process
+    # Not after a failure, see `failing_at_once`.
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def failing_at_once() -> Iterator[None]:
+    """Around all of a program: if it fails as one of several ranks, end it when it has said why.
+
+    To destroy NCCL's group, which Python does at its end too, waits for the others; and they wait
+    for this rank.
+    """
     try:
-        yield process
+        yield
+    except BaseException as error:
+        if not dist.is_initialized():
+            raise
+        status = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        elif isinstance(status, str):
+            print(status, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 1)
+
+
+@contextmanager
+def refused_after(seconds: float, problem: str) -> Iterator[None]:
+    """End this process with a refusal if what is inside has not ended by then. It may be in code
+    that does not return to Python.
+    """
+
+    def refuse() -> None:
+        add_to_report(refused=True)
+        print(f"{Path(sys.argv[0]).stem}: {Refusal(problem)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, refuse)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        timer.cancel()
 
 
 def join_others(process: Process, patience: timedelta) -> None:
@@ -112,14 +166,24 @@ def join_others(process: Process, patience: timedelta) -> None:
             device_id=device,
         )
 
+    where = f"preflight: {here.host} ({here.address})"
+    if process.device.type == "cuda":
+        # It would write the state of all collectives to a file per rank, and end the rank that the
+        # others wait for before its supervisor has looked at it.
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        network = interface_of(here.address) or "the network to use"
+        remedy = f"set NCCL_SOCKET_IFNAME to =INTERFACE, here perhaps {network}"
+        # Its own time-out must not come first.
+        patient = timedelta(seconds=2 * CONNECT)
+    else:
+        remedy, patient = "set GLOO_SOCKET_IFNAME to the network to use", ANSWER
+    failed = f"the test all-reduce failed; {remedy}"
     try:
-        connect("preflight", ANSWER)
-        check_sum(process.rank + 1, here, process.world_size)
+        with refused_after(CONNECT, f"{where}: no answer within {CONNECT} s; {failed}"):
+            connect("preflight", patient)
+            check_sum(process.rank + 1, here, process.world_size)
     except RuntimeError as error:
-        raise Refusal(
-            f"preflight: {here.host} ({here.address}): {one_line(str(error), 60)}; the test "
-            "all-reduce failed; set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network to use"
-        ) from None
+        raise Refusal(f"{where}: {one_line(str(error), 60)}; {failed}") from None
     dist.destroy_process_group()
     connect("run", patience)
 
@@ -175,21 +239,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def choose_device(device: str, local_rank: int) -> torch.device:
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
-    if device == "cuda" and gpus < here:
-        raise Refusal(
-            f"device: cuda needs a GPU for each of the {here} processes on {socket.gethostname()}; "
-            f"torch sees {gpus}"
-        )
-    return (
-        torch.device("cuda", local_rank)
-        if device != "cpu" and gpus >= here
-        else torch.device("cpu")
-    )
-
-
 def everyone_is_here() -> None:
     """Return when every process has called this."""
     if dist.is_initialized():
@@ -219,7 +268,8 @@ def gather(value: Tree, process: Process) -> list[Any]:
         torch.zeros(1, dtype=torch.int64, device=process.device) for _ in range(process.world_size)
     ]
     dist.all_gather(sizes, torch.tensor([len(mine)], device=process.device))
-    most = int(max(sizes))
+    lengths = numbers(torch.cat(sizes))
+    most = max(lengths)
     rooms = (
         [torch.empty(most, dtype=torch.uint8, device=process.device) for _ in sizes]
         if process.first
@@ -227,8 +277,8 @@ def gather(value: Tree, process: Process) -> list[Any]:
     )
     dist.gather(functional.pad(mine, (0, most - len(mine))), rooms)
     return [
-        decode(verified(f"exchange {number} of rank {rank}", as_bytes(room[: int(size)])))
-        for rank, (room, size) in enumerate(zip(rooms or [], sizes, strict=bool(rooms)))
+        decode(verified(f"exchange {number} of rank {rank}", as_bytes(room[:length])))
+        for rank, (room, length) in enumerate(zip(rooms or [], lengths, strict=bool(rooms)))
     ]
 
 
@@ -241,17 +291,24 @@ def broadcast(content: bytes | None, process: Process) -> bytes | None:
     if not dist.is_initialized():
         return content
     what = f"exchange {next(EXCHANGES)} of rank 0"
-    mine = as_tensor(
-        signed(what, (b"" if content is None else b"1") + (content or b"")), process.device
-    )
-    size = torch.tensor([len(mine)], device=process.device)
+    size = torch.tensor([-1 if content is None else len(content)], device=process.device)
     dist.broadcast(size, 0)
-    room = (
-        mine if process.first else torch.empty(int(size), dtype=torch.uint8, device=process.device)
-    )
-    dist.broadcast(room, 0)
-    received = verified(what, as_bytes(room))
-    return received[1:] if received else None
+    (length,) = numbers(size)
+    received = bytearray(0 if process.first else max(length, 0))
+    # A large state is in memory once or twice, and a piece of it a few times more.
+    for start in range(0, max(length, 1), PIECE):
+        name = f"{what}, {start} of {length}"
+        part = min(max(length, 0) - start, PIECE)
+        if process.first:
+            room = as_tensor(signed(name, (content or b"")[start : start + part]), process.device)
+        else:
+            room = torch.empty(SIZE + part, dtype=torch.uint8, device=process.device)
+        dist.broadcast(room, 0)
+        if not process.first:
+            received[start : start + part] = verified(name, as_bytes(room))
+    if process.first or length < 0:
+        return content
+    return bytes(received)
 
 
 def as_tensor(content: bytes, device: torch.device) -> Tensor:
@@ -259,4 +316,4 @@ def as_tensor(content: bytes, device: torch.device) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()
+    return on_cpu(tensor).numpy().tobytes()

@@ -26,6 +26,8 @@ IDENTITY = (
 # Results of MKL's functions of these names, as in MKL_CBWR and MKL_VERBOSE. MKL documents neither
 # function.
 MKL_CBWR = {1: "off", 2: "auto", 3: "compatible", 10: "avx2", 12: "avx512", 14: "avx512_e1"}
+OF_GPUS = ("cuda", "cudnn", "nccl", "driver")
+DRIVER = Path("/sys/module/nvidia/version")
 MKL_KERNELS = {0: "default", 5: "avx2", 7: "avx512"}
 
 
@@ -40,6 +42,16 @@ def processor() -> dict[str, str | None]:
         aten: the instruction set of torch's own kernels.
     """
     return {name: attempt(read) for name, read in READERS.items()}
+
+
+def gpu_software(device: torch.device) -> dict[str, str | None]:
+    """What besides torch decides the last bits on a GPU: OF_GPUS; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    nccl = torch.cuda.nccl.version()
+    found = (torch.version.cuda, str(torch.backends.cudnn.version()), ".".join(map(str, nccl)),
+             attempt(lambda: DRIVER.read_text().strip()))  # fmt: skip
+    return dict(zip(OF_GPUS, found, strict=True))
 
 
 def attempt(read: Callable[[], str | None]) -> str | None:

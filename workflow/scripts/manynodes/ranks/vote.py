@@ -60,7 +60,8 @@ class Vote:
         if votes.is_cuda:
             self.result = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True)
             self.result.copy_(votes, non_blocking=True)
-            self.arrived = torch.cuda.Event()
+            # Without spinning: the result is of the step before, and a rank may have one CPU.
+            self.arrived = torch.cuda.Event(blocking=True)
             self.arrived.record()
 
     def verdict(self) -> Verdict:

@@ -129,13 +129,18 @@ def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
 def by_setting(
     experiment: Experiment, rows: Sequence[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows with a `run`, by what their runs have in common besides their size, in words."""
+    """Rows with a `run`, by what their runs have in common besides their size, in words. With
+    `device: auto`, some may have found GPUs and others not.
+    """
     paired = {"learning_rate"} & {key for pair in experiment.config["runs"] for key in pair}
     axes = [axis for axis in experiment.axes if axis not in {*OF_SIZE, *paired}]
+    mixed = len({bool(row["gpus"]) for row in rows}) > 1
     found = defaultdict(list)
     for row in rows:
         values = experiment.axis_values(row["run"])
-        found["  ".join(f"{axis} {values[axis]}" for axis in axes)].append(row)
+        words = [f"{axis} {values[axis]}" for axis in axes]
+        words += [f"on {'GPUs' if row['gpus'] else 'CPUs'}"] if mixed else []
+        found["  ".join(words)].append(row)
     return dict(found)
 
 

@@ -160,9 +160,10 @@ def refused_if_not_compiled(run: Run) -> Iterator[None]:
                     f"noexec on {socket.gethostname()}; set TORCHINDUCTOR_CACHE_DIR to a folder of "
                     "yours on another disk, or use compile: none"
                 ) from None
+        # Triton builds a C module for Python besides.
+        needs = "a C++ compiler and Python's headers (g++, python3-dev)"
         raise Refusal(
-            f"compile: {run.compile} needs a C++ compiler such as g++ on every node; "
-            f"{socket.gethostname()} says "
+            f"compile: {run.compile} needs {needs} on every node; {socket.gethostname()} says "
             f"{str(error).splitlines()[0]}; load a module that has one, or use compile: none"
         ) from None
 

@@ -27,6 +27,11 @@ def refuse_contradictions(run: Any) -> None:
             f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
             f"of {run.model}; use sgd or adamw"
         )
+    if run.compile == "cuda_graphs" and run.world_size > 1:
+        raise Refusal(
+            "compile: cuda_graphs is for one process: with several, torch has open defects; use "
+            "compile: default"
+        )
     if run.optimizer == "muon" and run.precision == "fp16":
         raise Refusal(
             "precision: muon cannot skip the steps that the gradient scaler of fp16 "

@@ -25,6 +25,7 @@ from manynodes.data.staging import Staged, discard
 from manynodes.experiment.config import Run
 from manynodes.models.classifier import build, images_sums, moments, some
 from manynodes.models.weights import warm_start
+from manynodes.ranks.device import most_memory, numbers
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
@@ -54,8 +55,8 @@ class Training:
         sizes: of an epoch's global batches.
         shares: the images that this rank trains on.
         held_out, val_labels: the validation images' rows and labels.
-        per_step: each rank's mean seconds of a forward pass, and of waiting for pixels, in the last
-            epoch: (ranks, 2), the same on all of them.
+        per_rank: (ranks, 3), the same on all of them: mean seconds of a forward pass and of waiting
+            for pixels in the last epoch, and the most bytes on the GPU so far.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
-        self.per_step = torch.zeros(run.world_size, 2, dtype=torch.float64, device=process.device)
+        self.per_rank = torch.zeros(run.world_size, 3, dtype=torch.float64, device=process.device)
         self.began = time.monotonic()
         # When the present epoch would have begun without interruptions; None between two epochs.
         self.begun: float | None = None
@@ -305,9 +306,7 @@ class Training:
         batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts))
         for batch, (mine, pixels) in zip(steps, batches_of, strict=True):
             lr = learning_rate(run, len(self.sizes), self.steps_done)
-            sums, gradient = self.stepper.step(
-                lr, pixels, self.labels[mine.to(pixels.device)], len(batch)
-            )
+            sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
             self.totals += sums
             self.step += 1
             show.update()
@@ -358,7 +357,7 @@ class Training:
         """Combine the results of the ranks, and validate."""
         n = len(self.labels)
         start = time.perf_counter()
-        loss, accuracy = (all_reduce(self.totals) / n).tolist()
+        loss, accuracy = numbers(all_reduce(self.totals) / n)
         average_batchnorm(self.classifier, self.run.world_size)
         val_loss, val_accuracy = validate(
             self.classifier,
@@ -390,7 +389,8 @@ class Training:
         self.history.append(dict(zip(HISTORY, row, strict=True)))
         self.totals.zero_()
         self.seconds = 0.0
-        self.per_step.zero_()
-        self.per_step[self.process.rank] = torch.tensor(self.stepper.clock.per_step())
-        all_reduce(self.per_step)
+        self.per_rank.zero_()
+        here = (*self.stepper.clock.per_step(), most_memory(self.process.device))
+        self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)
+        all_reduce(self.per_rank)
         self.stepper.clock.reset()

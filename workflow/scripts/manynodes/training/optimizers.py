@@ -31,7 +31,9 @@ class Muon(torch.optim.SGD):
                 if filters.grad is None:
                     continue
                 state = self.state[filters]
-                momentum = state.setdefault("momentum", torch.zeros_like(filters))
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(filters)
+                momentum = state["momentum"]
                 momentum.mul_(self.MOMENTUM).add_(filters.grad)
                 ahead = filters.grad.add(momentum, alpha=self.MOMENTUM)
                 filters.mul_(len(filters) ** 0.5 / filters.norm())

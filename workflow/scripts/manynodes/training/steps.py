@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from manynodes.data.batches import centred, images_per_pass
 from manynodes.experiment.config import Run
+from manynodes.ranks.device import numbers
 from manynodes.ranks.process_group import Process, all_reduce
 from manynodes.training.gradients import Gradients, autocast
 from manynodes.training.losses import LOSSES
@@ -111,7 +112,7 @@ def validate(
         logits = classifier(pixels)
         loss = F.cross_entropy(logits, labels[chunk], reduction="none").double().sum()
         totals += torch.stack((loss, (logits.argmax(1) == labels[chunk]).sum().double()))
-    loss_sum, correct = all_reduce(totals).tolist()
+    loss_sum, correct = numbers(all_reduce(totals))
     return loss_sum / len(labels), correct / len(labels)
 
 

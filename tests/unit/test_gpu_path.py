@@ -1,0 +1,327 @@
+"""What a training on GPUs does when something is wrong, without any GPU: texts that NCCL's watchdog
+writes, ranks that end as NCCL ends them, calls that never return, and invented GPUs.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from forked import run_ranks
+from manynodes.base.errors import Refusal
+from manynodes.base.processes import last_words
+from manynodes.launching.agents import Outcome
+from manynodes.launching.endings import Ending
+from manynodes.launching.first_failure import Source, first_failure
+from manynodes.launching.whereabouts import Whereabouts
+from manynodes.ranks.device import choose_device, is_built_for
+from programs import SCRIPTS, program
+from waiting import until
+
+LONG = "/pytorch/" + "torch/csrc/distributed/c10d/" * 7 + "ProcessGroupNCCL.cpp"
+# In the form of torch 2.14's ProcessGroupNCCL.cpp; torch puts the rank in front of each line.
+WATCHDOG = f"""\
+[rank0]:[E1126 09:00:00.123456789 {LONG}:685] [Rank 0] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for \
+600020 milliseconds before timing out.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
+exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, \
+OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600020 milliseconds before \
+timing out.
+Exception raised from checkTimeout at {LONG}:685 (most recent call first):
+""".splitlines()
+DUMP = f"""\
+[rank1]:[E1126 09:00:01.123456789 {LONG}:1685] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a \
+dump signal due to a collective timeout from rank 0 and we will try our best to dump the debug info.
+""".splitlines()
+ECC = f"""\
+[rank1]:[E1126 09:00:00.123456789 {LONG}:2057] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process \
+group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with \
+exception: CUDA error: uncorrectable ECC error encountered
+""".splitlines()
+FULL = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of 80 GiB
+[rank1]:[W1126 09:00:00.123456789 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=5): \
+Broken pipe
+""".splitlines()
+
+
+def ending(rank: int, status: int, seconds: float, lines: list[str]) -> Ending:
+    return Ending(
+        f"rank {rank}", f"n{rank + 1}", status, seconds, lines=last_words(lines, ""), log="log"
+    )
+
+
+def told(endings: list[Ending], seen: list[Whereabouts] | None = None) -> str:
+    outcome = Outcome(failed=0, status=1)
+    return first_failure(outcome, endings, seen or [], [], Source("srun")).failure.line
+
+
+def test_a_hang_is_named_although_the_watchdog_has_ended_all_ranks() -> None:
+    """Each rank was looked at before, now and then."""
+    endings = [ending(0, -signal.SIGABRT, 1.0, WATCHDOG), ending(1, -signal.SIGABRT, 1.2, DUMP)]
+    waits = Whereabouts("rank 0", "n1", frames=("synchronize (cuda/streams.py:9)",), waits=True)
+    reads = Whereabouts("rank 1", "n2", frames=("read (mine.py:3)",), frame="read (mine.py:3)")
+    assert told(endings, [waits, reads]).startswith("rank 1 on n2 hung (in read (mine.py:3)), and")
+
+
+def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
+    peer = ending(0, -signal.SIGABRT, 0.5, WATCHDOG)
+    assert told([peer, ending(1, -signal.SIGABRT, 1.0, ECC)]).startswith(
+        "rank 1 on n2: CUDA error: uncorrectable ECC error encountered"
+    )
+    full = ending(1, 1, 1.0, FULL)
+    assert told([peer, full]).startswith(
+        "rank 1 on n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
+    )
+    # torch's remark on its store is not the rank's own error.
+    assert not full.lost_a_peer
+
+
+@pytest.mark.faults
+def test_of_ranks_that_all_abort_at_once_the_one_that_hung_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        dedent(f"""
+        import os, sys, threading, time
+        import torch
+        import torch.distributed as dist
+        import launched
+
+        dist.init_process_group("gloo")
+
+
+        def watchdog():
+            time.sleep(12)
+            print({WATCHDOG!r}[launched.rank], {DUMP[0]!r}, sep="\\n", file=sys.stderr, flush=True)
+            os.abort()
+
+
+        def load_next_file():
+            time.sleep(1000)
+
+
+        threading.Thread(target=watchdog, daemon=True).start()
+        if launched.rank == 1:
+            load_next_file()
+        dist.all_reduce(torch.ones(1))
+        """)
+    )
+    done = program(
+        "launch", "--nodes", 2, "--cpus", 2, "--timeout", 8, "--output", tmp_path / "run", "--",
+        sys.executable, script,
+    )  # fmt: skip
+    assert done.returncode == 1
+    line = r"program failed: rank 1 on \S+ hung \(in load_next_file \(\S*program\.py:\d+\)\)"
+    assert re.search(line, done.stderr), done.stderr
+
+
+RANKS = """
+import ctypes, sys, time
+import torch.distributed as dist
+from manynodes.base.errors import told_in_one_line
+from manynodes.ranks import process_group
+from manynodes.ranks.process_group import all_reduce, failing_at_once, refused_after
+import torch
+"""
+
+
+def run_both(tmp_path: Path, code: str) -> list[subprocess.CompletedProcess[str]]:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS + dedent(code))
+    return run_ranks([str(script)], 2)
+
+
+def test_a_rank_that_fails_does_not_wait_to_destroy_the_group(tmp_path: Path) -> None:
+    """NCCL's destroy waits for the others, which wait in a sum."""
+    code = """
+    with failing_at_once(), told_in_one_line("ranks"):
+        with process_group.process_group("cpu") as process:
+            dist.destroy_process_group = lambda: time.sleep(1000)
+            if process.rank == 1:
+                raise ValueError("mine")
+            all_reduce(torch.ones(1))
+    """
+    zero, one = run_both(tmp_path, code)
+    assert (zero.returncode, one.returncode) == (1, 1)
+    assert one.stdout.rstrip().endswith("ValueError: mine")
+
+
+def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path) -> None:
+    code = """
+    process_group.CONNECT = 1
+    dist.init_process_group = lambda *_args, **_options: ctypes.CDLL(None).pause()
+    with failing_at_once(), told_in_one_line("ranks"):
+        with process_group.process_group("cpu"):
+            pass
+    """
+    for rank in run_both(tmp_path, code):
+        assert rank.returncode == 1
+        line = r"^ranks: preflight: \S+ \(\S+\): no answer within 1 s; the test all-reduce failed"
+        assert re.search(line, rank.stdout, re.MULTILINE), rank.stdout
+
+
+def test_a_rank_that_is_blocked_outside_python_ends_soon_after_a_signal(tmp_path: Path) -> None:
+    """The signal does not reach the main thread, as in a wait for a GPU."""
+    script = tmp_path / "blocked.py"
+    script.write_text(
+        "import ctypes, signal\n"
+        "from manynodes.ranks.stopping import listen\n"
+        "stop = listen(None, blocked=0.5)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "print('waits', flush=True)\n"
+        "ctypes.CDLL(None).pause()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    with subprocess.Popen(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdout
+        rank.stdout.readline()
+        rank.terminate()
+        assert rank.wait() == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_hears_the_signal_is_not_ended_while_it_goes_on_or_saves(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import time\n"
+        "from manynodes.ranks.stopping import listen\n"
+        "stop = listen(None, blocked=0.5)\n"
+        "print('trains', flush=True)\n"
+        "while not stop.reason: time.sleep(0.1)\n"
+        "for _ in range(20): time.sleep(0.1)\n"
+        "stop.agreed = True\n"
+        "print('saved', stop.signal)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    with subprocess.Popen(
+        [sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdout
+        rank.stdout.readline()
+        rank.terminate()
+        assert rank.stdout.read() == "saved SIGTERM\n"
+        assert rank.wait() == 0
+
+
+class Gpus:
+    """Invented GPUs."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, count: int, trouble: str = "") -> None:
+        def init() -> None:
+            raise RuntimeError(trouble)
+
+        patch.setattr(torch.cuda, "device_count", lambda: count)
+        patch.setattr(torch.cuda, "is_available", lambda: not trouble)
+        patch.setattr(torch.cuda, "init", init)
+        patch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90", "compute_90"])
+        patch.setattr(torch.cuda, "get_device_capability", lambda _number: (9, 0))
+
+
+OLD = "The NVIDIA driver on your system is too old (found version 12080)."
+
+
+def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    Gpus(monkeypatch, 2)
+    assert str(choose_device("auto", 1)) == "cuda:1"
+    Gpus(monkeypatch, 2, OLD)
+    assert str(choose_device("auto", 0)) == "cpu"
+    assert OLD in capsys.readouterr().out
+    with pytest.raises(Refusal, match=re.escape(OLD)):
+        choose_device("cuda", 0)
+    Gpus(monkeypatch, 0)
+    assert str(choose_device("auto", 0)) == "cpu"
+    with pytest.raises(Refusal, match="2 processes on .*; torch sees 0"):
+        choose_device("cuda", 0)
+    # One for each process, shown alone; or the same for both, which the preflight finds.
+    Gpus(monkeypatch, 1)
+    assert str(choose_device("cuda", 1)) == "cuda:0"
+    assert str(choose_device("auto", 1)) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    assert str(choose_device("cuda", 1)) == "cuda:0"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+
+
+@pytest.mark.parametrize(("architectures", "capability", "runs"), [
+    (["sm_80"], (8, 0), True), (["sm_80"], (8, 6), True), (["sm_86"], (8, 0), False),
+    (["sm_80"], (9, 0), False), (["sm_80", "compute_80"], (9, 0), True),
+    (["sm_75", "sm_120"], (7, 0), False), (["sm_120"], (12, 0), True), (["gfx90a"], (9, 0), True),
+])  # fmt: skip
+def test_code_runs_on_its_major_version_and_intermediate_code_on_later_ones(
+    architectures: list[str], capability: tuple[int, int], runs: bool
+) -> None:
+    assert is_built_for(architectures, *capability) == runs
+
+
+def test_launches_at_once_have_different_gpus_and_one_too_many_waits(tmp_path: Path) -> None:
+    """`launch` only passes numbers on."""
+    script = tmp_path / "gpu.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "mine = here / f'{os.getpid()} {os.environ[\"CUDA_VISIBLE_DEVICES\"]}'\n"
+        "mine.touch()\n"
+        "while not (here / 'over').exists(): time.sleep(0.05)\n"
+    )
+    command = [sys.executable, SCRIPTS / "launch.py", "--device", "cuda", "--launcher", "none",
+               "--", script, tmp_path]  # fmt: skip
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def numbers() -> list[str]:
+        return sorted(path.name.split()[1] for path in tmp_path.glob("* *"))
+
+    launches = [start() for _ in range(3)]
+    try:
+        until(lambda: len(numbers()) == 3)
+        assert numbers() == ["0", "1", "2"]
+        late = start()
+        launches.append(late)
+        assert late.stderr
+        assert "waiting for 1 of the 3 GPUs" in late.stderr.readline()
+        assert len(numbers()) == 3
+        # A claim ends with its launch, however that ends.
+        launches[0].kill()
+        until(lambda: len(numbers()) == 4)
+    finally:
+        (tmp_path / "over").touch()
+        for each in launches:
+            each.communicate()
+    assert [each.returncode for each in launches] == [-signal.SIGKILL, 0, 0, 0]
+
+
+def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -> None:
+    code = """
+    import resource
+    SIZE = 300 << 20
+    with process_group.process_group("cpu") as process:
+        content = b"x" * SIZE if process.first else None
+        process_group.broadcast(b"y" if process.first else None, process)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        received = process_group.broadcast(content, process)
+        assert (len(received), received[:9], received[-9:]) == (SIZE, b"x" * 9, b"x" * 9)
+        assert process_group.broadcast(None, process) is None
+        more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        print(f"more {more / SIZE:.2f}")
+    """
+    for rank in run_both(tmp_path, code):
+        assert rank.returncode == 0, rank.stdout
+        # What is received, once more as bytes, and the pieces.
+        assert float(rank.stdout.rpartition("more ")[2]) < 3, rank.stdout

@@ -1,0 +1,128 @@
+"""The device of a rank, and where a rank waits for it.
+
+A rank that waits for its GPU waits for the others, whose sums are in its queue. All such places are
+in this file, so that `whereabouts` can tell them from the place of a rank that hangs.
+"""
+
+import os
+import re
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manynodes.base.errors import Refusal, one_line
+
+
+def numbers(tensor: Tensor) -> Any:
+    """The numbers of a tensor, when its device has computed them."""
+    return tensor.tolist()
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU, when its device has computed it."""
+    return tensor.cpu()
+
+
+def most_memory(device: torch.device) -> int:
+    """The most bytes of tensors that this process had on its GPU so far; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+@contextmanager
+def told_when_full() -> Iterator[None]:
+    """Say in one line that a GPU's memory is full. Not as what would come again: it may be another
+    program's.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        where = socket.gethostname()
+        raise Refusal(
+            f"the memory of a GPU on {where} is full ({one_line(str(error), 70)}); use a smaller "
+            "global_batch_size, more processes, or images_in: disk"
+        ) from None
+
+
+def choose_device(device: str, local_rank: int) -> torch.device:
+    """The device of a rank.
+
+    Args:
+        device: `cpu`, `cuda`, or `auto`: a GPU if this node has one that can be used for each of
+            its processes.
+
+    Raises:
+        Refusal: `cuda`, and there are too few GPUs, or torch cannot compute on them.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    slices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if slices[0].startswith("MIG-") and len(slices) >= here:
+        # Of several slices of a GPU, CUDA shows the first.
+        os.environ["CUDA_VISIBLE_DEVICES"] = slices[local_rank]
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if not gpus and device != "cuda":
+        return torch.device("cpu")
+    trouble = trouble_with_gpus() if gpus else None
+    if gpus >= here and not trouble:
+        return torch.device("cuda", local_rank)
+    # A site may show each process its own GPU alone; the preflight finds one that is shared.
+    if gpus == 1 and device == "cuda" and not trouble:
+        return torch.device("cuda", 0)
+    problem = trouble or f"torch sees {gpus}"
+    if device == "cuda":
+        raise Refusal(
+            f"device: cuda needs a GPU for each of the {here} processes on {socket.gethostname()}; "
+            f"{problem}"
+        )
+    if local_rank == 0:
+        print(
+            f"preflight: warning: the CPUs of {socket.gethostname()} are used, {here} processes "
+            f"have no GPU each: {problem}",
+            flush=True,
+        )
+    return torch.device("cpu")
+
+
+def trouble_with_gpus() -> str | None:
+    """Why torch cannot compute on the GPUs that the system has; None if it can.
+
+    `torch.cuda.device_count` counts them although the driver is too old for this torch.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not torch.cuda.is_available():
+            try:
+                torch.cuda.init()
+            except (RuntimeError, AssertionError) as error:
+                return one_line(str(error).splitlines()[0], 100)
+            return "torch cannot use them"
+    built_for = torch.cuda.get_arch_list()
+    for number in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(number)
+        if not is_built_for(built_for, *capability):
+            name = torch.cuda.get_device_name(number)
+            return (
+                f"{name} has compute capability {capability[0]}.{capability[1]}, torch "
+                f"{torch.__version__} was built for {' '.join(built_for)}"
+            )
+    return None
+
+
+def is_built_for(architectures: Sequence[str], major: int, minor: int) -> bool:
+    """Whether code for these architectures runs on a GPU of this compute capability.
+
+    Machine code (`sm_80`) runs on the same major version from its minor one on; intermediate code
+    (`compute_80`) on all later ones. Source: CUDA C++ Programming Guide, Compute Capability.
+    """
+    for each in architectures:
+        known = re.fullmatch(r"(sm|compute)_(\d+)(\d)", each)
+        if known:
+            its = (int(known[2]), int(known[3]))
+            if its <= (major, minor) and (known[1] == "compute" or its[0] == major):
+                return True
+    # Architectures of AMD's GPUs have other names; torch itself says if it lacks one.
+    return not any(each.startswith("sm_") for each in architectures)
