@@ -27,9 +27,10 @@ from manynodes.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 from session import Session
-from patches import call_when_planned, end_in_a_thread
+from patches import call_when_planned, end_in_a_thread, look_behind_ancient_files
 
 end_in_a_thread()
+look_behind_ancient_files()
 forget_others(os.environ)
 registry.forget_query_settings(os.environ)
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still

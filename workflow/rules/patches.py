@@ -1,8 +1,10 @@
-"""Patches of Snakemake 9's scheduler, applied from outside."""
+"""Patches of Snakemake 9, applied from outside."""
 
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from snakemake.scheduling.job_scheduler import JobScheduler
@@ -30,6 +32,43 @@ def end_in_a_thread() -> None:
         handle(scheduler, *signal)
 
     JobScheduler.exit_gracefully = exit_gracefully
+
+
+def look_behind_ancient_files() -> None:
+    """Let Snakemake look for the changes of every job.
+
+    It skips the jobs below one that runs, since they will run too. Those that depend on it by
+    `ancient` files only do not: their own changes went unnoticed until the next command. Here, one
+    command with a new `stage` and another configuration staged, and showed the old results.
+    Source: https://github.com/snakemake/snakemake/issues/4166
+    """
+    # Only here: it cannot be imported before the rest of Snakemake.
+    from snakemake.dag import DAG
+
+    update, walk = DAG.update_needrun, DAG.bfs
+    updating = ContextVar("updating", default=False)
+
+    async def update_needrun(dag: DAG, *arguments: Any, **options: Any) -> None:
+        before = updating.set(True)
+        try:
+            await update(dag, *arguments, **options)
+        finally:
+            updating.reset(before)
+
+    def bfs(dag: DAG, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
+        if not updating.get() or direction is not dag.depending:
+            yield from walk(dag, direction, *jobs, **options)
+            return
+        queue, seen = deque(jobs), set(jobs)
+        while queue:
+            job = queue.popleft()
+            yield job
+            for below, files in direction[job].items():
+                if below not in seen and not all(file.is_ancient for file in files):
+                    queue.append(below)
+                    seen.add(below)
+
+    DAG.update_needrun, DAG.bfs = update_needrun, bfs
 
 
 def call_when_planned(check: Callable[[], None]) -> None:
