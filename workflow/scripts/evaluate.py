@@ -87,7 +87,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     images, labels = mapped_tensor(arrays[0]), torch.tensor(arrays[1], device=process.device)
     if fits(arrays[0], process.device):
         images = images.to(process.device)
-    batch_size = args.batch_size or images_per_pass(arrays[0])
+    batch_size = args.batch_size or images_per_pass(arrays[0], process.device.type)
 
     def evaluated(path: Path, views: str) -> Found:
         return evaluate_weights(

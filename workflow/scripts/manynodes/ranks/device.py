@@ -28,6 +28,30 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
+def all_on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, with one wait for all of them."""
+    if not any(tensor.is_cuda for tensor in tensors.values()):
+        return dict(tensors)
+    found = {
+        name: torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
+            tensor, non_blocking=True
+        )
+        for name, tensor in tensors.items()
+    }
+    torch.cuda.current_stream().synchronize()
+    return found
+
+
+def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """The name of the first tensor of one device with a number that is not finite, with one wait
+    for all of them.
+    """
+    if not tensors:
+        return None
+    finite = numbers(torch.stack([tensor.isfinite().all() for tensor in tensors.values()]))
+    return next((name for name, fine in zip(tensors, finite, strict=True) if not fine), None)
+
+
 def most_memory(device: torch.device) -> int:
     """The most bytes of tensors that this process had on its GPU so far; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

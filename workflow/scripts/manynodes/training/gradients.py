@@ -101,6 +101,8 @@ def distributed(
     if run.world_size > 1:
         # torch 2.11 knows this name too.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+        # Of 1 x 1 filters in a GPU's memory format: a small copy in each step.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         # BatchNorm statistics are averaged once per epoch instead of broadcast in every step.
         network = DistributedDataParallel(
             classifier, broadcast_buffers=False, bucket_cap_mb=gradients.bucket_mb

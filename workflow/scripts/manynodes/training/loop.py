@@ -25,7 +25,7 @@ from manynodes.data.staging import Staged, discard
 from manynodes.experiment.config import Run
 from manynodes.models.classifier import build, images_sums, moments, some
 from manynodes.models.weights import warm_start
-from manynodes.ranks.device import most_memory, numbers
+from manynodes.ranks.device import all_on_cpu, first_not_finite, most_memory, numbers
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
@@ -42,6 +42,8 @@ from manynodes.training.steps import (
     validate,
 )
 
+# Among the names of buffers, which have no blank.
+TOTALS = "sums of the epoch"
 # Bytes of neighbouring images that `order: blocks` reads in one piece.
 BLOCK = 32_000_000
 
@@ -240,10 +242,11 @@ class Training:
 
     def rank_state(self) -> dict[str, Any]:
         """This rank's part of a state, see `State.ranks`, on the CPU."""
-        buffers = {name: buffer.cpu() for name, buffer in self.classifier.named_buffers()}
+        buffers = all_on_cpu({TOTALS: self.totals} | dict(self.classifier.named_buffers()))
+        totals = buffers.pop(TOTALS)
         return {
             "buffers": buffers,
-            "totals": self.totals.cpu(),
+            "totals": totals,
             "rng": random_state(self.process.device),
         }
 
@@ -259,12 +262,13 @@ class Training:
             dict(self.classifier.named_parameters()),
             *(rank["buffers"] for rank in ranks),
         ):
-            for name, tensor in tensors.items():
-                if name not in self.never_finite and not tensor.isfinite().all():
-                    raise Refusal(
-                        f"after {progress(self.epoch, self.step)}: {name} is not finite; "
-                        f"{self.remedy}"
-                    )
+            checked = {
+                name: each for name, each in tensors.items() if name not in self.never_finite
+            }
+            if name := first_not_finite(checked):
+                raise Refusal(
+                    f"after {progress(self.epoch, self.step)}: {name} is not finite; {self.remedy}"
+                )
         self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
         return State(
             run=self.run.values,

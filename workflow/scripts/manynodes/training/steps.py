@@ -104,7 +104,7 @@ def validate(
         return None, None
     classifier.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=process.device)
-    for chunk in torch.arange(len(labels)).split(images_per_pass(images))[
+    for chunk in torch.arange(len(labels)).split(images_per_pass(images, process.device.type))[
         process.rank :: process.world_size
     ]:
         pixels = centred(images[rows[chunk.to(rows.device)]], size).to(process.device)
