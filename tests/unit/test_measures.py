@@ -12,14 +12,20 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter as File
 
 from manynodes.base.errors import Refusal
 from manynodes.data.files import below, collect, fingerprint, read_files
-from manynodes.experiment.command import filled
+from manynodes.experiment.command import apart, filled
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
 from manynodes.programs.folders import Folders, differences, prepare, read_request
 from manynodes.programs.outputs import publish
-from manynodes.programs.user_numbers import LogRows, read_user_metrics
-from manynodes.reporting.measures import Result, read_metrics, read_result, write_result
+from manynodes.programs.user_numbers import LogRows, metrics_of, read_user_metrics
+from manynodes.reporting.measures import (
+    Result,
+    newest,
+    read_metrics,
+    read_result,
+    write_result,
+)
 from manynodes.reporting.results import changed
 from programs import ROOT
 
@@ -353,8 +359,17 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert read_user_metrics(tmp_path, {"tensorboard": "runs"}) == [
         {"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25},
     ]  # fmt: skip
+    (tmp_path / "again.csv").write_text("epoch,loss\n0,1.5\n1,N/A\nepoch,loss\n2,1.25\n")
+    rows = read_user_metrics(tmp_path, "again.csv")
+    assert [(row["epoch"], row["loss"]) for row in rows if row["epoch"] != 1] == [
+        (0, 1.5), (2, 1.25),
+    ]  # fmt: skip
+    assert math.isnan(rows[1]["loss"])
+    assert newest(rows) == {"loss": 1.25}
     (tmp_path / "bare.csv").write_text("0,2.5\n1,2\n")
+    (tmp_path / "texts.csv").write_text("a,b\nx,y\n")
     for given in (
+        "texts.csv",
         "bare.csv",
         "no.csv",
         "state.json#nowhere",
@@ -363,6 +378,28 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     ):
         with pytest.raises(Refusal, match="correct the key metrics|names its columns"):
             read_user_metrics(tmp_path, given)
+
+
+def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: Path) -> None:
+    """The training has ended; an expression that matches nothing is not passed over."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/rank=0.log").write_text("epoch 1 loss 0.5\nother\nepoch 2 loss 0.25\n")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/metrics.csv").write_text("epoch,other\n1,7\n")
+    right = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    assert metrics_of(tmp_path, right) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
+    (tmp_path / "state/metrics.csv").write_text("epoch,loss\n9,9\n")
+    assert metrics_of(tmp_path, right) == [{"epoch": 9, "loss": 9}]
+    with pytest.raises(Refusal, match="no line of .*rank=0.log matches"):
+        metrics_of(tmp_path, {"log": r"Epoch (?P<epoch>\d+) (?P<accuracy>\d+)"})
+
+
+def test_of_a_long_command_the_words_that_differ_are_told() -> None:
+    before = ["python", "train.py", "--epochs", "6", "--lr", "0.1"]
+    assert apart(before, [*before[:3], "3", *before[4:]]) == ("6", "3")
+    assert apart(before, before[:4]) == ("--lr 0.1", "nothing")
+    assert apart(0.1, [0.1]) == (0.1, [0.1])
+    assert apart(["a", "a"], ["a"]) == ("a", "nothing")
 
 
 def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_ones(

@@ -69,7 +69,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     command = ["--configfile", "mine/env.yaml"]
     missing = place.snakemake("--dry-run", *command)
     assert "config: environment: " in missing.stdout
-    assert "/env/bin/python is not there; correct environment" in missing.stdout
+    assert "/env is not there; correct environment" in missing.stdout
     venv(folder / "env")
     wrong = place.snakemake(*command)
     assert "wrong is not in results/own/run/work, though the program ended" in wrong.stdout

@@ -145,3 +145,17 @@ def words_sha256(words: Sequence[str]) -> str:
 def module_of(words: Sequence[str]) -> str | None:
     """The module that the words start; None for a file."""
     return words[2].rpartition(":")[2] if len(words) > 2 and words[1] == "-m" else None
+
+
+def apart(before: Any, now: Any) -> tuple[Any, Any]:
+    """Two values without what two lists have in common at their beginning and their end: of a long
+    command, the words that differ.
+    """
+    if not (isinstance(before, list) and isinstance(now, list)):
+        return before, now
+    both = min(len(before), len(now))
+    head = next((n for n in range(both) if before[n] != now[n]), both)
+    both -= head
+    tail = next((n for n in range(both) if before[-1 - n] != now[-1 - n]), both)
+    was, is_now = (words[head : len(words) - tail] for words in (before, now))
+    return " ".join(map(str, was)) or "nothing", " ".join(map(str, is_now)) or "nothing"

@@ -633,9 +633,10 @@ def refuse_bad_patterns(given: str | list[str]) -> None:
             groups = list(re.compile(text).groupindex)
         except re.error as error:
             raise Refusal(f"config: metrics.log: {shown(text)}: {error}; correct it") from None
-        if not groups:
+        if len(groups) < 2:
             remedy = "name what counts and each number, such as (?P<epoch>\\d+)"
-            raise Refusal(f"config: metrics.log: {shown(text)} has no named group; {remedy}")
+            few = "only one named group" if groups else "no named group"
+            raise Refusal(f"config: metrics.log: {shown(text)} has {few}; {remedy}")
         counts.add(groups[0])
     if len(counts) > 1:
         first, other, *_ = sorted(counts)

@@ -204,7 +204,8 @@ class UserEnvironment:
                 remedy = f"run `uv sync --locked` in {self.uv}"
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
-            raise Refusal(f"config: environment: {self.interpreter} is not there; {remedy}")
+            missing = self.interpreter if self.prefix.exists() else self.prefix
+            raise Refusal(f"config: environment: {missing} is not there; {remedy}")
         if self.answers_here:
             try:
                 _ = self.here

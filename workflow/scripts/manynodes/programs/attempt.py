@@ -12,6 +12,7 @@ from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.command import words_sha256
 from manynodes.programs.folders import REPOSITORY, Folders, prepare
+from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
 
 # Where a run is computed, besides its geometry, does not decide its result.
@@ -49,7 +50,8 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
         if folders.ended.exists():
             tell("the program has ended before; only its results are checked again")
             return False
-        tell(f"continues with the state in {folders.saved}")
+        place = place_saved(folders, task)
+        tell(f"continues from {place}" if place else "starts over: it has saved nothing")
     folder = folder_of(task.command)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")

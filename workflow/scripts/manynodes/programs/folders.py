@@ -14,6 +14,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import parse_form, read_bytes
+from manynodes.experiment.command import apart
 
 MOST_BYTES = 10_000_000  # of the description of a state
 # What the Python of a program is and has, and the repository that the program lies in.
@@ -188,6 +189,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         was, is_now = before.get(key), now.get(key)
         if was == is_now:
             continue
+        was, is_now = apart(was, is_now)
         parts.append(
             f"the {key.removesuffix('_sha256')} changed"
             if key.endswith("_sha256")

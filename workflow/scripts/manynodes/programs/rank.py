@@ -25,7 +25,13 @@ from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
 from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
 from manynodes.programs.task import Task
-from manynodes.programs.user_numbers import LogRows, in_log, metrics_of, newest_last
+from manynodes.programs.user_numbers import (
+    LogRows,
+    in_log,
+    metrics_of,
+    newest_last,
+    patterns_of,
+)
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.reporting.measures import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
@@ -103,7 +109,7 @@ class Rank:
         """Whether the program has saved something; `launch` is told."""
         saved = saved_now(self.folders, self.task) != self.before
         if saved and self.owner:
-            self.report["saved"] = str(self.folders.saved)
+            self.report["saved"] = str(place_saved(self.folders, self.task))
         return saved
 
     def end(self, status: int, stopped: str | None) -> None:
@@ -123,7 +129,8 @@ class Rank:
         self.refuse_touched_inputs()
         if status == 0:
             self.refuse_changed_inputs()
-        where = f"saved in {self.folders.saved}" if saved else "nothing new was saved"
+        place = place_saved(self.folders, self.task)
+        where = f"saved in {place}" if saved and place else "nothing new was saved"
         if status == STOPPED:
             self.report["stopped"] = stopped or f"exit status {STOPPED}"
             raise Stopped(f"stopped ({stopped or 'by itself'}); {where}")
@@ -252,8 +259,16 @@ def rows_of(task: Task, folders: Folders) -> LogRows | None:
     given = task.reads.get("metrics")
     if not in_log(given):
         return None
-    patterns = [given["log"]] if isinstance(given["log"], str) else given["log"]
-    return LogRows(patterns, folders.metrics, read_metrics(folders.metrics))
+    return LogRows(patterns_of(given), folders.metrics, read_metrics(folders.metrics))
+
+
+def place_saved(folders: Folders, task: Task) -> Path | None:
+    """Where the program has saved what it continues from; None if it has not."""
+    patterns = task.reads.get("snapshots", ())
+    found = [path for each in patterns for path in newest_last(folders.work, each)]
+    if found:
+        return found[-1]
+    return folders.saved if trace(folders.saved)[0] else None
 
 
 def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
@@ -282,11 +297,15 @@ def looked(
     with suppress(OSError):
         found["driver"] = DRIVER.read_text().splitlines()[0]
     # Another program may start it: `env`, `nice`.
-    at = command.index(python) if (python := environment.interpreter) in command else 0
+    python = environment.interpreter
+    at = command.index(python) if python in command else 0
     if is_python(command[at]):
         # What comes before it may change where it looks.
         imports, folder = ((), start) if at else needed(command[1:], start)
         found |= look(environment, command[at : at + 1], variables, imports, folder, listed)
+    elif environment.prefix:
+        # A script of a shell's may start it.
+        found |= look(environment, [python], variables, (), start, listed)
     return found
 
 

@@ -36,8 +36,15 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
     Raises:
         Refusal: they are not there, or are no such rows.
     """
-    if given is None or in_log(given):
+    if given is None:
         return read_metrics(metrics_file(run))
+    if in_log(given):
+        rows = read_metrics(metrics_file(run))
+        columns = columns_of(patterns_of(given))
+        # Empty, or by other expressions, which were corrected since.
+        if not rows or list(rows[0]) != columns:
+            rows = rows_in_log(run / "logs" / "rank=0.log", given)
+        return rows
     return read_user_metrics(run / "work", given)
 
 
@@ -50,8 +57,9 @@ def read_user_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]
     """The rows of files of the program: CSV, JSON lines, a list of objects in a JSON file, or
     TensorBoard's event files.
 
-    Columns with a text in them are left out. Rows with the same count become one: some programs
-    write the numbers of training and of validation in rows of their own.
+    Columns without any number are left out; a text among numbers is none. Rows with the same count
+    become one: some programs write the numbers of training and of validation in rows of their own,
+    and one that starts again may write its header again.
 
     Args:
         folder: where the program writes.
@@ -59,7 +67,7 @@ def read_user_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]
             `trainer_state.json#log_history`; or `{"tensorboard": path}` of a folder.
 
     Raises:
-        Refusal: there is no such file, or it has no such rows.
+        Refusal: there is no such file, or it has no such rows, or no numbers in them.
     """
     if not isinstance(given, str):
         return merged(scalars(folder / str(given.get("tensorboard"))))
@@ -141,9 +149,10 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Rows of numbers in the order of their count, one for each count."""
     listed = [{str(name).strip(): value for name, value in row.items()} for row in rows]
     names = [name for name in dict.fromkeys(name for row in listed for name in row) if name]
-    texts = {name for name in names if any(not numeric(row.get(name)) for row in listed)}
-    columns = [name for name in names if name not in texts]
+    columns = [name for name in names if any(is_value(row.get(name)) for row in listed)]
     if not columns:
+        if listed:
+            raise Refusal("metrics: no column has a number; correct the key metrics")
         return []
     if len(columns) > MOST_COLUMNS or any(is_number(name) for name in names):
         raise Refusal("metrics: the file has no line that names its columns; write one")
@@ -151,10 +160,10 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
     for row in listed:
-        if not math.isfinite(number := number_of(row.get(count))):
+        if not (is_value(row.get(count)) and math.isfinite(number := number_of(row[count]))):
             continue
         into = found.setdefault(number, dict.fromkeys(columns, math.nan))
-        into |= {name: number_of(row[name]) for name in columns if row.get(name) not in (None, "")}
+        into |= {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
     return [found[number] for number in sorted(found)]
 
 
@@ -167,8 +176,37 @@ def numeric(value: Any) -> bool:
     return True
 
 
+def is_value(value: Any) -> bool:
+    """Whether a cell has a number."""
+    return value not in (None, "") and numeric(value)
+
+
 def number_of(value: Any) -> float:
     return math.nan if value in (None, "") else float(value)
+
+
+def rows_in_log(log: Path, given: Mapping[str, Any]) -> list[Row]:
+    """The rows of a log that has been written, with expressions that were corrected since.
+
+    Raises:
+        Refusal: no line has any.
+    """
+    rows = LogRows(patterns_of(given), log, [])
+    with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            rows.take(line)
+    if not rows.rows:
+        raise Refusal(f"metrics: no line of {log} matches; correct the expressions of metrics.log")
+    return list(rows.rows.values())
+
+
+def patterns_of(given: Mapping[str, Any]) -> list[str]:
+    return [given["log"]] if isinstance(given["log"], str) else list(given["log"])
+
+
+def columns_of(patterns: Sequence[str]) -> list[str]:
+    """The names of their groups; the first counts."""
+    return list(dict.fromkeys(name for each in patterns for name in re.compile(each).groupindex))
 
 
 class LogRows:
@@ -182,8 +220,7 @@ class LogRows:
 
     def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
         self.patterns, self.path = [re.compile(each) for each in patterns], path
-        names = dict.fromkeys(name for each in self.patterns for name in each.groupindex)
-        self.columns = list(names)
+        self.columns = columns_of(patterns)
         # Of an earlier start with other expressions, they would be rows of something else.
         kept = [row for row in before if list(row)[:1] == self.columns[:1]]
         self.rows = {row[self.columns[0]]: self.empty | row for row in kept}

@@ -269,6 +269,16 @@ def result_line(folder: Path, run: Run, evaluated: bool) -> str:
     return line_of(found)
 
 
+def newest(rows: Sequence[Row]) -> dict[str, float]:
+    """The last number of each column of metrics.csv but the first, which counts: what a program has
+    come to that writes no result.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        found |= {key: row[key] for key in list(row)[1:] if not math.isnan(row[key])}
+    return found
+
+
 def line_of(found: Measured) -> str:
-    numbers = found.numbers or (found.metrics[-1] if found.metrics else {})
+    numbers = found.numbers or newest(found.metrics)
     return ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"

@@ -10,7 +10,7 @@ import pandas as pd
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import COLUMNS, Experiment, Run
 from manynodes.reporting import scaling
-from manynodes.reporting.measures import read_measured
+from manynodes.reporting.measures import newest, read_measured
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 
@@ -76,7 +76,8 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     """
     found = read_measured(folder, run, evaluated)
     results: dict[str, Any] = {}
-    for origin, numbers in (("result", found.result), ("evaluated", found.evaluation)):
+    written = ("result", found.result), ("evaluated", found.evaluation)
+    for origin, numbers in written if found.numbers else [("newest", newest(found.metrics))]:
         for key, value in numbers.items():
             results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
     return Numbers(found.about, results, pd.DataFrame(found.metrics), found.confusion, found.sums)

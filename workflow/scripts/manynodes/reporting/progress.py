@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -207,14 +208,18 @@ def interval(text: str) -> float:
     return seconds
 
 
-# Columns of history.csv that say how good the network is and how fast the training.
-SHOWN = ("train_loss", "val_loss", "val_accuracy", "images_per_second")
+# Columns that say how good the network is and how fast the training.
+SHOWN = ("train_loss", "loss", "val_loss", "val_accuracy", "images_per_second")
+# Of other tables: those with such a word in their name first.
+GOOD = re.compile("loss|acc|perplexity|error|score", re.IGNORECASE)
 MOST_NUMBERS = 4
 
 
 def in_words(row: dict[str, str]) -> str:
     """The numbers of a row that matter."""
-    keys = [key for key in SHOWN if key in row] or list(row)[1 : MOST_NUMBERS + 1]
+    keys = [key for key in SHOWN if key in row] or sorted(
+        list(row)[1:], key=lambda key: GOOD.search(key) is None
+    )[:MOST_NUMBERS]
     parts = []
     for key in keys:
         with suppress(ValueError):

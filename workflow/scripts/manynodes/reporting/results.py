@@ -11,6 +11,7 @@ from typing import Any
 from manynodes.base import atomic, failure
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, read_json
+from manynodes.experiment.command import apart
 from manynodes.experiment.config import Run
 from manynodes.reporting.history import read_history
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
@@ -63,11 +64,12 @@ def differences(before: dict[str, Any], run: Run) -> list[str]:
     now = json.loads(run.to_json())
     # A key of the built-in trainer that is not there is newer than the run.
     keys = dict.fromkeys([*before, *now]) if run.command else [key for key in now if key in before]
-    return [
-        f"{key} {before.get(key, 'not given')} -> {now.get(key, 'not given')}"
+    different = [
+        (key, *apart(before.get(key, "not given"), now.get(key, "not given")))
         for key in keys
         if key not in before or key not in now or before[key] != now[key]
     ]
+    return [f"{key} {was} -> {is_now}" for key, was, is_now in different]
 
 
 def read_about(path: Path, form: str = "run") -> dict[str, Any]:
