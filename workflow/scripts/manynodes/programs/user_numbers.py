@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.reporting.measures import (
+    COUNTS,
     MOST_COLUMNS,
     Row,
     is_number,
@@ -22,8 +23,6 @@ from manynodes.reporting.measures import (
     write_metrics,
 )
 
-# Columns that count, in the order in which they are looked for; otherwise the first one does.
-COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 MOST_LINE = 4000  # characters of a line of a log that are looked at
 
 

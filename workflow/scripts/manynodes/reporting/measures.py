@@ -19,6 +19,9 @@ from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 MOST_COLUMNS = 1000
+# Columns that count, in the order in which they are looked for in a program's own tables; if there
+# is none, the first one counts.
+COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 LARGEST = 10**300
 # As Python's json writes them; a name between quotation marks stays.
 NOT_FINITE = re.compile(r"(?<=[:\s])-?(?:NaN|Infinity)(?=\s*[,}])")

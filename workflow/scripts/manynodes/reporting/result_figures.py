@@ -25,6 +25,7 @@ from matplotlib.ticker import (
 )
 
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
+from manynodes.reporting.measures import COUNTS
 from manynodes.reporting.results import VIEWS
 
 # Columns `train_loss`, `val_loss` and `test_loss` are one figure, `loss`: legend and style of each.
@@ -37,7 +38,7 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
 # A curve of one point, which a line would not show.
 ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s"}, "test": {}}
 # Not drawn: other counts, and numbers that only go with others.
-NOT_DRAWN = ("step", "n", "plain_accuracy", "plain_loss", "seconds")
+NOT_DRAWN = (*COUNTS, "n", "plain_accuracy", "plain_loss", "seconds")
 PANEL_COLUMNS = 3
 MOST_LINES = 24  # of a legend
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
