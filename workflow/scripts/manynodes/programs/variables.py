@@ -6,6 +6,7 @@ from pathlib import Path
 
 from manynodes.base.environment import Environment
 from manynodes.ranks.network import interface_of, local_address
+from manynodes.schedulers import registry
 
 # The folder of the module `launched`, which a program may import.
 MODULES = Path(__file__).resolve().parents[3] / "modules"
@@ -48,7 +49,7 @@ def gpu_here(device: str | None, environment: Mapping[str, str]) -> bool:
     if device == "cpu" or given == "":
         return False
     # A job gets GPUs for `cuda`; without, it sees none, although the node has some.
-    if device != "cuda" and given is None and {"SLURM_JOB_ID", "PBS_JOBID"} & {*environment}:
+    if device != "cuda" and given is None and not registry.active(environment).shared_cpus:
         return False
     return any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
