@@ -366,6 +366,10 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     ]  # fmt: skip
     assert math.isnan(rows[1]["loss"])
     assert newest(rows) == {"loss": 1.25}
+    (tmp_path / "named.csv").write_text("name,score\nalpha,1\n1e5,2\n")
+    assert [list(row) for row in read_user_metrics(tmp_path, "named.csv")] == 2 * [
+        ["score", "name"]
+    ]
     (tmp_path / "bare.csv").write_text("0,2.5\n1,2\n")
     (tmp_path / "texts.csv").write_text("a,b\nx,y\n")
     for given in (
@@ -382,9 +386,8 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
 
 def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: Path) -> None:
     """The training has ended; an expression that matches nothing is not passed over."""
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/rank=0.log").write_text("epoch 1 loss 0.5\nother\nepoch 2 loss 0.25\n")
     (tmp_path / "state").mkdir()
+    (tmp_path / "state/rank=0.log").write_text("epoch 1 loss 0.5\nother\nepoch 2 loss 0.25\n")
     (tmp_path / "state/metrics.csv").write_text("epoch,other\n1,7\n")
     right = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
     assert metrics_of(tmp_path, right) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]

@@ -68,7 +68,7 @@ def test_large_images_are_copied_in_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Copies(TorchFunctionMode):
-    """Counts copies to another device that wait for it."""
+    """Counts copies to another device that wait for it, also those of what indexes a tensor."""
 
     blocking = 0
 
@@ -77,6 +77,10 @@ class Copies(TorchFunctionMode):
         found = func(*args, **kwargs)
         if func is torch.Tensor.to and found.device != args[0].device:
             self.blocking += not kwargs.get("non_blocking")
+        if func is torch.Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            places = [each.device for each in index if isinstance(each, torch.Tensor)]
+            self.blocking += any(place != args[0].device for place in places)
         return found
 
 

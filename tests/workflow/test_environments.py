@@ -204,3 +204,19 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
     assert not (run / "work/metrics.csv").exists()
     assert json.loads((run / "result.json").read_text()) == {"loss": 0.25, "name": "adam"}
     assert (place.path / "results/public/figures/loss.svg").exists()
+    # A mistake in the expression costs no training: the log of the program that has ended is kept.
+    command = [
+        "--configfile",
+        "public/public.yaml",
+        "--config",
+        "experiment=again",
+        "metrics={log: ",
+    ]
+    command[-1] += "'Epoch (?P<epoch>\\d+) .* %s (?P<loss>\\S+)'}"
+    wrong = place.snakemake(*command[:-1], command[-1] % "lost")
+    assert re.search("no line of .*rank=0.log matches; correct the expressions", wrong.stdout)
+    said = place.run(*command[:-1], command[-1] % "loss")
+    assert "the program has ended before" in said
+    # Of its last start.
+    rows = (place.path / "results/again/run/metrics.csv").read_text().splitlines()
+    assert rows == ["epoch,loss", "3,0.3333", "4,0.25"]

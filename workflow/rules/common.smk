@@ -191,7 +191,7 @@ def cpus_of(wildcards):
     """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
     run = run_of(wildcards)
-    gpus = 0 if run.device == "cpu" else gpus_here()
+    gpus = gpus_here() if run.device == "cuda" else 0
     return cores if ALONE else job_size.cpus_on_one_machine(run, cores, gpus)
 
 

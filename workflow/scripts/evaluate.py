@@ -10,7 +10,10 @@ import argparse
 import gc
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from manynodes.data.guard import Guard
 from manynodes.data.shares import fits, mapped_tensor
 from manynodes.evaluation import metrics
 from manynodes.evaluation.views import in_order, predictions
+from manynodes.launching.gpus import claimed_gpus
 from manynodes.models import weights
 from manynodes.ranks.device import told_when_full
 from manynodes.ranks.process_group import Process, failing_at_once, gather, process_group
@@ -65,12 +69,24 @@ def main() -> None:
         failing_at_once(),
         told_in_one_line("evaluate", MAKE),
         recorded(args.output.parent, "evaluate", MAKE),
-        told_when_full(),
+        told_when_full("use a smaller --batch-size, or device: cpu"),
+        one_gpu(args.device),
     ):
         if args.batch_size is not None and args.batch_size < 1:
             raise Refusal(f"--batch-size is {args.batch_size}; it must be at least 1")
         with process_group(args.device) as process:
             evaluate(args, process)
+
+
+@contextmanager
+def one_gpu(device: str) -> Iterator[None]:
+    """Where this program was started alone, compute on a GPU that no training here has."""
+    if "RANK" in os.environ:
+        yield
+        return
+    with claimed_gpus(device, 1, lambda line: print(f"evaluate: {line}", flush=True)) as gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        yield
 
 
 def evaluate(args: argparse.Namespace, process: Process) -> None:

@@ -48,6 +48,7 @@ from manynodes.launching.agents import (
     run_all,
     stop_signals,
     stopping_signals,
+    watched,
 )
 from manynodes.launching.endings import ending, records
 from manynodes.launching.first_failure import First, Source, first_failure
@@ -192,13 +193,14 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     """
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
-    if args.evaluate or not scheduler.shared_cpus:
+    if not scheduler.shared_cpus:
         launch_on(args, scheduler, launcher, geometry, None)
     elif args.dry_run:
         gpus = usable_gpus(args.device, geometry.world_size)
         launch_on(args, scheduler, launcher, geometry, gpus)
     else:
-        with claimed_gpus(args.device, geometry.world_size, tell) as gpus:
+        gone = watched(args.end_with)
+        with claimed_gpus(args.device, geometry.world_size, tell, gone) as gpus:
             launch_on(args, scheduler, launcher, geometry, gpus)
 
 
@@ -271,9 +273,26 @@ def launch_on(
 def end(args: argparse.Namespace) -> None:
     """Note that the program has ended well."""
     if args.output and not args.evaluate:
+        if args.rank_logs:
+            keep_log(args.rank_logs, Folders(args.output).log)
         atomic.write_text(Folders(args.output).ended, now())
     if args.log:
         failures.end(args.log.parent)
+
+
+def keep_log(logs: Path, kept: Path) -> None:
+    """Keep the log of the first process, which the next launch would remove: what it says may be
+    looked for again.
+    """
+    for name in ("rank=0.log", "node=0.log"):
+        if (logs / name).is_file():
+            kept.unlink(missing_ok=True)
+            try:
+                kept.hardlink_to(logs / name)
+            except OSError:
+                with suppress(OSError):
+                    shutil.copyfile(logs / name, kept)
+            return
 
 
 def remove_logs(folder: Path, log: Path | None) -> None:

@@ -80,8 +80,10 @@ gc.enable()
 # Bytes per second at which the data are read at least, twice over.
 SLOW = 50_000_000
 # After a signal, a rank that waits for its GPU so long is ended: the GPU waits for ranks that are
-# gone, and Python does not hear of the signal. Longer than rank 0 writes a checkpoint.
-BLOCKED = 10
+# gone, and Python does not hear of the signal. Most checkpoints of rank 0 are written by then, and
+# SUPERVISE_GRACE is not over.
+BLOCKED = 15
+WHEN_FULL = "use a smaller global_batch_size, more processes, or images_in: disk"
 # Bytes of data that are checked again before the last state is saved: ten seconds of the minute
 # that a job has left when it is asked to stop.
 CHECKED_WHEN_STOPPED = 10_000_000_000
@@ -110,7 +112,7 @@ def main() -> None:
         help="a state of the same world size; or the last whole epoch of another; or none that "
         "another job has saved")  # fmt: skip
     args = parser.parse_args()
-    with failing_at_once(), told_in_one_line("train", MAKE), told_when_full():
+    with failing_at_once(), told_in_one_line("train", MAKE), told_when_full(WHEN_FULL):
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
         contract = Environment.read()
@@ -191,6 +193,8 @@ def train(
             last = training.epoch == run.epochs
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
+        # No signal ends what remains.
+        stop.agreed = True
         refuse_changed_images(training, saver)
         if owner:
             owner.check()

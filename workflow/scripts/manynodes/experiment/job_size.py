@@ -74,7 +74,7 @@ def cpus_on_one_machine(run: Run, cores: int, gpus: int) -> int:
     """
     if run.cpus_per_proc != "auto":
         return run.world_size * int(run.cpus_per_proc)
-    if run.device == "cpu" or gpus < run.world_size:
+    if gpus < run.world_size:
         return cores
     return max(1, cores * run.world_size // gpus)
 

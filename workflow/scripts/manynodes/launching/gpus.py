@@ -1,76 +1,86 @@
-"""The GPUs of this machine, to be shared by its agents and by all launches of this user."""
+"""The GPUs of this machine, to be shared by its agents and by all trainings of this user."""
 
-import fcntl
+import errno
 import os
 import re
 import shutil
 import socket
-import stat
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, Stopped
 
 # Seconds between two looks at GPUs that others have, and until a line is printed.
 POLL, TELL = 1.0, 5.0
-# A folder of this machine's that every launch finds, whatever TMPDIR says.
-CLAIMS = Path(f"/dev/shm/manynodes-gpus-{os.getuid()}")
+# The names of GPUs in CUDA_VISIBLE_DEVICES; CUDA sees none from the first other one on.
+NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
+PATIENCE = 60  # seconds for nvidia-smi, and for torch
 
 
 @contextmanager
-def claimed_gpus(device: str, processes: int, tell: Callable[[str], None]) -> Iterator[list[str]]:
-    """A GPU of this machine for each process, for this launch alone; it waits until there are so
-    many. None if the device is `cpu`, or `auto` and the machine has too few.
+def claimed_gpus(
+    device: str,
+    processes: int,
+    tell: Callable[[str], None],
+    gone: Callable[[], bool] = lambda: False,
+) -> Iterator[list[str]]:
+    """A GPU of this machine for each process, for this program alone; it waits until there are so
+    many. None if the device is `cpu`, or `auto` and there are too few that torch can use.
 
-    A claim is a lock on a file: it ends with this process, however that ends.
+    A claim ends with this process, however that ends: it is an abstract Unix socket, which has no
+    file. See unix(7).
 
     Args:
         tell: prints a line.
+        gone: whether there is nobody any more to wait for.
 
     Raises:
-        Refusal: as `usable_gpus`; or another user has made the folder of the claims.
+        Refusal: as `usable_gpus`.
+        Stopped: `gone` said so.
     """
     gpus = usable_gpus(device, processes)
-    if not gpus:
-        if device != "cpu" and (there := visible_gpus()):
-            tell(f"warning: the CPUs are used: {len(there)} GPUs for {processes} processes")
+    if not gpus or (device == "auto" and not torch_uses_them()):
+        if device == "auto" and (there := visible_gpus()):
+            why = "torch cannot use its GPUs" if gpus else f"{len(there)} GPUs for {processes}"
+            tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
         yield []
         return
-    CLAIMS.mkdir(mode=0o700, exist_ok=True)
-    status = CLAIMS.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise Refusal(f"{CLAIMS} is another user's; have it removed, or use device: cpu")
-    begun, told = time.monotonic(), False
+    uuids, begun, told = uuids_by_index(), time.monotonic(), False
     while True:
         with ExitStack() as claims:
-            mine = claimed(gpus, processes, claims)
+            mine = claimed(gpus, uuids, processes, claims)
             if mine:
                 yield mine
                 return
+        if gone():
+            raise Stopped("stopped while it waited for a GPU")
         if time.monotonic() - begun > TELL and not told:
             told = True
             tell(
-                f"waiting for {processes} of the {len(gpus)} GPUs, which other launches of yours "
+                f"waiting for {processes} of the {len(gpus)} GPUs, which other trainings of yours "
                 "have"
             )
         time.sleep(POLL)
 
 
-def claimed(gpus: Sequence[str], processes: int, claims: ExitStack) -> list[str]:
+def claimed(
+    gpus: Sequence[str], uuids: Mapping[str, str], processes: int, claims: ExitStack
+) -> list[str]:
     """The first GPUs that nobody has claimed, one for each process; none if there are too few.
 
     Args:
-        claims: holds the locks.
+        uuids: of GPUs that are named by their index.
+        claims: holds them.
     """
     free: dict[str, bool] = {}
     found: list[str] = []
     for gpu in gpus:
         # A GPU that is listed several times is for several processes.
         if gpu not in free:
-            free[gpu] = locked(CLAIMS / re.sub(r"\W", "_", gpu), claims)
+            free[gpu] = claim(uuids.get(gpu, gpu), claims)
         if free[gpu]:
             found.append(gpu)
         if len(found) == processes:
@@ -78,12 +88,15 @@ def claimed(gpus: Sequence[str], processes: int, claims: ExitStack) -> list[str]
     return []
 
 
-def locked(path: Path, claims: ExitStack) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    claims.callback(os.close, descriptor)
+def claim(gpu: str, claims: ExitStack) -> bool:
+    """Claim a GPU for as long as `claims` or this process lives; returns whether it was free."""
+    held = socket.socket(socket.AF_UNIX)
+    claims.callback(held.close)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        held.bind(f"\0manynodes-{os.getuid()}-{gpu[:80]}")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
         return False
     return True
 
@@ -109,15 +122,42 @@ def visible_gpus() -> list[str]:
     Raises:
         Refusal: their driver does not answer.
     """
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return list(uuids_by_index())
+    found = []
+    for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+        if not NAME.fullmatch(gpu.strip()):
+            break
+        found.append(gpu.strip())
+    return found
+
+
+def uuids_by_index() -> dict[str, str]:
+    """The unique names of the GPUs that the driver shows; none if there is no driver.
+
+    Raises:
+        Refusal: it does not answer.
+    """
     if not shutil.which("nvidia-smi"):
-        return []
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        return {}
+    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         raise Refusal(
             f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator"
         ) from None
-    return done.stdout.split() if done.returncode == 0 else []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    pairs = (line.split(",") for line in lines if "," in line)
+    return {index.strip(): uuid.strip() for index, uuid, *_ in pairs}
+
+
+def torch_uses_them() -> bool:
+    """Whether torch can compute on GPUs here: it may be built without CUDA, or the driver be too
+    old for it. In a process of its own, because it takes two seconds and starts CUDA.
+    """
+    asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    try:
+        return not subprocess.run(asked, capture_output=True, timeout=PATIENCE).returncode
+    except subprocess.TimeoutExpired:
+        return False

@@ -32,6 +32,7 @@ COLLECTIVE = (
     "/torch/autograd/graph.py",
     # For a GPU, whose queue waits for the others.
     "/torch/cuda/streams.py",
+    "/torch/amp/grad_scaler.py",
     "/manynodes/ranks/device.py",
 )
 WAITING = "/subprocess.py"

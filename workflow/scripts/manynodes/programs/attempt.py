@@ -51,7 +51,8 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
             tell("the program has ended before; only its results are checked again")
             return False
         place = place_saved(folders, task)
-        tell(f"continues from {place}" if place else "starts over: it has saved nothing")
+        nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
+        tell(f"continues from {place}" if place else f"starts again; {nothing}")
     folder = folder_of(task.command)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")

@@ -77,6 +77,11 @@ class Folders:
         return self.state / "ended"
 
     @property
+    def log(self) -> Path:
+        """What the first process of the program that has ended had written."""
+        return self.state / "rank=0.log"
+
+    @property
     def spoiled(self) -> Path:
         """There if the inputs changed while the program ran; says which."""
         return self.state / "spoiled"
@@ -140,7 +145,7 @@ def prepare(
             empty(folder)
         for file in (
             *(folders.finished, folders.ended, folders.request),
-            *(folders.spoiled, folders.metrics),
+            *(folders.spoiled, folders.metrics, folders.log),
         ):
             file.unlink(missing_ok=True)
     empty(folders.started)

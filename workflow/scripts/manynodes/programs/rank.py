@@ -108,8 +108,8 @@ class Rank:
     def note_saved(self) -> bool:
         """Whether the program has saved something; `launch` is told."""
         saved = saved_now(self.folders, self.task) != self.before
-        if saved and self.owner:
-            self.report["saved"] = str(place_saved(self.folders, self.task))
+        if saved and self.owner and (place := place_saved(self.folders, self.task)):
+            self.report["saved"] = str(place)
         return saved
 
     def end(self, status: int, stopped: str | None) -> None:

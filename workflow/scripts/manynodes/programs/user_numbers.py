@@ -42,7 +42,7 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
         columns = columns_of(patterns_of(given))
         # Empty, or by other expressions, which were corrected since.
         if not rows or list(rows[0]) != columns:
-            rows = rows_in_log(run / "logs" / "rank=0.log", given)
+            rows = rows_in_log(run / "state" / "rank=0.log", given)
         return rows
     return read_user_metrics(run / "work", given)
 
@@ -155,7 +155,13 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         return []
     if len(columns) > MOST_COLUMNS or any(is_number(name) for name in names):
         raise Refusal("metrics: the file has no line that names its columns; write one")
-    count = next((name for name in COUNTS if name in columns), columns[0])
+    # A column of names may have some that are numbers.
+    pure = [
+        name
+        for name in columns
+        if all(is_value(row.get(name)) or row.get(name) in (None, "", name) for row in listed)
+    ]
+    count = next((name for name in COUNTS if name in columns), (pure or columns)[0])
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
     for row in listed:

@@ -1,7 +1,8 @@
 """The device of a rank, and where a rank waits for it.
 
-A rank that waits for its GPU waits for the others, whose sums are in its queue. All such places are
-in this file, so that `whereabouts` can tell them from the place of a rank that hangs.
+A rank that waits for its GPU waits for the others, whose sums are in its queue. Such places of ours
+are in this file, so that `whereabouts` can tell them from the place of a rank that hangs; torch's
+own are in its list.
 """
 
 import os
@@ -58,7 +59,7 @@ def most_memory(device: torch.device) -> int:
 
 
 @contextmanager
-def told_when_full() -> Iterator[None]:
+def told_when_full(remedy: str) -> Iterator[None]:
     """Say in one line that a GPU's memory is full. Not as what would come again: it may be another
     program's.
     """
@@ -67,8 +68,7 @@ def told_when_full() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         where = socket.gethostname()
         raise Refusal(
-            f"the memory of a GPU on {where} is full ({one_line(str(error), 70)}); use a smaller "
-            "global_batch_size, more processes, or images_in: disk"
+            f"the memory of a GPU on {where} is full ({one_line(str(error), 70)}); {remedy}"
         ) from None
 
 
@@ -84,7 +84,8 @@ def choose_device(device: str, local_rank: int) -> torch.device:
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     slices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if slices[0].startswith("MIG-") and len(slices) >= here:
+    sliced = slices[0].startswith("MIG-") and len(slices) >= here
+    if sliced:
         # Of several slices of a GPU, CUDA shows the first.
         os.environ["CUDA_VISIBLE_DEVICES"] = slices[local_rank]
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
@@ -94,7 +95,7 @@ def choose_device(device: str, local_rank: int) -> torch.device:
     if gpus >= here and not trouble:
         return torch.device("cuda", local_rank)
     # A site may show each process its own GPU alone; the preflight finds one that is shared.
-    if gpus == 1 and device == "cuda" and not trouble:
+    if gpus == 1 and (device == "cuda" or sliced) and not trouble:
         return torch.device("cuda", 0)
     problem = trouble or f"torch sees {gpus}"
     if device == "cuda":

@@ -36,7 +36,7 @@ from manynodes.ranks.processor import processor
 PIECE = 64 << 20
 # Seconds that the preflight takes at most when all ranks are there. NCCL's bootstrap has no limit,
 # and a time-out of its all-reduce ends the process from another thread, without a word of ours.
-CONNECT = 90
+CONNECT = 120
 # All ranks count their exchanges. The number is signed with the value, so an earlier value cannot
 # be replayed.
 EXCHANGES = itertools.count()
@@ -128,9 +128,11 @@ def refused_after(seconds: float, problem: str) -> Iterator[None]:
     """
 
     def refuse() -> None:
-        add_to_report(refused=True)
-        print(f"{Path(sys.argv[0]).stem}: {Refusal(problem)}", file=sys.stderr, flush=True)
-        os._exit(1)
+        try:
+            add_to_report(refused=True)
+            print(f"{Path(sys.argv[0]).stem}: {Refusal(problem)}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
 
     timer = threading.Timer(seconds, refuse)
     timer.daemon = True

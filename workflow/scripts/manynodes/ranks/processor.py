@@ -48,9 +48,12 @@ def gpu_software(device: torch.device) -> dict[str, str | None]:
     """What besides torch decides the last bits on a GPU: OF_GPUS; nothing on a CPU."""
     if device.type != "cuda":
         return {}
-    nccl = torch.cuda.nccl.version()
-    found = (torch.version.cuda, str(torch.backends.cudnn.version()), ".".join(map(str, nccl)),
-             attempt(lambda: DRIVER.read_text().strip()))  # fmt: skip
+    found = (
+        torch.version.cuda,
+        str(torch.backends.cudnn.version()),
+        attempt(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
+        attempt(lambda: DRIVER.read_text().strip()),
+    )
     return dict(zip(OF_GPUS, found, strict=True))
 
 

@@ -209,7 +209,7 @@ def interval(text: str) -> float:
 
 
 # Columns that say how good the network is and how fast the training.
-SHOWN = ("train_loss", "loss", "val_loss", "val_accuracy", "images_per_second")
+SHOWN = ("train_loss", "val_loss", "val_accuracy", "images_per_second")
 # Of other tables: those with such a word in their name first.
 GOOD = re.compile("loss|acc|perplexity|error|score", re.IGNORECASE)
 MOST_NUMBERS = 4
