@@ -204,7 +204,8 @@ class UserEnvironment:
                 remedy = f"run `uv sync --locked` in {self.uv}"
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
-            missing = self.interpreter if self.prefix.exists() else self.prefix
+            folder = Path(self.interpreter).parents[1]
+            missing = self.interpreter if folder.exists() else folder
             raise Refusal(f"config: environment: {missing} is not there; {remedy}")
         if self.answers_here:
             try:
