@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 from manynodes.base.errors import Refusal, Stopped
 
@@ -132,7 +133,8 @@ def visible_gpus() -> list[str]:
     return found
 
 
-def uuids_by_index() -> dict[str, str]:
+@cache
+def uuids_by_index() -> Mapping[str, str]:
     """The unique names of the GPUs that the driver shows; none if there is no driver.
 
     Raises:

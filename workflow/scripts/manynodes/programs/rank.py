@@ -264,18 +264,20 @@ def rows_of(task: Task, folders: Folders) -> LogRows | None:
 
 def place_saved(folders: Folders, task: Task) -> Path | None:
     """Where the program has saved what it continues from; None if it has not."""
-    patterns = task.reads.get("snapshots", ())
-    found = [path for each in patterns for path in newest_last(folders.work, each)]
-    if found:
+    if found := snapshots_of(folders, task):
         return found[-1]
     return folders.saved if trace(folders.saved)[0] else None
 
 
 def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
     """Changes when the program saves."""
+    return trace(folders.saved, snapshots_of(folders, task))
+
+
+def snapshots_of(folders: Folders, task: Task) -> list[Path]:
+    """The snapshots that are there, of each pattern the newest last."""
     patterns = task.reads.get("snapshots", ())
-    found = [path for each in patterns for path in newest_last(folders.work, each)]
-    return trace(folders.saved, found)
+    return [path for each in patterns for path in newest_last(folders.work, each)]
 
 
 def looked(
