@@ -225,10 +225,11 @@ def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(tmp_path) -> Non
 def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
-        "import launched, torch, torch.distributed as dist\n"
+        "import os, launched, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(1))\n"
-        "if launched.rank == 0: dist.all_reduce(torch.ones(1))\n"
+        "if launched.rank == 1: os._exit(0)\n"
+        "dist.all_reduce(torch.ones(1))\n"
     )
     done = launched_program(script, tmp_path / "run", 2, "--cpus", 2)
     assert done.returncode == 1
