@@ -67,7 +67,8 @@ def main() -> None:
             {"seed": seeded.seed, "seconds": about["seconds"], "accuracy": accuracy}
             | throughput(folder)
         )
-    result = summary(run, found, DataFolder.read(args.data).classes)
+    computed = run.with_values(precision=about["computed_in"])
+    result = summary(computed, found, DataFolder.read(args.data).classes)
     (args.output / "gpu.json").write_text(json.dumps(result | {"runs": found}, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

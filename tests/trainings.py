@@ -28,6 +28,8 @@ RUN = {
     "learning_rate": 0.5,
     "flip": False,
     "checkpoint_every": 4,
+    # The same on every CPU.
+    "precision": "fp32",
 }
 # Like a rank that a launch starts: direct and launched trainings must be equal.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

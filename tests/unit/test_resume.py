@@ -360,6 +360,7 @@ OTHER_RECIPES = (
     {"optimizer": "muon", "cutout": 4},
     {"precision": "fp16", "optimizer": "adamw", "widths": [2, 2, 2]},
     {"compile": "default"},
+    {"compile": "default", "precision": "bf16"},
 )
 
 

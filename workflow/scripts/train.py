@@ -51,13 +51,14 @@ from manynodes.checkpointing.state import (
     checkpoint,
     newest,
     progress,
+    remove,
 )
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 from manynodes.experiment.config import Run, read_run
 from manynodes.models import weights
 from manynodes.models.names import code_of
-from manynodes.ranks.device import told_when_full
+from manynodes.ranks.device import computes_in_bf16, told_when_full
 from manynodes.ranks.probe import outliers, probe
 from manynodes.ranks.process_group import (
     Process,
@@ -151,9 +152,8 @@ def train(
             code = sources_sha256({"train.py": code, "network": own})
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
-        training = Training(run, process, data, staged, code, args.images_in, first_tells(process))
         request = Request(run, data.sha256, code, name, args.resume)
-        resumed = resume(training, folder, request)
+        training, resumed = begin(request, folder, process, data, staged, args.images_in)
         if owner:
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks))
@@ -198,7 +198,7 @@ def train(
         refuse_changed_images(training, saver)
         if owner:
             owner.check()
-            publish(training, folder, args.output, ranks, saver, probed)
+            publish(training, request, folder, args.output, ranks, saver, probed)
 
 
 def refuse_changed_images(training: Training, saver: Saver) -> None:
@@ -262,16 +262,53 @@ def progress_bar(training: Training) -> tqdm:
     )
 
 
-def resume(training: Training, folder: Path, request: Request) -> bool:
-    """Restore the newest usable state on all ranks; returns whether there is one.
+def begin(
+    request: Request,
+    folder: Path,
+    process: Process,
+    data: DataFolder,
+    staged: Staged,
+    images_in: str,
+) -> tuple[Training, bool]:
+    """The training on all ranks, from its newest usable state; returns too whether there is one.
 
     Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
-    content = newest(folder, request, tell) if training.process.first else None
-    content = broadcast(content, training.process)
-    if content is not None:
-        training.restore(State.decode(content))
-    return content is not None
+    content, skipped = newest(folder, request, tell) if process.first else (None, [])
+    content = broadcast(content, process)
+    state = State.decode(content) if content is not None else None
+    precision = state.run["precision"] if state else agreed_precision(request.run, process)
+    training = Training(
+        request.run.with_values(precision=precision),
+        process,
+        data,
+        staged,
+        request.code_sha256,
+        images_in,
+        first_tells(process),
+    )
+    if state:
+        training.restore(state)
+    for path in skipped:
+        remove(path)
+    return training, state is not None
+
+
+def agreed_precision(run: Run, process: Process) -> str:
+    """The precision of a run that begins: `auto` becomes one that is fast on every rank."""
+    if run.precision != "auto":
+        return run.precision
+    here = socket.gethostname()
+    where = f"the {'CPU' if process.device.type == 'cpu' else 'GPU'} of {here}"
+    without = gather("" if computes_in_bf16(process.device) else where, process)
+    slow = ", ".join(dict.fromkeys(filter(None, without)))
+    chosen = "fp32" if slow else "bf16"
+    if process.first:
+        tell(
+            f"precision: {chosen}, chosen by auto: "
+            + (f"{slow} has no bf16" if slow else "every process has bf16")
+        )
+    return (broadcast(chosen.encode() if process.first else None, process) or b"").decode()
 
 
 def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -332,6 +369,7 @@ def keep_checkpoint(training: Training, folder: Path) -> None:
 
 def publish(
     training: Training,
+    request: Request,
     folder: Path,
     output: Path,
     ranks: list[dict[str, Any]],
@@ -358,7 +396,8 @@ def publish(
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
     incidents.note_checkout(folder, git["commit"], git_state()["commit"])
     about = {
-        "config": training.run.values,
+        "config": request.run.values,
+        "computed_in": training.run.precision,
         "git": git,
         "files": of_files(output, ["model.safetensors", "history.csv", *names]),
         "code_sha256": training.code_sha256,

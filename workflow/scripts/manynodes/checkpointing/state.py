@@ -35,7 +35,7 @@ class State:
     """Everything that a training needs to continue as if it had not been interrupted.
 
     Attributes:
-        run: the run's configuration, every key.
+        run: the run's configuration, every key; `precision` is the one in which it is computed.
         data_sha256, code_sha256: of the data set and of the training code.
         epoch: finished epochs.
         step: finished steps of the next epoch; 0 between two epochs. The learning rate follows from
@@ -259,7 +259,10 @@ class Request:
             f"{key} was {state.run.get(key)} and is {value}"
             # As in a state, where tuples have become lists.
             for key, value in json.loads(self.run.to_json()).items()
-            if key not in GEOMETRY and state.run.get(key) != value
+            if key not in GEOMETRY
+            and state.run.get(key) != value
+            # It goes on as it began.
+            and (key, value) != ("precision", "auto")
         ]
         if state.data_sha256 != self.data_sha256:
             found.append(
@@ -277,14 +280,17 @@ class Request:
         return found
 
 
-def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes | None:
-    """Find the state to resume, and remove those that were skipped.
+def newest(
+    folder: Path, request: Request, tell: Callable[[str], None]
+) -> tuple[bytes | None, list[Path]]:
+    """Find the state to resume.
 
     Args:
         tell: gets a line for each skipped file, and one for the resumed state.
 
     Returns:
-        The content of the file; None if there is nothing to resume.
+        The content of the file, None if there is nothing to resume; and the states that were
+        skipped, for `remove`.
 
     Raises:
         Refusal: the newest state belongs to another run, or to another number of processes.
@@ -321,6 +327,4 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes
             break
     if skipped and found is None:
         tell(f"no usable state in {folder}, {len(skipped)} skipped; starting from scratch")
-    for path in skipped:
-        remove(path)
-    return found
+    return found, skipped

@@ -11,12 +11,15 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from manynodes.base.errors import Refusal, one_line
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def numbers(tensor: Tensor) -> Any:
@@ -56,6 +59,16 @@ def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
 def most_memory(device: torch.device) -> int:
     """The most bytes of tensors that this process had on its GPU so far; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether a CPU or a GPU multiplies matrices of bf16 faster than of fp32, from what it says of
+    itself: a measurement would not come to the same every time.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
+    return bool(flags and {"avx512_bf16", "amx_bf16"} & set(flags[1].split()))
 
 
 @contextmanager

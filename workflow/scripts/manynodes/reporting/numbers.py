@@ -131,6 +131,7 @@ def summary_row(run: Numbers) -> dict[str, Any]:
             if (of := about.get("repository"))
             else {}
         ),
+        **({"computed_in": about["computed_in"]} if "computed_in" in about else {}),
         "versions": ", ".join(f"{name} {number}" for name, number in about["versions"].items()),
         **{key: about[key] for key in SOURCES if key in about},
         "run_sha256": run.sums["run.json"],

@@ -193,6 +193,8 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     }
     if "program_commit" in summary:
         columns["program's commit"] = summary["program_commit"]
+    if "computed_in" in summary:
+        columns["computed in"] = summary["computed_in"]
     columns["versions"] = summary["versions"]
     for column in summary.columns:
         if column.endswith("_sha256") and summary[column].notna().any():

@@ -28,7 +28,7 @@ COLUMNS = (
     *("runs", "images_per_second", "epoch_seconds", "strong_speed_up", "strong_efficiency"),
     *("weak_speed_up", "weak_efficiency", "cpu_hours", "gpu_hours", "accuracy", "lowest_accuracy"),
     *("highest_accuracy", "target_accuracy", "seconds_to_target", "sharing", "gradient_bytes"),
-    *("model_images_per_second", "communication_share", "input_share"),
+    *("model_images_per_second", "communication_share", "input_share", "computed_in"),
 )
 MAY_BE_EMPTY = {
     *("strong_speed_up", "strong_efficiency", "weak_speed_up", "weak_efficiency"),
@@ -73,6 +73,7 @@ def of_run(
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
+        "computed_in": about["computed_in"],
         "input_share": input_share(ranks, run.global_batch_size / rate),
         "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
         "curve": list(zip(history["seconds"].cumsum(), history["val_accuracy"], strict=True)),
@@ -130,16 +131,18 @@ def by_setting(
     experiment: Experiment, rows: Sequence[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Rows with a `run`, by what their runs have in common besides their size, in words. With
-    `device: auto`, some may have found GPUs and others not.
+    `device: auto` and `precision: auto`, some may have found GPUs, or bf16, and others not.
     """
     paired = {"learning_rate"} & {key for pair in experiment.config["runs"] for key in pair}
     axes = [axis for axis in experiment.axes if axis not in {*OF_SIZE, *paired}]
     mixed = len({bool(row["gpus"]) for row in rows}) > 1
+    rounded = "precision" not in axes and len({row["computed_in"] for row in rows}) > 1
     found = defaultdict(list)
     for row in rows:
         values = experiment.axis_values(row["run"])
         words = [f"{axis} {values[axis]}" for axis in axes]
         words += [f"on {'GPUs' if row['gpus'] else 'CPUs'}"] if mixed else []
+        words += [f"in {row['computed_in']}"] if rounded else []
         found["  ".join(words)].append(row)
     return dict(found)
 

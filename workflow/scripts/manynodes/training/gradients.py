@@ -129,7 +129,7 @@ def distributed(
                     torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
                     autocast(run, images),
                 ):
-                    LOSSES[run.loss](network(images), labels, 0.0).backward()
+                    LOSSES[run.loss](network(images).float(), labels, 0.0).backward()
                 unused = [
                     name
                     for name, parameter in classifier.named_parameters()
@@ -171,6 +171,8 @@ def refused_if_not_compiled(run: Run) -> Iterator[None]:
 
 
 def autocast(run: Run, images: Tensor) -> torch.autocast:
-    """The context for the run's precision, on the device of the images."""
+    """The context for the run's precision, which is not `auto` any more, on the device of the
+    images.
+    """
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
     return torch.autocast(images.device.type, kind, enabled=kind is not None)

@@ -50,7 +50,7 @@ class Stepper:
         """
         run = self.run
         with self.clock.forward_pass(), autocast(run, images):
-            logits = self.network(images)
+            logits = self.network(images).float()
             loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
         # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares
         # differ in size.

@@ -1,0 +1,73 @@
+"""Which precision `auto` is: what the processors can, on all ranks, and what a state began with."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from forked import run_ranks
+from manynodes.ranks import device
+from trainings import Training, complete, result
+
+FLAGS = "processor\t: 0\nmodel name\t: any\nflags\t\t: fpu sse4_2 avx512f {}\nbugs\t: avx512_bf16\n"
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (FLAGS.format("avx512_bf16 avx512_vnni"), True),
+        (FLAGS.format("amx_bf16"), True),
+        (FLAGS.format("avx512_bf16_of_another_kind avx512_vnni"), False),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", False),
+    ],
+)
+def test_a_processor_says_whether_it_has_bf16(tmp_path, monkeypatch, flags, expected) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(flags)
+    monkeypatch.setattr(device, "CPUINFO", cpuinfo)
+    assert device.computes_in_bf16(CPU) is expected
+
+
+@pytest.mark.parametrize(("of_second", "chosen"), [("avx512_bf16", "bf16"), ("avx2", "fp32")])
+def test_all_ranks_use_what_the_least_of_them_has(tmp_path, of_second, chosen) -> None:
+    for rank, flags in enumerate(("avx512_bf16", of_second)):
+        (tmp_path / str(rank)).write_text(FLAGS.format(flags))
+    script = Path(__file__).with_name("precision.py")
+    ranks = run_ranks([str(script), str(tmp_path)], 2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    said = [rank.stdout.splitlines() for rank in ranks]
+    assert [lines[-1] for lines in said] == [chosen, chosen]
+    first, second = ([line for line in lines if line.startswith("train: ")] for lines in said)
+    (line,) = first
+    assert line.startswith(f"train: precision: {chosen}, chosen by auto: ")
+    assert ("the CPU of " in line) is (chosen == "fp32")
+    assert not second
+
+
+def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
+    how = {"epochs": 2, "checkpoint_every": 1}
+    training = complete(tmp_path / "auto", digits, precision="auto", **how)
+    expected = "bf16" if device.computes_in_bf16(CPU) else "fp32"
+    assert f"\ntrain: precision: {expected}, chosen by auto: " in str(training.said)
+    assert json.loads((tmp_path / "auto" / "run.json").read_text())["computed_in"] == expected
+    complete(tmp_path / "named", digits, precision=expected, **how)
+    assert result(tmp_path / "auto") == result(tmp_path / "named")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_training_goes_on_as_it_began_whatever_auto_is_here(digits, tmp_path, precision) -> None:
+    complete(tmp_path / "alone", digits, precision=precision)
+    output = tmp_path / "out"
+    training = Training(output, digits, precision=precision)
+    training.reach(2)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.end() == 75, training.said
+    resumed = complete(output, digits, precision="auto")
+    assert "resumed after" in str(resumed.said)
+    assert "chosen by auto" not in str(resumed.said)
+    about = json.loads((output / "run.json").read_text())
+    assert (about["config"]["precision"], about["computed_in"]) == ("auto", precision)
+    assert result(output) == result(tmp_path / "alone")
