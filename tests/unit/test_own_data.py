@@ -1,6 +1,7 @@
 """The import of a user's own images, by the program, and what it refuses."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -20,11 +21,15 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
+import predict
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
+from manynodes.data.user import pictures
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
+from manynodes.models import weights
+from manynodes.models.classifier import build
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
@@ -405,6 +410,69 @@ def test_every_format_is_turned_once(tmp_path: Path, name: str, options: dict) -
         small = read_image(tmp_path / name, (20, 20), 3)
         corners = wanted[:: wanted.shape[0] - 1, :: wanted.shape[1] - 1]
         np.testing.assert_allclose(small[::19, ::19], corners, atol=2, err_msg=str(turn))
+
+
+def photograph(path: Path, width: int, height: int, turn: int = 1) -> None:
+    """A JPEG with what a photograph has: large areas, edges and noise."""
+    random = np.random.default_rng(0)
+    coarse = Image.fromarray(random.integers(0, 256, (4, 5, 3), np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    pixels += random.integers(-8, 9, pixels.shape)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+@pytest.mark.parametrize(("times", "part"), [(3.9, 1), (4, 2), (9, 4), (17, 8), (40, 8)])
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(
+    tmp_path: Path, monkeypatch, times: float, part: int, turn: int
+) -> None:
+    size = (40, 30)  # as it is shown
+    width, height = (math.ceil(times * edge) for edge in (size[::-1] if turn == 1 else size))
+    photograph(tmp_path / "x.jpg", width, height, turn)
+    in_full = read_image(tmp_path / "x.jpg", size, 3)
+    decoded = []
+    prepare = pictures.prepared
+    monkeypatch.setattr(
+        pictures, "prepared", lambda image, *how: decoded.append(image.size) or prepare(image, *how)
+    )
+    found = read_image(tmp_path / "x.jpg", size, 3, scaled=True)
+    assert decoded == [(-(-width // part), -(-height // part))]
+    assert found.shape == in_full.shape == (*size, 3)
+    # Of 67.5 columns there are 68: the picture is wider by less than a pixel.
+    assert np.abs(found.astype(int) - in_full).mean() < 2
+    assert (part == 1) is np.array_equal(found, in_full)
+
+
+def test_a_folder_of_large_jpegs_is_imported_and_predicted_alike(tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "train", "test", "test")):
+        place = tmp_path / "files" / split / "ab"[number % 2]
+        place.mkdir(parents=True)
+        photograph(place / "x.jpg", 400 + 40 * number, 300)
+    folders = {
+        in_full: imported(
+            user_data(tmp_path / "files", image_size=(30, 30), decode_in_full=in_full),
+            tmp_path / str(in_full),
+        )
+        for in_full in (False, True)
+    }
+    for in_full, folder in folders.items():
+        assert ("jpeg_scaling" in folder.manifest["settings"]) is not in_full
+        wanted = read_image(
+            tmp_path / "files" / "test" / "a" / "x.jpg", (30, 30), 3, scaled=not in_full
+        )
+        assert any(np.array_equal(image, wanted) for image in folder.split("test")[0])
+        classifier = build(
+            "airbench", (8, 8, 8), 2, (30, 30, 3),
+            jpeg_scaling=folder.manifest["settings"].get("jpeg_scaling", False),
+        )  # fmt: skip
+        weights.save(classifier, tmp_path / "x.safetensors")
+        again = weights.load(tmp_path / "x.safetensors")
+        assert np.array_equal(
+            predict.pixels(again, tmp_path / "files" / "test" / "a" / "x.jpg"), wanted
+        )
+    assert folders[False].sha256 != folders[True].sha256
 
 
 def test_images_of_a_function_are_turned_whether_loaded_or_not(

@@ -101,6 +101,7 @@ def pixels(classifier: Classifier, path: Path) -> np.ndarray:
     return read_image(
         path, (size[0], size[1]), channels,
         lambda text: print(f"predict: warning: {path}: {text}", file=sys.stderr),
+        classifier.description.get("jpeg_scaling", False),
     )  # fmt: skip
 
 

@@ -131,6 +131,7 @@ def build(
     test_size: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     dtype: str = "uint8",
+    jpeg_scaling: bool = False,
 ) -> Classifier:
     """A model by its name in the configuration, initialised from torch's global generator.
 
@@ -144,6 +145,7 @@ def build(
             image_shape.
         test_size: height and width of the middle of an image that evaluation sees.
         dtype: of the images of the data set.
+        jpeg_scaling: `scaled` of `pictures.read_image` for them.
 
     Raises:
         Refusal: the user's code fails.
@@ -162,6 +164,8 @@ def build(
             description[key] = dict(value) if isinstance(value, Mapping) else list(value)
     if dtype != "uint8":
         description["dtype"] = dtype
+    if jpeg_scaling:
+        description["jpeg_scaling"] = True
     height, width, channels = image_shape
     arguments = dict(model_args or {})
     if is_user_model(model):

@@ -210,6 +210,7 @@ def described(text: str) -> dict[str, Any]:
         "test_size",
         "class_names",
         "dtype",
+        "jpeg_scaling",
     }
     if not isinstance(found, dict) or not usual <= set(found) <= usual | more:
         raise ValueError("it has no description of a network")
@@ -228,6 +229,7 @@ def described(text: str) -> dict[str, Any]:
         and len(names) in (0, classes)
         and all(isinstance(name, str) for name in names)
         and found.get("dtype", "uint8") in ("uint8", "float32")
+        and found.get("jpeg_scaling", True) is True
         and is_user_model(model) == ("sources" in found)
     )
     if not good or not (is_user_model(model) or known(model)):

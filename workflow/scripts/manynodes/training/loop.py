@@ -112,6 +112,7 @@ class Training:
             test_size=self.test_size if self.test_size != stored else None,
             class_names=data.manifest["class_names"] if data.manifest["settings"] else None,
             dtype=data.manifest["dtype"],
+            jpeg_scaling=data.manifest["settings"].get("jpeg_scaling", False),
         )
         mean, std = moments(self.sums_of_images(), self.shares.images[:1])
         count = min(len(self.labels), some(self.shares.images))

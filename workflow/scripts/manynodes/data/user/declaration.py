@@ -20,6 +20,7 @@ KINDS = ("folder", "arrays", "python")
 KEYS = (
     *KINDS,
     *("labels", "image_size", "channels", "test_fraction", "split_seed", "skip_unreadable"),
+    "decode_in_full",
 )
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -60,6 +61,7 @@ class UserData:
         image_size: height and width to which images are resized and cropped; None: as they are.
         channels: 1 (grey) or 3 (RGB); None: 1 if all images are grey.
         test_fraction: share of each class's images for the test split, if there is none.
+        decode_in_full: JPEGs too that are much larger than `image_size`.
     """
 
     name: str
@@ -72,6 +74,7 @@ class UserData:
     test_fraction: float | None = None
     split_seed: int = 0
     skip_unreadable: bool = False
+    decode_in_full: bool = False
 
     @staticmethod
     def from_config(dataset: Mapping[str, Any]) -> "UserData | None":
@@ -105,6 +108,7 @@ class UserData:
         for key, kinds_of_key in (
             ("labels", ("arrays",)),
             ("skip_unreadable", ("folder",)),
+            ("decode_in_full", ("folder",)),
             ("test_fraction", ("folder", "arrays")),
             ("image_size", ("folder", "python")),
             ("channels", ("folder", "python")),
@@ -129,6 +133,7 @@ class UserData:
             dataset["test_fraction"],
             dataset["split_seed"],
             dataset["skip_unreadable"],
+            dataset["decode_in_full"],
         )
 
     @staticmethod
@@ -157,7 +162,14 @@ class UserData:
             found |= {"test_fraction": self.test_fraction, "split_seed": self.split_seed}
         if self.skip_unreadable:
             found["skip_unreadable"] = True
+        if self.scales_jpegs:
+            found["jpeg_scaling"] = True
         return found
+
+    @property
+    def scales_jpegs(self) -> bool:
+        """Whether large JPEGs are decoded at a part of their size, see `pictures.read_image`."""
+        return self.kind == "folder" and bool(self.image_size) and not self.decode_in_full
 
     @property
     def classes(self) -> int | None:

@@ -113,7 +113,9 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     for start in range(0, len(listing.paths), TASK)
                 ]
                 bar = progress((), f"importing {split}", len(listing.paths))
-                decode = partial(decode_into, user_data.image_size, file.shape)
+                decode = partial(
+                    decode_into, user_data.image_size, user_data.scales_jpegs, file.shape
+                )
                 file.checksums = []
                 for start, results in enumerate(pool.map(decode, tasks)):
                     for number, result in enumerate(results, start * TASK):
@@ -405,11 +407,15 @@ def kept_stderr() -> list[str]:
 
 
 def decode_into(
-    size: tuple[int, int] | None, shape: tuple[int, ...], task: tuple[Path, int, list[Path]]
+    size: tuple[int, int] | None,
+    scaled: bool,
+    shape: tuple[int, ...],
+    task: tuple[Path, int, list[Path]],
 ) -> list[Decoded | str]:
     """Decode some images into their rows of a file.
 
     Args:
+        size, scaled: as of `read_image`.
         shape: of a row.
 
     Returns:
@@ -422,7 +428,7 @@ def decode_into(
             warnings: list[str] = []
             kept_stderr()
             try:
-                pixels = read_image(image, size, shape[2], warnings.append)
+                pixels = read_image(image, size, shape[2], warnings.append, scaled)
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")
