@@ -15,20 +15,9 @@ from manynodes.reporting.numbers import unused
 from manynodes.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
 from programs import program
+from trainings import RUN
 
-CONFIG = json.dumps(
-    {
-        "experiment": "tampered",
-        "dataset": {"name": "digits"},
-        "widths": [8, 8, 8],
-        "crop_size": 16,
-        "epochs": 16,
-        "global_batch_size": 72,
-        "learning_rate": 0.5,
-        "flip": False,
-        "checkpoint_every": 4,
-    }
-)
+CONFIG = json.dumps(RUN | {"experiment": "tampered", "dataset": {"name": "digits"}})
 
 
 @pytest.fixture(scope="module")
