@@ -1,6 +1,7 @@
 """Which failure came first, and which last lines of a process say why. The lines were seen."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -129,16 +130,21 @@ def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwh
     assert record["ending"]["status"] == 3
 
 
-def test_a_program_that_ends_with_its_process_group_is_told_so(tmp_path) -> None:
+@pytest.mark.parametrize(("before", "told"), [
+    ("", "was ended by SIGABRT (terminate called without an active exception): "
+     "end the program with torch.distributed.destroy_process_group()"),
+    # As Python prints it before it ends.
+    ("import sys\ntry: raise ValueError('mine')\n"
+     "except ValueError: sys.excepthook(*sys.exc_info())\n", ": ValueError: mine"),
+])  # fmt: skip
+def test_a_program_that_ends_with_its_process_group_is_told_why(tmp_path, before, told) -> None:
     """In C++'s own words, here without the race of torch's that leads to them."""
     program = tmp_path / "program.py"
-    program.write_text("import ctypes; ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()")
+    program.write_text(before + "import ctypes; ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()")
     done = subprocess.run(
         [sys.executable, SCRIPTS / "supervise.py", program], check=False, capture_output=True,
         text=True, env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
     )  # fmt: skip
     *_, record = records(done.stderr.split("\n"))
-    assert Ending(**record["ending"]).error.endswith(
-        "was ended by SIGABRT (terminate called without an active exception): "
-        "end the program with torch.distributed.destroy_process_group()"
-    )
+    assert record["ending"]["status"] == -signal.SIGABRT
+    assert Ending(**record["ending"]).error.endswith(told)

@@ -37,9 +37,9 @@ GPU_FAULT = re.compile(
     r"CUDA error: |AcceleratorError|uncorrectable ECC|CU(BLAS|DNN)_STATUS_|CUDA out of memory"
 )
 
-# All that C++ says if torch's thread still holds a tensor while Python ends. Of a program of four
-# lines that does not destroy its process group, every fifth run ended so (torch 2.14, gloo; its
-# issue 190489).
+# All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
+# Of programs of four lines that do not destroy their process group, every fourth ended so (torch
+# 2.14, gloo; its issue 190489).
 UNENDED = "terminate called without an active exception"
 
 
@@ -104,13 +104,15 @@ class Ending:
         if self.status == -signal.SIGABRT and self.gpu_fault:
             return f"{self.name}: {' '.join(self.gpu_fault.split())}"
         said = self.lines[-1] if self.lines else ""
-        if self.status == -signal.SIGABRT and said == UNENDED:
+        unended = self.status == -signal.SIGABRT and said == UNENDED
+        raised = bool(self.lines) and self.lines[0].startswith("Traceback ")
+        if unended and not raised:
             remedy = "end the program with torch.distributed.destroy_process_group()"
             return f"{self.name} {how(self.status)} ({said}): {remedy}"
-        if self.lines and self.lines[0].startswith("Traceback "):
+        if raised:
             # The message after the frames may have several lines.
             said = next((line for line in self.lines[1:] if line[:1].strip()), said)
-        if self.status is not None and (self.status < 0 or not said):
+        if self.status is not None and not unended and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         return f"{self.name}: {' '.join(said.split())}"
 
