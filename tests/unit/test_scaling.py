@@ -51,7 +51,7 @@ def measured(experiment: Experiment, cpus: int = 64, noise: float = 0.0) -> list
                 "val_accuracy": [0.5, 0.7, 0.8 + run.seed / 100],
             }
         )
-        about = {"ranks": ranks, "parameters": PARAMETERS, "seconds": 90.0, "computed_in": "fp32"}
+        about = {"ranks": ranks, "parameters": PARAMETERS, "seconds": 90.0}
         found.append(scaling.of_run(name, run, about, history, 0.8 + run.seed / 100))
     return found
 
@@ -189,19 +189,11 @@ def test_cpus_that_processes_share(
     ]
     history = pd.DataFrame({"images_per_second": [1.0], "seconds": [1.0], "val_accuracy": [0.1]})
     found = scaling.of_run(
-        "run",
-        run,
-        {"ranks": ranks, "parameters": 1, "seconds": 1.0, "computed_in": "fp32"},
-        history,
-        0.1,
+        "run", run, {"ranks": ranks, "parameters": 1, "seconds": 1.0}, history, 0.1
     )
     assert (found["cpus"], found["sharing"]) == (cpus, sharing)
     on_gpus = [rank | {"device": f"cuda:{number}"} for number, rank in enumerate(ranks)]
     found = scaling.of_run(
-        "run",
-        run,
-        {"ranks": on_gpus, "parameters": 1, "seconds": 1.0, "computed_in": "fp32"},
-        history,
-        0.1,
+        "run", run, {"ranks": on_gpus, "parameters": 1, "seconds": 1.0}, history, 0.1
     )
     assert (found["gpus"], found["sharing"], scaling.units(found)) == (3, 1.0, 3)

@@ -103,16 +103,16 @@ class Ending:
             return f"{self.name} did not end within {self.late} s of SIGTERM"
         if self.status == -signal.SIGABRT and self.gpu_fault:
             return f"{self.name}: {' '.join(self.gpu_fault.split())}"
-        said = self.lines[-1] if self.lines else ""
-        unended = self.status == -signal.SIGABRT and said == UNENDED
+        said = last = self.lines[-1] if self.lines else ""
         raised = bool(self.lines) and self.lines[0].startswith("Traceback ")
-        if unended and not raised:
-            remedy = "end the program with torch.distributed.destroy_process_group()"
-            return f"{self.name} {how(self.status)} ({said}): {remedy}"
         if raised:
             # The message after the frames may have several lines.
             said = next((line for line in self.lines[1:] if line[:1].strip()), said)
-        if self.status is not None and not unended and (self.status < 0 or not said):
+        if self.status == -signal.SIGABRT and last == UNENDED:
+            if not raised:
+                remedy = "end the program with torch.distributed.destroy_process_group()"
+                return f"{self.name} {how(self.status)} ({said}): {remedy}"
+        elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         return f"{self.name}: {' '.join(said.split())}"
 

@@ -93,7 +93,9 @@ def unused(name: str, origin: str, taken: Collection[str]) -> str:
 def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.DataFrame]:
     """The tables by name, with the columns that docs/results.md describes."""
     axes = {name: experiment.axis_values(name) for name in runs}
-    summary = pd.DataFrame([axes[name] | summary_row(each) for name, each in runs.items()])
+    summary = pd.DataFrame(
+        [axes[name] | summary_row(experiment.runs[name], each) for name, each in runs.items()]
+    )
     found = {
         "summary": summary,
         "curves": pd.concat(
@@ -117,10 +119,10 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
     return found
 
 
-def summary_row(run: Numbers) -> dict[str, Any]:
+def summary_row(run: Run, numbers: Numbers) -> dict[str, Any]:
     """A run's results, and what they came from."""
-    about = run.about
-    return run.results | {
+    about = numbers.about
+    return numbers.results | {
         "seconds": about["seconds"],
         "attempts": len(about["attempts"]),
         "commit": about["git"]["commit"],
@@ -131,11 +133,11 @@ def summary_row(run: Numbers) -> dict[str, Any]:
             if (of := about.get("repository"))
             else {}
         ),
-        **({"computed_in": about["computed_in"]} if "computed_in" in about else {}),
+        **({} if run.command else {"computed_in": scaling.computed_in(run, about)}),
         "versions": ", ".join(f"{name} {number}" for name, number in about["versions"].items()),
         **{key: about[key] for key in SOURCES if key in about},
-        "run_sha256": run.sums["run.json"],
-        "evaluation_sha256": run.sums.get("evaluation.json"),
+        "run_sha256": numbers.sums["run.json"],
+        "evaluation_sha256": numbers.sums.get("evaluation.json"),
     }
 
 

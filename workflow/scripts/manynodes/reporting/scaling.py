@@ -73,11 +73,16 @@ def of_run(
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
-        "computed_in": about["computed_in"],
+        "computed_in": computed_in(run, about),
         "input_share": input_share(ranks, run.global_batch_size / rate),
         "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
         "curve": list(zip(history["seconds"].cumsum(), history["val_accuracy"], strict=True)),
     }
+
+
+def computed_in(run: Run, about: dict[str, Any]) -> str:
+    """The precision of a run; run.json did not say it before there was `auto`."""
+    return str(about.get("computed_in", run.precision))
 
 
 def input_share(ranks: Sequence[dict[str, Any]], step: float) -> float | None:
