@@ -1,11 +1,14 @@
 """Tables, figures and page of an experiment name views, seeds and single epochs correctly."""
 
 import csv
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from sklearn import metrics
 
 from manynodes.reporting import page, result_figures
 from manynodes.reporting.numbers import confusion, results_of
@@ -136,8 +139,49 @@ def test_a_checkout_with_changes_is_named() -> None:
 def test_classes_are_listed_from_the_worst() -> None:
     confused = confusion("r0", ["cat", "dog"], [[8, 2], [5, 5]])
     assert page.by_class(confused).to_numpy().tolist() == [
-        ["dog", "10", "50.00%"], ["cat", "10", "80.00%"],
+        ["dog", "10", "50.00%", "71.43%", "58.82%"], ["cat", "10", "80.00%", "61.54%", "69.57%"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        [[8, 2, 0], [5, 4, 1], [0, 3, 77]],
+        # A class without images, one that nobody predicts, and one of both kinds.
+        [[0, 0, 0, 0], [5, 4, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]],
+    ],
+)
+def test_the_means_over_classes_are_those_of_scikit_learn(matrix) -> None:
+    pairs = [
+        (true, predicted)
+        for true, row in enumerate(matrix)
+        for predicted, images in enumerate(row)
+        for _ in range(images)
+    ]
+    true, predicted = zip(*pairs, strict=True)
+    names = [f"class {number}" for number in range(len(matrix))]
+    sentence = page.class_sentence(confusion("r0", names, matrix))
+    with warnings.catch_warnings(action="ignore"):
+        balanced = metrics.balanced_accuracy_score(true, predicted)
+    f1 = metrics.f1_score(true, predicted, average="macro", zero_division=0)
+    assert sentence.endswith(f"Balanced accuracy {balanced:.2%}, macro F1 {f1:.2%}.")
+    right = metrics.accuracy_score(true, predicted)
+    assert sentence.startswith(f"Accuracy {right:.2%}; of {len(pairs)} images, the 95 % interval ")
+    most = max(map(sum, matrix)) / len(pairs)
+    assert f"{most:.2%} of them are of the largest class, class " in sentence
+    table = page.by_class(confusion("r0", names, matrix)).set_index("class")
+    precision, recall, f1s, images = metrics.precision_recall_fscore_support(
+        true, predicted, labels=range(len(matrix)), zero_division=np.nan
+    )
+    wanted = {
+        "images (n)": [f"{each:,}" for each in images],
+        **{
+            name: ["–" if np.isnan(each) else f"{each:.2%}" for each in values]
+            for name, values in (("recall", recall), ("precision", precision), ("F1", f1s))
+        },
+    }
+    for column, values in wanted.items():
+        assert table.loc[names, column].tolist() == values, column
 
 
 def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:

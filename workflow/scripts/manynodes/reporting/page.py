@@ -71,6 +71,7 @@ def report(
         others=list(pictures.values()),
         confusion=confused,
         best=tables["confusion"]["run"].iloc[0] if confused else "",
+        worth=class_sentence(tables["confusion"]) if confused else "",
         classes=by_class(tables["confusion"]) if confused else None,
         configuration=configuration(experiment.settings),
         incidents=incidents,
@@ -165,19 +166,51 @@ def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) ->
     return found
 
 
+def counts_of(confused: pd.DataFrame) -> pd.DataFrame:
+    """By class and its name: images, predictions, and how many of them agree."""
+    right = confused["images"].where(confused["true_class"] == confused["predicted_class"], 0)
+    of = confused.assign(right=right)
+    true = of.groupby(["true_class", "true_name"])[["images", "right"]].sum()
+    predicted = of.groupby(["predicted_class", "predicted_name"])["images"].sum()
+    return true.assign(predicted=predicted.to_numpy())
+
+
+def class_sentence(confused: pd.DataFrame) -> str:
+    """What the accuracy is worth: its interval (Wilson's) for so many images, what it would be if
+    every image were of the largest class, and the means over the classes.
+    """
+    counts = counts_of(confused)
+    n, right = int(counts["images"].sum()), int(counts["right"].sum())
+    if not n:
+        return "There is no image."
+    low, high = stats.binomtest(right, n).proportion_ci(LEVEL, "wilson")
+    largest = str(counts.reset_index().loc[int(counts["images"].argmax()), "true_name"])
+    there = counts[counts["images"] > 0]
+    met = counts[counts["images"] + counts["predicted"] > 0]
+    f1 = 2 * met["right"] / (met["images"] + met["predicted"])
+    return (
+        f"Accuracy {right / n:.2%}; of {n:,} images, the 95 % interval is {low:.2%} to {high:.2%}. "
+        f"{counts['images'].max() / n:.2%} of them are of the largest class, {largest}. "
+        f"Balanced accuracy {(there['right'] / there['images']).mean():.2%}, "
+        f"macro F1 {f1.mean():.2%}."
+    )
+
+
 def by_class(confused: pd.DataFrame) -> pd.DataFrame:
-    """Images and accuracy of each class, the least accurate first."""
-    images = confused.groupby(["true_class", "true_name"])["images"].sum()
-    right = confused[confused["true_class"] == confused["predicted_class"]]
-    share = right.groupby(["true_class", "true_name"])["images"].sum() / images.clip(lower=1)
-    worst = share.sort_values(kind="stable").index[:MOST_CLASSES]
-    return pd.DataFrame(
+    """Images, recall, precision and F1 of each class, the one with the lowest recall first."""
+    counts = counts_of(confused)
+    shares = pd.DataFrame(
         {
-            "class": [name for _, name in worst],
-            "images (n)": [f"{images[each]:,}" for each in worst],
-            "accuracy": [f"{share[each]:.2%}" for each in worst],
+            "recall": counts["right"] / counts["images"],
+            "precision": counts["right"] / counts["predicted"],
+            "F1": 2 * counts["right"] / (counts["images"] + counts["predicted"]),
         }
     )
+    worst = shares["recall"].sort_values(kind="stable").index[:MOST_CLASSES]
+    shown = shares.loc[worst].map("{:.2%}".format).where(shares.loc[worst].notna(), "–")
+    shown.insert(0, "class", [name for _, name in worst])
+    shown.insert(1, "images (n)", [f"{images:,}" for images in counts.loc[worst, "images"]])
+    return shown
 
 
 def provenance(summary: pd.DataFrame) -> pd.DataFrame:
