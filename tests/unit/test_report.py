@@ -166,7 +166,7 @@ def test_the_means_over_classes_are_those_of_scikit_learn(matrix) -> None:
     f1 = metrics.f1_score(true, predicted, average="macro", zero_division=0)
     assert sentence.endswith(f"Balanced accuracy {balanced:.2%}, macro F1 {f1:.2%}.")
     right = metrics.accuracy_score(true, predicted)
-    assert sentence.startswith(f"Accuracy {right:.2%}; of {len(pairs)} images, the 95 % interval ")
+    assert sentence.startswith(f"Accuracy {right:.2%}; of {len(pairs)} images, the 95% interval ")
     most = max(map(sum, matrix)) / len(pairs)
     assert f"{most:.2%} of them are of the largest class, class " in sentence
     table = page.by_class(confusion("r0", names, matrix)).set_index("class")

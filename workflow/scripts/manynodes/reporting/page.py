@@ -189,7 +189,7 @@ def class_sentence(confused: pd.DataFrame) -> str:
     met = counts[counts["images"] + counts["predicted"] > 0]
     f1 = 2 * met["right"] / (met["images"] + met["predicted"])
     return (
-        f"Accuracy {right / n:.2%}; of {n:,} images, the 95 % interval is {low:.2%} to {high:.2%}. "
+        f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}. "
         f"{counts['images'].max() / n:.2%} of them are of the largest class, {largest}. "
         f"Balanced accuracy {(there['right'] / there['images']).mean():.2%}, "
         f"macro F1 {f1.mean():.2%}."
