@@ -224,6 +224,14 @@ class Sometimes(Unused):
         self.passes = getattr(self, "passes", 0) + 1
         logits = super().forward(images)
         return logits + 0 * self.idle(images[:, 0, :3, :3]).sum() if self.passes == 1 else logits
+
+
+class Float(Unused):
+    def forward(self, images):
+        logits = super().forward(images) + 0 * sum(each.sum() for each in self.idle.parameters())
+        chosen = torch.zeros(logits.shape)
+        chosen[torch.arange(len(logits))] = logits
+        return chosen
 """
 
 
@@ -255,12 +263,15 @@ def test_tied_weights_infinite_masks_and_groups_without_a_rate(
     ("Unused", 2, "does not use network.idle.weight in every pass"),
     ("Sometimes", 2, "this pass did not use every parameter"),
     ("lazy", 1, "lazy of nets.py has lazy layers; give them their sizes"),
+    ("Float", 1, "Float does not compute in bf16: Index put requires"),
+    ("Float", 2, "the source.; use precision: fp32"),
 ])  # fmt: skip
 def test_networks_that_cannot_be_trained_are_refused_in_a_line(
     shapes: Path, tmp_path: Path, name: str, processes: int, line: str
 ) -> None:
     (tmp_path / "nets.py").write_text(TROUBLE)
     run = changes(tmp_path, model=f"{tmp_path}/nets.py:{name}", model_args={}, epochs=1)
+    run |= {"precision": "bf16"}
     command = train_command(
         json.dumps(RUN | run | {"nproc_per_node": processes}), shapes, tmp_path / "run"
     )

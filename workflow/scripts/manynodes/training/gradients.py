@@ -1,6 +1,7 @@
 """From the ranks' gradients to their sum: DDP's buckets, compression, and finite checks."""
 
 import os
+import re
 import socket
 import tempfile
 import warnings
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from manynodes.base.caches import is_noexec
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, one_line
 from manynodes.experiment.config import Run
 from manynodes.training.losses import LOSSES
 
@@ -170,9 +171,22 @@ def refused_if_not_compiled(run: Run) -> Iterator[None]:
         ) from None
 
 
-def autocast(run: Run, images: Tensor) -> torch.autocast:
+@contextmanager
+def autocast(run: Run, images: Tensor) -> Iterator[None]:
     """The context for the run's precision, which is not `auto` any more, on the device of the
     images.
+
+    Raises:
+        Refusal: an operation of the network takes no numbers of this type.
     """
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
-    return torch.autocast(images.device.type, kind, enabled=kind is not None)
+    try:
+        with torch.autocast(images.device.type, kind, enabled=kind is not None):
+            yield
+    except RuntimeError as error:
+        if kind is None or not re.search("BFloat16|Half", str(error)):
+            raise
+        raise Refusal(
+            f"model: {run.model} does not compute in {run.precision}: "
+            f"{one_line(str(error), 90)}; use precision: fp32"
+        ) from None
