@@ -52,9 +52,8 @@ def process(rank: int, work: str) -> None:
     # of that time.
     store = FileStore(f"{work}/overlap-{os.getppid()}.store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    run = read_run(
-        json.dumps({"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"})
-    )
+    given = {"model": "resnet18_imagenet", "nproc_per_node": PROCESSES, "device": "cpu"}
+    run = read_run(json.dumps(given | {"precision": "fp32"}))
     torch.manual_seed(rank)
     images, labels = (
         torch.randint(256, (BATCH, 32, 32, 3), dtype=torch.uint8),

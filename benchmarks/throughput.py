@@ -59,6 +59,7 @@ class Case:
             "learning_rate": LEARNING_RATE,
             "validation_fraction": 1 - self.batch * self.steps / IMAGES,
             "device": "cpu",
+            "precision": "fp32",
         }
         return read_run(json.dumps(given | self.keys | keys))
 

@@ -21,6 +21,7 @@ with process_group("cpu") as process:
         .with_values(
             nproc_per_node=process.world_size,
             weight_decay=0.0,
+            precision="fp32",
             gradient_compression=sys.argv[2],
         )
     )

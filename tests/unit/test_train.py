@@ -24,7 +24,7 @@ from manynodes.training import gradients, optimizers, steps
 from programs import SCRIPTS, program
 from train import common
 
-RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
+RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def trained(run: Run, steps_taken: int = 20) -> list[float]:
 
 @pytest.fixture(scope="module")
 def exact() -> list[float]:
-    return trained(RUN.with_values(precision="fp32"))
+    return trained(RUN)
 
 
 @pytest.mark.parametrize(("precision", "close"), [("bf16", 0.1), ("fp16", 0.05)])

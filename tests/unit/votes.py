@@ -57,6 +57,7 @@ with process_group("cpu") as process:
         .runs["run"]
         .with_values(
             nproc_per_node=process.world_size,
+            precision="fp32",
         )
     )
     torch.manual_seed(process.rank)

@@ -26,6 +26,8 @@ from manynodes.training.losses import LOSSES
 # networks here completely.
 BUCKETS = 4
 BUCKET_MB = (1.0, 25.0)
+# Of autocast, by precision.
+TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Gradients:
@@ -179,7 +181,7 @@ def autocast(run: Run, images: Tensor) -> Iterator[None]:
     Raises:
         Refusal: an operation of the network takes no numbers of this type.
     """
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(run.precision)
+    kind = TYPES[run.precision]
     try:
         with torch.autocast(images.device.type, kind, enabled=kind is not None):
             yield
