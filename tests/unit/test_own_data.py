@@ -437,7 +437,7 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(
     monkeypatch.setattr(
         pictures, "prepared", lambda image, *how: decoded.append(image.size) or prepare(image, *how)
     )
-    found = read_image(tmp_path / "x.jpg", size, 3, scaled=True)
+    found = read_image(tmp_path / "x.jpg", size, 3, jpeg_scaling=True)
     assert decoded == [(-(-width // part), -(-height // part))]
     assert found.shape == in_full.shape == (*size, 3)
     # Of 67.5 columns there are 68: the picture is wider by less than a pixel.
@@ -460,7 +460,7 @@ def test_a_folder_of_large_jpegs_is_imported_and_predicted_alike(tmp_path: Path)
     for in_full, folder in folders.items():
         assert ("jpeg_scaling" in folder.manifest["settings"]) is not in_full
         wanted = read_image(
-            tmp_path / "files" / "test" / "a" / "x.jpg", (30, 30), 3, scaled=not in_full
+            tmp_path / "files" / "test" / "a" / "x.jpg", (30, 30), 3, jpeg_scaling=not in_full
         )
         assert any(np.array_equal(image, wanted) for image in folder.split("test")[0])
         classifier = build(

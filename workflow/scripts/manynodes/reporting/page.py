@@ -166,50 +166,46 @@ def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) ->
     return found
 
 
-def counts_of(confused: pd.DataFrame) -> pd.DataFrame:
-    """By class and its name: images, predictions, and how many of them agree."""
+def per_class(confused: pd.DataFrame) -> pd.DataFrame:
+    """By class and its name: images, predictions and how many of them agree, recall, precision and
+    F1; NaN where there is nothing to divide by.
+    """
     right = confused["images"].where(confused["true_class"] == confused["predicted_class"], 0)
     of = confused.assign(right=right)
     true = of.groupby(["true_class", "true_name"])[["images", "right"]].sum()
     predicted = of.groupby(["predicted_class", "predicted_name"])["images"].sum()
-    return true.assign(predicted=predicted.to_numpy())
+    found = true.assign(predicted=predicted.to_numpy())
+    return found.assign(
+        recall=found["right"] / found["images"],
+        precision=found["right"] / found["predicted"],
+        F1=2 * found["right"] / (found["images"] + found["predicted"]),
+    )
 
 
 def class_sentence(confused: pd.DataFrame) -> str:
     """What the accuracy is worth: its interval (Wilson's) for so many images, what it would be if
     every image were of the largest class, and the means over the classes.
     """
-    counts = counts_of(confused)
-    n, right = int(counts["images"].sum()), int(counts["right"].sum())
+    found = per_class(confused)
+    n, right = int(found["images"].sum()), int(found["right"].sum())
     if not n:
         return "There is no image."
     low, high = stats.binomtest(right, n).proportion_ci(LEVEL, "wilson")
-    largest = str(counts.reset_index().loc[int(counts["images"].argmax()), "true_name"])
-    there = counts[counts["images"] > 0]
-    met = counts[counts["images"] + counts["predicted"] > 0]
-    f1 = 2 * met["right"] / (met["images"] + met["predicted"])
+    largest = str(found.reset_index().loc[int(found["images"].argmax()), "true_name"])
     return (
         f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}. "
-        f"{counts['images'].max() / n:.2%} of them are of the largest class, {largest}. "
-        f"Balanced accuracy {(there['right'] / there['images']).mean():.2%}, "
-        f"macro F1 {f1.mean():.2%}."
+        f"{found['images'].max() / n:.2%} of them are of the largest class, {largest}. "
+        f"Balanced accuracy {found['recall'].mean():.2%}, macro F1 {found['F1'].mean():.2%}."
     )
 
 
 def by_class(confused: pd.DataFrame) -> pd.DataFrame:
     """Images, recall, precision and F1 of each class, the one with the lowest recall first."""
-    counts = counts_of(confused)
-    shares = pd.DataFrame(
-        {
-            "recall": counts["right"] / counts["images"],
-            "precision": counts["right"] / counts["predicted"],
-            "F1": 2 * counts["right"] / (counts["images"] + counts["predicted"]),
-        }
-    )
-    worst = shares["recall"].sort_values(kind="stable").index[:MOST_CLASSES]
-    shown = shares.loc[worst].map("{:.2%}".format).where(shares.loc[worst].notna(), "–")
-    shown.insert(0, "class", [name for _, name in worst])
-    shown.insert(1, "images (n)", [f"{images:,}" for images in counts.loc[worst, "images"]])
+    worst = per_class(confused).sort_values("recall", kind="stable")[:MOST_CLASSES]
+    shares = worst[["recall", "precision", "F1"]]
+    shown = shares.map("{:.2%}".format).where(shares.notna(), "–")
+    shown.insert(0, "class", [name for _, name in worst.index])
+    shown.insert(1, "images (n)", worst["images"].map("{:,}".format))
     return shown
 
 

@@ -162,12 +162,12 @@ class UserData:
             found |= {"test_fraction": self.test_fraction, "split_seed": self.split_seed}
         if self.skip_unreadable:
             found["skip_unreadable"] = True
-        if self.scales_jpegs:
+        if self.jpeg_scaling:
             found["jpeg_scaling"] = True
         return found
 
     @property
-    def scales_jpegs(self) -> bool:
+    def jpeg_scaling(self) -> bool:
         """Whether large JPEGs are decoded at a part of their size, see `pictures.read_image`."""
         return self.kind == "folder" and bool(self.image_size) and not self.decode_in_full
 

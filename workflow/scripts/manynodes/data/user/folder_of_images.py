@@ -114,7 +114,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 ]
                 bar = progress((), f"importing {split}", len(listing.paths))
                 decode = partial(
-                    decode_into, user_data.image_size, user_data.scales_jpegs, file.shape
+                    decode_into, user_data.image_size, user_data.jpeg_scaling, file.shape
                 )
                 file.checksums = []
                 for start, results in enumerate(pool.map(decode, tasks)):
@@ -408,14 +408,14 @@ def kept_stderr() -> list[str]:
 
 def decode_into(
     size: tuple[int, int] | None,
-    scaled: bool,
+    jpeg_scaling: bool,
     shape: tuple[int, ...],
     task: tuple[Path, int, list[Path]],
 ) -> list[Decoded | str]:
     """Decode some images into their rows of a file.
 
     Args:
-        size, scaled: as of `read_image`.
+        size, jpeg_scaling: as of `read_image`.
         shape: of a row.
 
     Returns:
@@ -428,7 +428,7 @@ def decode_into(
             warnings: list[str] = []
             kept_stderr()
             try:
-                pixels = read_image(image, size, shape[2], warnings.append, scaled)
+                pixels = read_image(image, size, shape[2], warnings.append, jpeg_scaling)
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")

@@ -103,12 +103,12 @@ def read_image(
     size: tuple[int, int] | None,
     channels: int,
     tell: Callable[[str], None] | None = None,
-    scaled: bool = False,
+    jpeg_scaling: bool = False,
 ) -> np.ndarray:
     """The pixels of an image file, see `prepared`.
 
     Args:
-        scaled: decode a JPEG at a half, a quarter or an eighth of its size, as long as that is
+        jpeg_scaling: decode a JPEG at a half, a quarter or an eighth of its size, if that is still
             twice `size`. To 224 x 224, a photograph of 12 megapixels takes two fifths of the time,
             and its pixels differ by 0.16 of 255 in the mean (measured).
         tell: gets what the decoder warns of; without it, this warns, and names the file.
@@ -122,7 +122,7 @@ def read_image(
         # Not with the header, because this reads the whole file.
         if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
-        if scaled and size and isinstance(image, JpegImageFile):
+        if jpeg_scaling and size and isinstance(image, JpegImageFile):
             height, width = size if orientation(image) < 5 else size[::-1]
             image.draft(None, (2 * width, 2 * height))
         return prepared(image, size, channels)
