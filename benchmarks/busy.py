@@ -26,7 +26,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from torch.nn import functional as F
-from manynodes.models.classifier import build
+from classifier.models.classifier import build
 from manynodes.ranks.memory import keep_freed_memory
 threads, seconds, batch = map(int, sys.argv[2:])
 keep_freed_memory()

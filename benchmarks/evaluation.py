@@ -18,9 +18,9 @@ import torch
 from measured import Measured
 
 import evaluate
+from classifier.models import weights
+from classifier.models.classifier import Classifier, build
 from manynodes.data.folder import DataFolder
-from manynodes.models import weights
-from manynodes.models.classifier import Classifier, build
 from manynodes.ranks.process_group import Process, process_group
 
 BATCH_SIZE = 500  # the default of evaluate.py

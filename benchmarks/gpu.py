@@ -24,10 +24,10 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from training import evaluate, read_experiment, seeds_of, train  # noqa: E402
 
+from classifier.models.classifier import build  # noqa: E402
 from manynodes.base.provenance import git_state, versions  # noqa: E402
 from manynodes.data.folder import DataFolder  # noqa: E402
 from manynodes.experiment.config import Run  # noqa: E402
-from manynodes.models.classifier import build  # noqa: E402
 
 # On one A100, from the README of cifar10-airbench.
 PUBLISHED = {

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from measured import Measured
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
+from classifier.training.timing import Clock
 from manynodes.base import atomic
 from manynodes.base.signing import new_secret
 from manynodes.base.timeouts import BEAT
@@ -39,7 +40,6 @@ from manynodes.ranks.vote import Vote
 from manynodes.reporting.progress import read_all
 from manynodes.schedulers.base import Allocation, Command
 from manynodes.schedulers.registry import SCHEDULERS
-from manynodes.training.timing import Clock
 
 NODES = (8, 64, 512)
 RANKS = (64, 512, 4096)

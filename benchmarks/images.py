@@ -31,10 +31,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import fetch
-from manynodes.data import batches
-from manynodes.data.batches import Augmentation
+from classifier.pixels import batches
+from classifier.pixels.batches import Augmentation
+from classifier.pixels.shares import Shares
 from manynodes.data.folder import DataFolder
-from manynodes.data.shares import Shares
 from manynodes.data.user.declaration import UserData
 from manynodes.ranks.memory import keep_freed_memory
 from manynodes.ranks.process_group import process_group

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from classifier.models.classifier import Classifier, build
+from classifier.training.gradients import Gradients, distributed
 from manynodes.experiment.config import Run, read_run
-from manynodes.models.classifier import Classifier, build
 from manynodes.ranks.memory import keep_freed_memory
-from manynodes.training.gradients import Gradients, distributed
 
 PROCESSES = 2
 STEPS = 5

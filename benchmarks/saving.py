@@ -18,9 +18,9 @@ from typing import Any
 
 from measured import Measured
 
+from classifier.training.sizes import training_images
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment.config import Experiment
-from manynodes.training.sizes import training_images
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 # So many images are held out that training takes some ten seconds.

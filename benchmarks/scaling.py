@@ -31,8 +31,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import ROOT, train
 
+from classifier.models.classifier import Classifier, build
 from manynodes.experiment.config import read_run
-from manynodes.models.classifier import Classifier, build
 from manynodes.reporting.figures import PALETTE, STYLE
 from manynodes.reporting.step_model import Network, last_that_pays
 

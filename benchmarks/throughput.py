@@ -24,14 +24,14 @@ from measured import Measured
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from manynodes.checkpointing.saver import Saver
+from classifier.states.saver import Saver
+from classifier.training.loop import Training
+from classifier.training.optimizers import make_optimizer
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
 from manynodes.experiment.config import Run, read_run
 from manynodes.ranks.process_group import Process, process_group
 from manynodes.ranks.stopping import Stopping
-from manynodes.training.loop import Training
-from manynodes.training.optimizers import make_optimizer
 
 CPUS = len(os.sched_getaffinity(0))
 SECONDS = 30  # for the rounds of one model

@@ -79,7 +79,8 @@ def packages_dot() -> str:
 
     An arrow is left out if other arrows lead to the same package.
     """
-    imports = package_imports(SCRIPTS / "manynodes")
+    program = package_imports(SCRIPTS / "classifier")
+    imports = package_imports(SCRIPTS / "manynodes") | program
     lines = [
         "digraph {",
         'graph [rankdir=BT, ranksep=0.4, fontname="Helvetica"]',
@@ -88,7 +89,7 @@ def packages_dot() -> str:
         'edge [color="#4a6785", arrowsize=0.7]',
     ]
     for package, others in sorted(imports.items()):
-        lines.append(f'"{package}"')
+        lines.append(f'"{package}"' + (' [fillcolor="#f6efe2"]' if package in program else ""))
         for other in sorted(others):
             if not any(other in reachable(imports, via) for via in others - {other}):
                 lines.append(f'"{package}" -> "{other}"')
@@ -96,7 +97,7 @@ def packages_dot() -> str:
 
 
 def package_imports(library: Path) -> dict[str, set[str]]:
-    """What each package of the library imports from the others, except `base`."""
+    """What each package of a folder imports from others, except `base`."""
     names = {path.parent.name for path in library.glob("*/__init__.py")} - {"base"}
     found: dict[str, set[str]] = {name: set() for name in names}
     for path in library.rglob("*.py"):
@@ -104,9 +105,9 @@ def package_imports(library: Path) -> dict[str, set[str]]:
         if package in names:
             for node in ast.walk(ast.parse(path.read_text())):
                 module = (isinstance(node, ast.ImportFrom) and node.module) or ""
-                if module.startswith("manynodes."):
+                if module.startswith(("manynodes.", "classifier.")):
                     found[package].add(module.split(".")[1])
-    return {package: (others & names) - {package} for package, others in found.items()}
+    return {package: others - {package, "base"} for package, others in found.items()}
 
 
 def reachable(imports: dict[str, set[str]], package: str) -> set[str]:

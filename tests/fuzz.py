@@ -44,11 +44,13 @@ from rich.console import Console
 import programs
 import publish
 import watch
+from classifier.models import weights
+from classifier.states import state
 from manynodes.base import failure
 from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
 from manynodes.base.failure import Failure
 from manynodes.base.provenance import now
-from manynodes.checkpointing import incidents, owner, state
+from manynodes.checkpointing import incidents, owner
 from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import DataFolder
@@ -59,7 +61,6 @@ from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
 from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
-from manynodes.models import weights
 from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.user_numbers import read_user_metrics, read_user_result
 from manynodes.reporting import sums

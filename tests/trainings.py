@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
+from classifier.states import state
 from forked import Forked, run_ranks, server
-from manynodes.checkpointing import state
 from programs import SCRIPTS, train_command
 from waiting import until
 

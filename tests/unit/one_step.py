@@ -8,11 +8,11 @@ import sys
 import torch
 from torch import nn
 
-from manynodes.data.batches import share
+from classifier.pixels.batches import share
+from classifier.training.gradients import distributed
+from classifier.training.steps import Stepper, average_batchnorm
 from manynodes.experiment.config import Experiment
 from manynodes.ranks.process_group import all_reduce, process_group
-from manynodes.training.gradients import distributed
-from manynodes.training.steps import Stepper, average_batchnorm
 
 with process_group("cpu") as process:
     run = (

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from manynodes.data import batches
-from manynodes.data.batches import Augmentation
+from classifier.pixels import batches
+from classifier.pixels.batches import Augmentation
 from manynodes.data.folder import DataFolder
 
 

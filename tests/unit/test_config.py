@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
+from classifier.models.names import BUILT_IN_MODELS
 from manynodes.base.environment import Environment
 from manynodes.base.errors import Refusal
 from manynodes.data.datasets import DATASETS
@@ -22,7 +23,6 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.paths import with_paths
 from manynodes.experiment.table import with_table
 from manynodes.launching.plan import launcher_names
-from manynodes.models.names import BUILT_IN_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = keys_of({})

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from manynodes.evaluation.views import predict_with_views
-from manynodes.models.classifier import Classifier, build
+from classifier.evaluation.views import predict_with_views
+from classifier.models.classifier import Classifier, build
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn import metrics as reference
 
-from manynodes.evaluation.metrics import summarise
+from classifier.evaluation.metrics import summarise
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2])
 PREDICTED = np.array([0, 1, 1, 1, 2, 2, 0, 2])

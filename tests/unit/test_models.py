@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from classifier.models import weights
+from classifier.models.classifier import build
 from manynodes.base.errors import Refusal
-from manynodes.models import weights
-from manynodes.models.classifier import build
 
 WIDTHS = (8, 12, 16)
 

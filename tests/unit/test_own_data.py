@@ -22,14 +22,14 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 import predict
+from classifier.models import weights
+from classifier.models.classifier import build
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.data.user import pictures
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
-from manynodes.models import weights
-from manynodes.models.classifier import build
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 

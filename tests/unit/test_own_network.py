@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
+from classifier.models import weights
+from classifier.models.classifier import build
+from classifier.models.fitting import refuse_uncallable, refuse_unfit_model
+from classifier.models.names import Form
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.sources import local_sources, sources_sha256
-from manynodes.models import weights
-from manynodes.models.classifier import build
-from manynodes.models.fitting import refuse_uncallable, refuse_unfit_model
-from manynodes.models.names import Form
 from pictures import picture, write_folder
 from programs import SCRIPTS, program, train_command
 from trainings import RUN, Training
@@ -30,7 +30,7 @@ NETWORK = """
 import random
 import numpy as np
 from torch import nn
-from layers import Block
+from classifier import Block
 
 class Net(nn.Module):
     def __init__(self, classes, channels, image_size, width=8):
@@ -49,6 +49,7 @@ class Net(nn.Module):
 def broken(classes, channels, image_size):
     return 1 / 0
 """
+# Its name is that of a package of ours too.
 LAYERS = """
 from torch import nn
 
@@ -66,7 +67,7 @@ FORM = Form(48, 64, 1, 3)
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("network")
     (folder / "my_models.py").write_text(NETWORK)
-    (folder / "layers.py").write_text(LAYERS)
+    (folder / "classifier.py").write_text(LAYERS)
     return folder
 
 
@@ -117,13 +118,13 @@ def test_the_weights_bring_their_network(trained: Path, files: Path) -> None:
     classifier = weights.load(path, sha256)
     assert classifier.network.head.in_features == 12
     assert json.loads((trained / "run.json").read_text())["network_sha256"] == sha256
-    assert (trained / "network/layers.py").read_text() == LAYERS
+    assert (trained / "network/classifier.py").read_text() == LAYERS
     # The files where it was trained are not needed any more, and may have changed.
-    (files / "layers.py").write_text("raise RuntimeError('not these')")
+    (files / "classifier.py").write_text("raise RuntimeError('not these')")
     try:
         assert weights.load(path, sha256).network.head.in_features == 12
     finally:
-        (files / "layers.py").write_text(LAYERS)
+        (files / "classifier.py").write_text(LAYERS)
 
 
 def test_the_same_weights_on_any_geometry_and_after_a_kill(
@@ -330,8 +331,9 @@ def test_a_network_of_torchvision_takes_grey_images() -> None:
 def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
-    (tmp_path / "package/nets.py").write_text(NETWORK.replace("from layers", "from .layers"))
-    (tmp_path / "package/layers.py").write_text(LAYERS)
+    network = NETWORK.replace("from classifier", "from .classifier")
+    (tmp_path / "package/nets.py").write_text(network)
+    (tmp_path / "package/classifier.py").write_text(LAYERS)
     monkeypatch.syspath_prepend(tmp_path)
     classifier = build("package.nets:Net", (8, 8, 8), 3, (48, 64, 1), {"width": 4})
     weights.save(classifier, tmp_path / "model.safetensors")

@@ -1,12 +1,14 @@
-"""The library's packages import each other only as docs/architecture.md says."""
+"""The packages import each other only as docs/architecture.md says."""
 
 import ast
 import re
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 from programs import ROOT, SCRIPTS
 
 LIBRARY = SCRIPTS / "manynodes"
+CLASSIFIER = SCRIPTS / "classifier"
 
 
 def allowed() -> dict[str, set[str]]:
@@ -18,15 +20,22 @@ def allowed() -> dict[str, set[str]]:
 
 def imported() -> dict[str, set[str]]:
     """What each package imports from the others."""
-    found: dict[str, set[str]] = {path.parent.name: set() for path in LIBRARY.glob("*/__init__.py")}
-    for path in LIBRARY.rglob("*.py"):
-        package = path.relative_to(LIBRARY).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("manynodes."):
-                other = str(node.module).split(".")[1]
-                if other != package:
-                    found[package].add(other)
+    roots = {root.name: root for root in (LIBRARY, CLASSIFIER)}
+    found: dict[str, set[str]] = {
+        path.parent.name: set() for root in roots.values() for path in root.glob("*/__init__.py")
+    }
+    for root in roots.values():
+        for path in root.glob("*/**/*.py"):
+            package = path.relative_to(root).parts[0]
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = str(node.module).split(".") if isinstance(node, ast.ImportFrom) else [""]
+                if names[0] in roots and names[1:2] not in ([], [package]):
+                    found[package].add(names[1])
     return found
+
+
+def names_of(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
 def test_packages_import_only_what_the_architecture_page_allows() -> None:
@@ -38,6 +47,12 @@ def test_packages_import_only_what_the_architecture_page_allows() -> None:
 def test_the_page_allows_nothing_that_is_not_used() -> None:
     for package, others in allowed().items():
         assert others - {"base", package} <= imported()[package], package
+
+
+def test_the_library_knows_nothing_of_the_classifier() -> None:
+    used = set().union(*(imported()[package] for package in names_of(LIBRARY)))
+    assert not used & names_of(CLASSIFIER)
+    assert not names_of(LIBRARY) & names_of(CLASSIFIER)
 
 
 def test_there_is_no_circle() -> None:
@@ -58,10 +73,10 @@ def test_the_library_does_not_know_programs_snakemake_or_a_command_line() -> Non
 
 
 def test_every_package_says_what_it_is() -> None:
-    for path in LIBRARY.rglob("__init__.py"):
+    for path in (*LIBRARY.rglob("__init__.py"), *CLASSIFIER.rglob("__init__.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
         assert docstring, path
-        if path.parent != LIBRARY:
+        if path.parent not in (LIBRARY, CLASSIFIER):
             assert "In: " in docstring, path
             assert "Out: " in docstring, path
 

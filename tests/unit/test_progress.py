@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from classifier.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from manynodes.base import failure
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.timeouts import BETWEEN
@@ -17,7 +18,6 @@ from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import Experiment
 from manynodes.reporting.progress import JOBS, Progress, read_all
 from manynodes.reporting.results import Missing, why_missing
-from manynodes.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from waiting import until
 
 EXPERIMENT = Experiment.from_config({"experiment": "study", "epochs": 8, "seed": [0, 1]})

@@ -36,12 +36,12 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
     before = code_sha256("train.py")
     edit(scripts / "train.py", '"""Train one run', '# a comment\n"""Teach one run')
     edit(
-        scripts / "manynodes" / "data" / "batches.py",
+        scripts / "classifier" / "pixels" / "batches.py",
         "    return batch.tensor_split(world_size)[rank]",
         "    return (batch . tensor_split( world_size ) [rank])  # so",
     )
     edit(
-        scripts / "manynodes" / "models" / "weights.py",
+        scripts / "classifier" / "models" / "weights.py",
         "Write weights and description",
         "Put weights and description",
     )
@@ -49,9 +49,9 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
 
 
 @pytest.mark.parametrize(("file", "old", "new"), [
-    ("manynodes/training/losses.py", "label_smoothing=smoothing", "label_smoothing=0.0"),
-    ("manynodes/data/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
-    ("manynodes/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
+    ("classifier/training/losses.py", "label_smoothing=smoothing", "label_smoothing=0.0"),
+    ("classifier/pixels/batches.py", "(coin + epoch) % 2", "(coin + epoch) % 3"),
+    ("classifier/models/networks.py", ".flatten(1)) / 9", ".flatten(1)) / 8"),
     ("manynodes/ranks/process_group.py", "dist.all_reduce(tensor)", "dist.broadcast(tensor, 0)"),
 ])  # fmt: skip
 def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
@@ -74,32 +74,32 @@ def test_the_modules_left_out_are_there() -> None:
 
 def test_moving_a_module_does_not_count(scripts) -> None:
     before = code_sha256("train.py")
-    (scripts / "manynodes" / "data" / "batches.py").rename(
-        scripts / "manynodes" / "training" / "images.py"
+    (scripts / "classifier" / "pixels" / "batches.py").rename(
+        scripts / "classifier" / "training" / "images.py"
     )
     for path in scripts.rglob("*.py"):
         moved = path.read_text().replace(
-            "manynodes.data.batches import", "manynodes.training.images import"
+            "classifier.pixels.batches import", "classifier.training.images import"
         )
         path.write_text(
             moved.replace(
-                "from manynodes.data import batches",
-                "from manynodes.training import images as batches",
+                "from classifier.pixels import batches",
+                "from classifier.training import images as batches",
             )
         )
     assert code_sha256("train.py") == before
 
 
 def test_code_in_a_package_below_a_package_counts(scripts) -> None:
-    (scripts / "manynodes" / "training" / "deep").mkdir()
-    (scripts / "manynodes" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
+    (scripts / "classifier" / "training" / "deep").mkdir()
+    (scripts / "classifier" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
     edit(
-        scripts / "manynodes" / "training" / "steps.py",
+        scripts / "classifier" / "training" / "steps.py",
         "from typing import Any\n",
-        "from typing import Any\n\nfrom manynodes.training.deep.factor import FACTOR\n",
+        "from typing import Any\n\nfrom classifier.training.deep.factor import FACTOR\n",
     )
     before = code_sha256("train.py")
-    edit(scripts / "manynodes" / "training" / "deep" / "factor.py", "1", "2")
+    edit(scripts / "classifier" / "training" / "deep" / "factor.py", "1", "2")
     assert code_sha256("train.py") != before
 
 
@@ -114,13 +114,15 @@ def test_every_module_that_a_program_imports_is_followed(scripts, program) -> No
         [
             sys.executable,
             "-c",
-            f"{code}; print(*(m for m in sys.modules if m.startswith('manynodes.')))",
+            f"{code}; print(*sys.modules)",
         ],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    for module in listed:
+    ours = [name for name in listed if name.partition(".")[0] in provenance.LIBRARIES]
+    assert len(ours) > 20
+    for module in ours:
         path = provenance.library_file(module)
         if path.is_file() and not provenance.is_no_result(module):
             before = code_sha256(program)

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 import leftovers
-from manynodes.checkpointing import state
+from classifier.states import state
 from programs import KILLED_AT, SCRIPTS, train_command
 from trainings import (
     ONE_THREAD,

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from manynodes.data import batches, shares
-from manynodes.data.batches import Augmentation
-from manynodes.data.shares import Shares
+from classifier.pixels import batches, shares
+from classifier.pixels.batches import Augmentation
+from classifier.pixels.shares import Shares
 
 CPU = torch.device("cpu")
 # Images of less and of more than LARGE bytes, of which some are not square or not RGB.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from classifier.states import state
+from classifier.states.state import Request, State
 from manynodes.base import tree
 from manynodes.base.errors import Refusal
-from manynodes.checkpointing import state
-from manynodes.checkpointing.state import Request, State
 from manynodes.experiment.config import Experiment
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]

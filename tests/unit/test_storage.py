@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manynodes.checkpointing import state
+from classifier.states import state
 from trainings import Training, complete, newest_place, result
 from waiting import until
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from classifier.models.classifier import Classifier, build
+from classifier.pixels import batches
+from classifier.training import gradients, optimizers, steps
 from forked import run_ranks
-from manynodes.data import batches
 from manynodes.experiment.config import Experiment, Run
-from manynodes.models.classifier import Classifier, build
 from manynodes.ranks.process_group import Process
-from manynodes.training import gradients, optimizers, steps
 from programs import SCRIPTS, program
 from train import common
 

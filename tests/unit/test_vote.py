@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from classifier.states import state
 from forked import SCRIPTS, run_ranks
-from manynodes.checkpointing import state
 from trainings import Training
 
 

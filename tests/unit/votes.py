@@ -7,12 +7,12 @@ from dataclasses import asdict
 import torch
 from torch import Tensor, nn
 
+from classifier.training.gradients import distributed
+from classifier.training.steps import Stepper
 from manynodes.experiment.config import Experiment
 from manynodes.ranks.process_group import process_group
 from manynodes.ranks.stopping import DEADLINE
 from manynodes.ranks.vote import Vote
-from manynodes.training.gradients import distributed
-from manynodes.training.steps import Stepper
 
 FINE, BAD = torch.tensor(1.0), torch.tensor(math.nan)
 

@@ -298,7 +298,7 @@ def test_a_changed_value_of_all_retrains_all(done, config) -> None:
 
 
 def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
-    path = done.path / "workflow/scripts/manynodes/data/batches.py"
+    path = done.path / "workflow/scripts/classifier/pixels/batches.py"
     text = path.read_text()
     try:
         path.write_text(text + "# a comment\n")

@@ -86,7 +86,7 @@ def test_the_python_of_the_docs_predicts_and_exports(done: Checkout) -> None:
     before = """
 import torch
 from pathlib import Path
-from manynodes.models import weights
+from classifier.models import weights
 from manynodes.data.user.pictures import read_image
 """
     after = """

@@ -23,7 +23,7 @@ from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.launching.gpus import visible_gpus
-from manynodes.models.names import code_of
+from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 from session import Session

@@ -20,6 +20,7 @@ from typing import Any
 
 from snakemake.utils import available_cpu_count
 
+from classifier.models.names import code_of
 from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, shown
@@ -35,7 +36,6 @@ from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment, facts
 from manynodes.experiment.environments import other_packages, packages_of
-from manynodes.models.names import code_of
 from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
 from manynodes.schedulers import registry

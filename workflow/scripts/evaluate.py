@@ -23,18 +23,18 @@ gc.disable()
 import torch
 from torch import Tensor
 
+from classifier.evaluation import metrics
+from classifier.evaluation.views import in_order, predictions
+from classifier.models import weights
+from classifier.pixels.batches import images_per_pass
+from classifier.pixels.shares import fits, mapped_tensor
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.reading import file_sha256
-from manynodes.data.batches import images_per_pass
 from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
-from manynodes.data.shares import fits, mapped_tensor
-from manynodes.evaluation import metrics
-from manynodes.evaluation.views import in_order, predictions
 from manynodes.launching.gpus import claimed_gpus
-from manynodes.models import weights
 from manynodes.ranks.device import told_when_full
 from manynodes.ranks.process_group import Process, failing_at_once, gather, process_group
 from manynodes.reporting.results import VIEWS, accuracy_line, read_about

@@ -34,6 +34,19 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
+from classifier.models import weights
+from classifier.models.names import code_of
+from classifier.states.saver import Saver
+from classifier.states.state import (
+    Request,
+    State,
+    checkpoint,
+    newest,
+    progress,
+    remove,
+)
+from classifier.training.loop import Training
+from classifier.training.timing import SlowHosts
 from manynodes.base import atomic
 from manynodes.base.environment import Environment, add_to_report, refusals_reported
 from manynodes.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
@@ -44,20 +57,9 @@ from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import decode, encode
 from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import acquire
-from manynodes.checkpointing.saver import Saver
-from manynodes.checkpointing.state import (
-    Request,
-    State,
-    checkpoint,
-    newest,
-    progress,
-    remove,
-)
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 from manynodes.experiment.config import Run, read_run
-from manynodes.models import weights
-from manynodes.models.names import code_of
 from manynodes.ranks.device import computes_in_bf16, told_when_full
 from manynodes.ranks.probe import outliers, probe
 from manynodes.ranks.process_group import (
@@ -72,8 +74,6 @@ from manynodes.ranks.processor import OF_GPUS, gpu_software, processor
 from manynodes.ranks.stopping import listen
 from manynodes.reporting.history import write_history
 from manynodes.reporting.sums import of_files
-from manynodes.training.loop import Training
-from manynodes.training.timing import SlowHosts
 
 gc.freeze()
 gc.enable()

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from classifier.models.names import BUILT_IN_MODELS, Form, is_user_model, refuse_unknown_model
+from classifier.training.limits import (
+    refuse_contradictions,
+    refuse_unfit_counts,
+    refuse_unfit_sizes,
+)
 from manynodes.data.datasets import DATASETS
-from manynodes.models.names import BUILT_IN_MODELS, Form, is_user_model, refuse_unknown_model
-from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
 
 
 def check(
@@ -38,10 +42,10 @@ def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
         dataset.get(key) for key in ("height", "width", "channels", "classes")
     )
     if height and width and channels and classes:
-        from manynodes.training.data import refuse_unfit_network
+        from classifier.training.data import refuse_unfit_network
 
         refuse_unfit_network(run, Form(height, width, channels, classes))
     elif "classes" in dataset and is_user_model(run.model):
-        from manynodes.models.fitting import refuse_uncallable
+        from classifier.models.fitting import refuse_uncallable
 
         refuse_uncallable(run.model, run.model_args)

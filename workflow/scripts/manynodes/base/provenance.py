@@ -15,9 +15,15 @@ from typing import Any
 
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
+# Its packages, and those of the built-in program.
+LIBRARIES = ("manynodes", "classifier")
 # Packages and modules that check, carry or report, and cannot change a result: a clearer error
 # message in one of them must not cost a night of training.
 NO_RESULT = (
+    "classifier.models.fitting",
+    "classifier.models.names",
+    "classifier.states",
+    "classifier.training.limits",
     "manynodes.base",
     "manynodes.checkpointing",
     "manynodes.data.addresses",
@@ -25,8 +31,6 @@ NO_RESULT = (
     "manynodes.data.staging",
     "manynodes.data.walk",
     "manynodes.experiment",
-    "manynodes.models.fitting",
-    "manynodes.models.names",
     "manynodes.ranks.memory",
     "manynodes.ranks.network",
     "manynodes.ranks.preflight",
@@ -38,7 +42,6 @@ NO_RESULT = (
     "manynodes.reporting.results",
     "manynodes.reporting.sums",
     "manynodes.reporting.tables",
-    "manynodes.training.limits",
 )
 
 
@@ -76,7 +79,7 @@ class LibraryImports(ast.NodeTransformer):
         self.found: list[str] = []
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        if not (node.module or "").startswith("manynodes."):
+        if (node.module or "").partition(".")[0] not in LIBRARIES:
             return node
         for alias in node.names:
             # A name is either a module of the package or an object in the module.

@@ -22,6 +22,8 @@ MOST_BYTES = 1_000_000
 MOST_FILES = 100
 # Functions may import when they are called, so copies of sources stay until this process ends.
 COPIES = ExitStack()
+# Packages of ours that a module of the user's may be named like.
+OURS = ("classifier", "manynodes")
 atexit.register(COPIES.close)
 
 
@@ -117,6 +119,7 @@ def run_file(path: Path, names: Iterable[str] | None = None) -> ModuleType:
     Raises:
         Refusal: it cannot be imported, with its own line.
     """
+    before = dict(sys.modules)
     for name in names or local_sources(path):
         # A file of the same name may have been imported from elsewhere.
         sys.modules.pop(".".join(Path(name).with_suffix("").parts).removesuffix(".__init__"), None)
@@ -137,6 +140,8 @@ def run_file(path: Path, names: Iterable[str] | None = None) -> ModuleType:
         ) from None
     except Exception as error:
         raise Refusal(user_error(error, path)) from None
+    finally:
+        sys.modules.update({name: before[name] for name in OURS if name in before})
     return module
 
 

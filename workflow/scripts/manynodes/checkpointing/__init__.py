@@ -1,4 +1,4 @@
-"""What survives an interruption.
+"""What surrounds a state: one owner per run, incidents, results that are being replaced.
 
-In: the state of a training. Out: durable files, the newest usable one, and one owner per run.
+In: who trains, and what happened. Out: records beside the state.
 """

@@ -1,4 +1,4 @@
-"""Data sets, from a source's bytes to the pixels of a batch.
+"""Data sets and files, from a source's bytes to each node's copy.
 
-In: an archive, a URL, a package. Out: a verified folder, a staged copy, crops of its images.
+In: an archive, a URL, a package, the user's images. Out: a verified folder, a staged copy.
 """

@@ -16,10 +16,9 @@ import yaml
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import SCHEMAS
-from manynodes.data.datasets import DATASETS, Dataset
+from manynodes.data.datasets import DATASETS
 from manynodes.experiment.declaration import BUILT_IN, Declaration, declaration_of
 from manynodes.experiment.file import DEEPEST
-from manynodes.models.names import BUILT_IN_MODELS, Model
 
 # Limits of a configuration: values in total, characters of a text, bits of a number.
 MOST_VALUES = 100_000
@@ -273,7 +272,8 @@ def experiment_schema() -> dict[str, Any]:
     dataset = found["properties"]["dataset"]["properties"]
     sources = [source for declared in DATASETS.values() for source in declared.sources]
     dataset["source"]["enum"] = list(dict.fromkeys(["auto", *sources]))
-    describe(dataset["name"], DATASETS)
+    names = ", ".join(f"`{name}` ({entry.description})" for name, entry in DATASETS.items())
+    dataset["name"]["description"] = dataset["name"]["description"].replace("DECLARED", names)
     return found
 
 
@@ -299,15 +299,7 @@ def keys_of(config: Mapping[str, Any]) -> Keys:
 
 @cache
 def built_in_keys() -> Keys:
-    keys = Keys(True, declaration_of({}))
-    describe(keys.properties["model"], BUILT_IN_MODELS)
-    return keys
-
-
-def describe(spec: dict[str, Any], declared: Mapping[str, Dataset | Model]) -> None:
-    """Put the declared names and their descriptions into the description of a key."""
-    names = ", ".join(f"`{name}` ({entry.description})" for name, entry in declared.items())
-    spec["description"] = spec["description"].replace("DECLARED", names)
+    return Keys(True, declaration_of({}))
 
 
 def bare(spec: Mapping[str, Any]) -> dict[str, Any]:

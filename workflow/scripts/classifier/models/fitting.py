@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from classifier.models.classifier import build, user_maker
+from classifier.models.names import Form, is_user_model, refuse_unknown_model, user_sources
 from manynodes.base.errors import Refusal, one_line
-from manynodes.models.classifier import build, user_maker
-from manynodes.models.names import Form, is_user_model, refuse_unknown_model, user_sources
 
 IMAGES = 4
 # What was found to fit: an experiment has the same network in many runs.

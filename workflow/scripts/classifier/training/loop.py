@@ -14,33 +14,33 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from manynodes.base.errors import Refusal
-from manynodes.checkpointing.saver import Saver
-from manynodes.checkpointing.state import START_OVER, State, progress
-from manynodes.data import batches
-from manynodes.data.folder import DataFolder, content_sha256
-from manynodes.data.guard import Guard
-from manynodes.data.shares import Shares, fits
-from manynodes.data.staging import Staged, discard
-from manynodes.experiment.config import Run
-from manynodes.models.classifier import build, images_sums, moments, some
-from manynodes.models.weights import warm_start
-from manynodes.ranks.device import all_on_cpu, first_not_finite, most_memory, numbers
-from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
-from manynodes.ranks.stopping import Stopping
-from manynodes.ranks.vote import Vote
-from manynodes.reporting.history import HISTORY
-from manynodes.training.data import how, refuse_unfit_data
-from manynodes.training.gradients import distributed
-from manynodes.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
-from manynodes.training.sizes import edges, validation_images
-from manynodes.training.steps import (
+from classifier.models.classifier import build, images_sums, moments, some
+from classifier.models.weights import warm_start
+from classifier.pixels import batches
+from classifier.pixels.shares import Shares, fits
+from classifier.states.saver import Saver
+from classifier.states.state import START_OVER, State, progress
+from classifier.training.data import how, refuse_unfit_data
+from classifier.training.gradients import distributed
+from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
+from classifier.training.sizes import edges, validation_images
+from classifier.training.steps import (
     Stepper,
     average_batchnorm,
     random_state,
     set_random_state,
     validate,
 )
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder, content_sha256
+from manynodes.data.guard import Guard
+from manynodes.data.staging import Staged, discard
+from manynodes.experiment.config import Run
+from manynodes.ranks.device import all_on_cpu, first_not_finite, most_memory, numbers
+from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
+from manynodes.ranks.stopping import Stopping
+from manynodes.ranks.vote import Vote
+from manynodes.reporting.history import HISTORY
 
 # Among the names of buffers, which have no blank.
 TOTALS = "sums of the epoch"

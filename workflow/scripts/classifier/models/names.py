@@ -18,23 +18,21 @@ class Model:
 
     Attributes:
         builder: function in networks.py that makes it from the widths and the number of classes.
-        description: in a few words, for the documentation.
         widths: it uses the key `widths`.
         muon: its network has filters for Muon, see `Airbench.parameter_groups`.
     """
 
     builder: str
-    description: str
     widths: bool = False
     muon: bool = False
 
 
 BUILT_IN_MODELS = {
-    "airbench": Model("airbench", "three blocks, see `widths`", widths=True, muon=True),
-    "airbench96": Model("airbench96", "a residual layer more in each", widths=True, muon=True),
-    "resnet9": Model("resnet9", "D. Page's"),
-    "resnet18": Model("resnet18", "CIFAR stem"),
-    "resnet18_imagenet": Model("resnet18_imagenet", "torchvision's as it is"),
+    "airbench": Model("airbench", widths=True, muon=True),
+    "airbench96": Model("airbench96", widths=True, muon=True),
+    "resnet9": Model("resnet9"),
+    "resnet18": Model("resnet18"),
+    "resnet18_imagenet": Model("resnet18_imagenet"),
 }
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from classifier.models import networks
+from classifier.models.names import BUILT_IN_MODELS, TIMM, is_user_model, user_file, user_sources
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import timm, torchvision
 from manynodes.base.sources import member, run_sources, user_error
-from manynodes.models import networks
-from manynodes.models.names import BUILT_IN_MODELS, TIMM, is_user_model, user_file, user_sources
 
 # Minimum ratio of a training's steps to the steps that BatchNorm's running statistics average over.
 BATCHNORM_WINDOWS = 20

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manynodes.data.batches import (
+from classifier.pixels.batches import (
     Augmentation,
     Epoch,
     centred,

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manynodes.data.batches import centred, images_per_pass
+from classifier.pixels.batches import centred, images_per_pass
+from classifier.training.gradients import Gradients, autocast
+from classifier.training.losses import LOSSES
+from classifier.training.timing import Clock
 from manynodes.experiment.config import Run
 from manynodes.ranks.device import numbers
 from manynodes.ranks.process_group import Process, all_reduce
-from manynodes.training.gradients import Gradients, autocast
-from manynodes.training.losses import LOSSES
-from manynodes.training.timing import Clock
 
 
 class Stepper:

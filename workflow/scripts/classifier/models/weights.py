@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from classifier.models.classifier import Classifier, build
+from classifier.models.names import BUILT_IN_MODELS, TIMM, is_user_model
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import timm, torchvision
 from manynodes.base.reading import parse_json, read_bytes
 from manynodes.base.sources import MOST_BYTES, sources_sha256
-from manynodes.models.classifier import Classifier, build
-from manynodes.models.names import BUILT_IN_MODELS, TIMM, is_user_model
 
 # Limits for the description in a weights file.
 MOST_CHANNELS = 4096

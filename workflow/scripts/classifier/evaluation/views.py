@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manynodes.data.batches import centred, pad
-from manynodes.models.classifier import Classifier
+from classifier.models.classifier import Classifier
+from classifier.pixels.batches import centred, pad
 from manynodes.ranks.process_group import Process
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from classifier.models.names import TIMM, is_user_model, with_muon
+from classifier.training.sizes import edges, training_images, validation_images
 from manynodes.base.errors import Refusal
-from manynodes.models.names import TIMM, is_user_model, with_muon
-from manynodes.training.sizes import edges, training_images, validation_images
 
 
 def refuse_contradictions(run: Any) -> None:

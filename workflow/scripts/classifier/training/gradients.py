@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from classifier.training.losses import LOSSES
 from manynodes.base.caches import is_noexec
 from manynodes.base.errors import Refusal, one_line
 from manynodes.experiment.config import Run
-from manynodes.training.losses import LOSSES
 
 # DDP sends a full bucket of gradients during the backward pass. Several buckets overlap with it,
 # but small ones only add latency; in MB of 2**20 bytes. The 25 MB of DDP's default hold most

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from classifier.states.state import State, progress, remove, states, write
 from manynodes.base.environment import add_to_report
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing.owner import Owner
-from manynodes.checkpointing.state import State, progress, remove, states, write
 from manynodes.ranks.process_group import Process, everyone_is_here, gather
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from classifier.models.classifier import Classifier
 from manynodes.experiment.config import Run
-from manynodes.models.classifier import Classifier
 
 
 class Muon(torch.optim.SGD):

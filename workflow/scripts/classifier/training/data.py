@@ -3,13 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from manynodes.data.batches import Augmentation
+from classifier.models.fitting import refuse_unfit_model
+from classifier.models.names import Form
+from classifier.pixels.batches import Augmentation
+from classifier.training.limits import (
+    refuse_contradictions,
+    refuse_unfit_counts,
+    refuse_unfit_sizes,
+)
+from classifier.training.sizes import edges
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Run
-from manynodes.models.fitting import refuse_unfit_model
-from manynodes.models.names import Form
-from manynodes.training.limits import refuse_contradictions, refuse_unfit_counts, refuse_unfit_sizes
-from manynodes.training.sizes import edges
 
 # Edge from which `crop: auto` resizes random boxes.
 PHOTOGRAPH = 96

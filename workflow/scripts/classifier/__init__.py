@@ -1,0 +1,1 @@
+"""The built-in program: an image classifier."""
