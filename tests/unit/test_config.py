@@ -445,6 +445,8 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         "precision": "bf16",
         "compile": "default",
         "gradient_compression": "bf16",
+        "best": "val_loss",
+        "patience": 3,
     }
     for name, default in Experiment.from_config({"experiment": "test"}).runs["run"].values.items():
         if name in others:
@@ -466,6 +468,7 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
             {"experiment": "test", "global_batch_size": 502}
             | ({"nodes": 2} if name == "gradient_compression" else {})
             | ({"model": USER_MODEL} if name == "model_args" else {})
+            | ({"best": "val_accuracy"} if name == "patience" else {})
             | config
         )
         assert list(experiment.axes) == [name], name
@@ -477,7 +480,7 @@ def test_names_too_long_for_a_folder_are_refused() -> None:
     config = {key: [spec["default"]] for key, spec in BUILT_IN.axes.items() if key not in site}
     with pytest.raises(
         Refusal,
-        match=r"29 axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
+        match=r"\d+ axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
     ):
         Experiment.from_config({"experiment": "test"} | config)
 

@@ -60,7 +60,8 @@ def aggregate(args: argparse.Namespace) -> None:
     title = experiment.name + (
         f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
     )
-    figures = result_figures.draw(tables["curves"], tables["summary"], list(experiment.axes),
+    shown = numbers.drawn(experiment, tables["curves"], runs)
+    figures = result_figures.draw(shown, tables["summary"], list(experiment.axes),
                                   experiment.numeric_axes, results, title)  # fmt: skip
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])

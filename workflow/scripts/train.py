@@ -36,6 +36,7 @@ from tqdm import tqdm
 
 from classifier.models import weights
 from classifier.models.names import code_of
+from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
 from classifier.states.state import (
     Request,
@@ -44,6 +45,7 @@ from classifier.states.state import (
     newest,
     progress,
     remove,
+    remove_surpassed,
 )
 from classifier.training.loop import Training
 from classifier.training.timing import SlowHosts
@@ -169,7 +171,7 @@ def train(
             Saver(process, folder, owner, args.save_every_seconds, training.images_touched)
         )
         bar = stack.enter_context(progress_bar(training))
-        while training.epoch < run.epochs:
+        while not training.finished:
             if reason := training.train_epoch(stop, saver, bar):
                 stop.agreed = True
                 if data.bytes <= CHECKED_WHEN_STOPPED:
@@ -190,7 +192,9 @@ def train(
                 seconds = training.history[-1]["seconds"]
                 for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
                     tell_slow(folder, line)
-            last = training.epoch == run.epochs
+            last = training.finished
+            if last and training.epoch < run.epochs and process.first:
+                tell(f"patience: no better {run.best} for {run.patience} epochs")
             if last or training.epoch % args.save_every_epochs == 0:
                 saver.save(training.rank_state(), training.state, wait=last)
         # No signal ends what remains.
@@ -360,11 +364,17 @@ def clear(output: Path, training: Training) -> None:
 
 
 def keep_checkpoint(training: Training, folder: Path) -> None:
-    every = training.run.checkpoint_every
-    if every and training.epoch % every == 0:
+    values = training.run.values
+    epochs = kept_epochs(values, training.history)
+    # A state that is being written has the present ones.
+    found = {epoch: training.checkpoints[epoch] for epoch in epochs - {training.epoch}}
+    if training.epoch in epochs:
         path = checkpoint(folder, training.epoch)
         weights.save(training.classifier, path)
-        training.checkpoints[training.epoch] = file_sha256(path)
+        found[training.epoch] = file_sha256(path)
+    training.checkpoints = dict(sorted(found.items()))
+    if training.run.best:
+        remove_surpassed(folder, values, training.history)
 
 
 def publish(
@@ -382,16 +392,23 @@ def publish(
     # Another Snakemake may have removed this folder as incomplete.
     (output / "checkpoints").mkdir(exist_ok=True)
     write_history(output / "history.csv", training.history)
-    for epoch in training.checkpoints:
-        kept = checkpoint(folder, epoch)
-        atomic.write_bytes(output / "checkpoints" / kept.name, kept.read_bytes())
+    run = training.run
+    published = sorted(scheduled(run.checkpoint_every, training.epoch))
+    for epoch in published:
+        path = checkpoint(folder, epoch)
+        atomic.write_bytes(output / "checkpoints" / path.name, path.read_bytes())
     # The user's network is in the weights file too, which is complete without this folder.
     for name, text in training.classifier.description.get("sources", {}).items():
         source = output / "network" / name
         source.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(source, text)
-    weights.save(training.classifier, output / "model.safetensors")
-    names = [f"checkpoints/{checkpoint(folder, epoch).name}" for epoch in training.checkpoints]
+    epoch = best_epoch(training.history, run.best) if run.best else training.epoch
+    if run.best:
+        path = checkpoint(folder, epoch)
+        atomic.write_bytes(output / "model.safetensors", path.read_bytes())
+    else:
+        weights.save(training.classifier, output / "model.safetensors")
+    names = [f"checkpoints/{checkpoint(folder, each).name}" for each in published]
     # The code that trained was read at the start of the attempt.
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
     incidents.note_checkout(folder, git["commit"], git_state()["commit"])
@@ -428,7 +445,7 @@ def publish(
         "ended": now(),
         "seconds": round(sum(attempt["seconds"] for attempt in training.attempts), 3),
         "saving": {"times": saver.times, "seconds": round(saver.seconds, 3)},
-        "metrics": training.history[-1],
+        "metrics": training.history[epoch - 1],
     }
     text = json.dumps(about, indent=2) + "\n"
     atomic.write_text(folder / replaced.FINISHED, hashlib.sha256(text.encode()).hexdigest())

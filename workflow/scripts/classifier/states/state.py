@@ -7,13 +7,14 @@ A state is `epoch=0003_step=000040.safetensors`, with its SHA-256 beside it in t
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from classifier.states import kept
 from manynodes.base import atomic, tree
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import NotAFile, file_sha256, read_bytes
@@ -68,7 +69,7 @@ class State:
 
     @property
     def finished(self) -> bool:
-        return self.epoch == self.run["epochs"]
+        return self.step == 0 and kept.finished(self.run, self.history)
 
     def encode(self) -> bytes:
         """The content of its file."""
@@ -217,6 +218,18 @@ def read(path: Path) -> tuple[State, bytes]:
         if not kept.is_file() or file_sha256(kept) != sha256:
             raise ValueError(f"needs {kept.name}, which is missing or damaged")
     return state, content
+
+
+def remove_surpassed(folder: Path, run: Mapping[str, Any], history: kept.History) -> None:
+    """Remove the weights of epochs that were the best, and that no state there refers to."""
+    first = min((epoch for _, (epoch, _) in states(folder)), default=0)
+    needed: set[int] = set()
+    for epochs in range(first, len(history) + 1):
+        needed |= kept.kept_epochs(run, history[:epochs])
+    names = {checkpoint(folder, epoch).name for epoch in needed}
+    for path in (folder / "checkpoints").glob(f"*{SUFFIX}"):
+        if path.name not in names:
+            path.unlink()
 
 
 def checkpoint(folder: Path, epoch: int) -> Path:

@@ -27,6 +27,10 @@ def refuse_contradictions(run: Any) -> None:
             f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
             f"of {run.model}; use sgd or adamw"
         )
+    if run.best and not run.validation_fraction:
+        raise Refusal(f"best: {run.best} needs validation images; give a validation_fraction")
+    if run.patience and not run.best:
+        raise Refusal("patience: it waits for a better validation result; give best too")
     if run.compile == "cuda_graphs" and run.world_size > 1:
         raise Refusal(
             "compile: cuda_graphs is for one process: with several, torch has open defects; use "

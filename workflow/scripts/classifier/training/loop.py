@@ -18,6 +18,7 @@ from classifier.models.classifier import build, images_sums, moments, some
 from classifier.models.weights import warm_start
 from classifier.pixels import batches
 from classifier.pixels.shares import Shares, fits
+from classifier.states import kept
 from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
 from classifier.training.data import how, refuse_unfit_data
@@ -176,6 +177,10 @@ class Training:
                 total[part.to(total.device)] = found
         # Of float images each sum is one rank's alone, so nothing is rounded.
         return all_reduce(total)
+
+    @property
+    def finished(self) -> bool:
+        return kept.finished(self.run.values, self.history)
 
     @property
     def steps_done(self) -> int:

@@ -35,8 +35,11 @@ def write_history(path: Path, history: Sequence[dict[str, Any]]) -> None:
     atomic.write_text(path, text.getvalue())
 
 
-def read_history(path: Path, epochs: int) -> list[dict[str, float]]:
+def read_history(path: Path, epochs: int, fewer: bool = False) -> list[dict[str, float]]:
     """The rows of a finished training; an empty value is NaN.
+
+    Args:
+        fewer: it may have ended before all `epochs`.
 
     Raises:
         Refusal: it is damaged, or does not have the epochs 1 to `epochs`.
@@ -52,7 +55,9 @@ def read_history(path: Path, epochs: int) -> list[dict[str, float]]:
         ]
     except (OSError, ValueError, OverflowError, csv.Error) as error:
         raise Refusal(f"{path} is damaged ({reason(error)}); train the run again") from None
-    if [row["epoch"] for row in history] != list(range(1, epochs + 1)):
+    there = [row["epoch"] for row in history]
+    last = min(len(there), epochs) if fewer and there else epochs
+    if there != list(range(1, last + 1)):
         raise Refusal(f"{path} does not have the epochs 1 to {epochs}; train the run again")
     return history
 

@@ -64,6 +64,8 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     results = {key: evaluation[key] for key in ("n", "views", "accuracy", "loss")}
     results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
+    if run.best:
+        results["epoch"] = found.about["metrics"]["epoch"]
     results["images_per_second"] = history["images_per_second"].mean()
     rows = history.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
@@ -149,6 +151,20 @@ def curves(axes: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
             own = unused(key, "measured", [*axes, *found.columns])
             found = found.rename(columns={key: own})
         found.insert(position, key, value)
+    return found
+
+
+def drawn(experiment: Experiment, table: pd.DataFrame, runs: Mapping[str, Numbers]) -> pd.DataFrame:
+    """The curves to draw: unless `test_curve` asks for it, no test results but those of the epoch
+    that each run publishes.
+    """
+    if not experiment.built_in or experiment.config["test_curve"]:
+        return table
+    published = table["run"].map(
+        {name: each.about["metrics"]["epoch"] for name, each in runs.items()}
+    )
+    found = table.copy()
+    found.loc[table["epoch"] != published, ["test_loss", "test_accuracy"]] = float("nan")
     return found
 
 

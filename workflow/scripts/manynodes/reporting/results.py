@@ -150,7 +150,7 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
                 f"{REMAKE}"
             )
     refuse_changed(folder, about["files"], ["history.csv"])
-    history = read_history(folder / "history.csv", run.epochs)
+    history = read_history(folder / "history.csv", run.epochs, bool(run.patience))
     sums = of_files(folder, ["run.json", "evaluation.json"], MOST)
     return Finished(about, evaluation, history, sums)
 
