@@ -151,6 +151,12 @@ def trust_of(wildcards):
     return f" --trust-code {code}" if code else ""
 
 
+def fold_of(wildcards):
+    """The option of `evaluate` for the fold that a run is tested on; empty without folds."""
+    run = run_of(wildcards)
+    return f" --fold {run.fold} {run.folds} {run.validation_seed}" if run.folds else ""
+
+
 def sources_of(wildcards):
     """The manifests of what the program reads."""
     files = [f"results/{EXPERIMENT.name}/files/manifest.json"] * bool(

@@ -21,6 +21,7 @@ rule evaluate:
         data=subpath(input.manifest, parent=True),
         device=lambda wildcards: run_of(wildcards).device,
         views=EXPERIMENT.config["test_views"],
+        fold=fold_of,
         trust=trust_of,
         code=code_sha256("evaluate.py"),
     shell:
@@ -30,6 +31,6 @@ rule evaluate:
         " --model {input.model:q}"
         " --checkpoints {input.checkpoints:q}"
         " --device {params.device}"
-        " --views {params.views}{params.trust}"
+        " --views {params.views}{params.fold}{params.trust}"
         " --output {output:q}"
         " 2>&1 | tee {log:q}"

@@ -20,13 +20,14 @@ from typing import Any
 # As in train.py.
 gc.disable()
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from classifier.evaluation import metrics
 from classifier.evaluation.views import in_order, predictions
 from classifier.models import weights
-from classifier.pixels.batches import images_per_pass
+from classifier.pixels.batches import fold_split, images_per_pass
 from classifier.pixels.shares import fits, mapped_tensor
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, told_in_one_line
@@ -63,6 +64,8 @@ def main() -> None:
         help="run the Python code of a user's network, any or with this SHA-256")  # fmt: skip
     add("--views", choices=VIEWS, default="plain",
         help="views of each image whose logits are averaged")  # fmt: skip
+    add("--fold", type=int, nargs=3, metavar=("FOLD", "FOLDS", "SEED"),
+        help="instead of the test images, this fold of the training images")  # fmt: skip
     add("--output", type=Path, required=True, help="evaluation.json to write")
     args = parser.parse_args()
     with (
@@ -96,18 +99,25 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     """
     data = DataFolder.read(args.data)
     refuse_other_weights(args.model, args.checkpoints, data)
+    split = "train" if args.fold else "test"
     # What the ranks read is what each of them has checked.
-    guard = Guard(data, ["test_images.npy"])
-    data.refuse_changed("test")
-    arrays = data.split("test")
-    images, labels = mapped_tensor(arrays[0]), torch.tensor(arrays[1], device=process.device)
+    guard = Guard(data, [f"{split}_images.npy"])
+    data.refuse_changed(split)
+    arrays = data.split(split)
+    tested = np.arange(len(arrays[1]))
+    if args.fold:
+        fold, folds, seed = args.fold
+        _, tested = fold_split(arrays[1], folds, fold, seed)
+    images = mapped_tensor(arrays[0])
+    labels = torch.tensor(arrays[1][tested], device=process.device)
     if fits(arrays[0], process.device):
         images = images.to(process.device)
+    rows = torch.from_numpy(tested).to(images.device)
     batch_size = args.batch_size or images_per_pass(arrays[0], process.device.type)
 
     def evaluated(path: Path, views: str) -> Found:
         return evaluate_weights(
-            path, views, batch_size, args.trust_code, data, images, labels, process
+            path, views, batch_size, args.trust_code, data, images, rows, labels, process
         )
 
     final = evaluated(args.model, args.views)
@@ -146,6 +156,7 @@ def evaluate_weights(
     trusted: str | None,
     data: DataFolder,
     images: Tensor,
+    rows: Tensor,
     labels: Tensor,
     process: Process,
 ) -> Found:
@@ -164,9 +175,9 @@ def evaluate_weights(
             f"{data.image_shape[2]}"
         )
     found = {}
-    rows_by_views = predictions(classifier, images, labels, batch_size, views, process)
-    for name, rows in rows_by_views.items():
-        parts = gather(rows, process)
+    by_views = predictions(classifier, images, rows, labels, batch_size, views, process)
+    for name, mine in by_views.items():
+        parts = gather(mine, process)
         if process.first:
             predicted, confidence, loss = in_order(parts, len(labels))
             found[name] = metrics.summarise(

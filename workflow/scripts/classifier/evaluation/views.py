@@ -16,6 +16,7 @@ from manynodes.ranks.process_group import Process
 def predictions(
     classifier: Classifier,
     images: Tensor,
+    rows: Tensor,
     labels: Tensor,
     batch_size: int,
     views: str,
@@ -25,27 +26,28 @@ def predictions(
 
     Args:
         images: (n, h, w, c), in any memory.
-        labels: on the device of this process.
+        rows: the test images among them, on the device of the images.
+        labels: of the test images, on the device of this process.
 
     Returns:
-        By views, tensors over its images, on the CPU: index in the test set, predicted class,
-        its probability, cross-entropy.
+        By views, tensors over its images, on the CPU: index among the test images, predicted
+        class, its probability, cross-entropy.
     """
     classifier.eval()
     every = torch.arange(len(labels), device=process.device)
     chunks = every.split(batch_size)[process.rank :: process.world_size]
-    rows: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
+    found: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
     for chunk in chunks:
-        pixels = images[chunk.to(images.device)].to(process.device)
+        pixels = images[rows[chunk.to(rows.device)]].to(process.device)
         size = classifier.description.get("test_size", images.shape[1:3])
         for name, logits in predict_with_views(classifier, centred(pixels, size), views).items():
             logits = logits.double()
             confidence, predicted = logits.softmax(1).max(1)
             loss = F.cross_entropy(logits, labels[chunk].long(), reduction="none")
-            rows[name].append((chunk, predicted, confidence, loss))
+            found[name].append((chunk, predicted, confidence, loss))
     return {
-        name: [torch.cat(column).cpu() for column in zip(*found, strict=True)]
-        for name, found in rows.items()
+        name: [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+        for name, parts in found.items()
     }
 
 

@@ -82,8 +82,14 @@ class Training:
             here.refuse_changed("train")
         everyone_is_here()
         images, labels = here.split("train")
-        held_in, held_out = batches.validation_split(
-            len(labels), validation_images(run, len(labels)), run.validation_seed
+        rows = np.arange(len(labels))
+        if run.folds:
+            rows, _ = batches.fold_split(labels, run.folds, run.fold, run.validation_seed)
+        held_in, held_out = (
+            rows[part]
+            for part in batches.validation_split(
+                len(rows), validation_images(run, len(labels)), run.validation_seed
+            )
         )
         resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
         self.shares = Shares(images, held_in, how(run, data), process.device, resident)

@@ -11,11 +11,17 @@ def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
+def test_fold(run: Any, train_images: int) -> int:
+    """Number of training images that the run is tested on, of so many in the data set."""
+    return len(range(run.fold, train_images, run.folds)) if run.folds else 0
+
+
 def validation_images(run: Any, train_images: int) -> int:
     """Number of training images held out for validation, of so many in the data set."""
-    return round(run.validation_fraction * train_images)
+    return round(run.validation_fraction * (train_images - test_fold(run, train_images)))
 
 
 def training_images(run: Any, train_images: int) -> int:
     """Number of images of an epoch, of so many in the data set."""
-    return train_images - validation_images(run, train_images)
+    rest = train_images - test_fold(run, train_images)
+    return rest - validation_images(run, train_images)

@@ -43,6 +43,8 @@ from manynodes.experiment.table import with_table
 MOST_SHOWN = 8  # values of an axis that are listed one by one
 UNFIT = re.compile(r"[^A-Za-z0-9._,=+-]")  # in a name of a folder
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
+# Axes whose runs repeat a setting: results are averaged over them.
+REPEATS = ("seed", "fold")
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
@@ -192,10 +194,15 @@ class Experiment:
         name = resolved["dataset"]["name"] if resolved["dataset"] else None
         values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
         values |= resolved["parameters"]
+        pairs = resolved["runs"]
+        together = set().union(*pairs)
+        for key, spec in keys.properties.items():
+            number = resolved[spec["counts"]] if "counts" in spec else None
+            if number and values.get(key) is None and key not in together:
+                values[key] = list(range(number))
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
-        pairs = resolved["runs"]
         refuse_too_many(axes, len(pairs))
         refuse_bad_paths(resolved)
         for key in keys.parameters:
@@ -402,7 +409,9 @@ class Experiment:
 
     @property
     def numeric_axes(self) -> list[str]:
-        """The axes with two or more numbers, except the seeds: accuracy is plotted against them."""
+        """The axes with two or more numbers, except seeds and folds: accuracy is plotted against
+        them.
+        """
 
         def numeric(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool)
@@ -411,7 +420,7 @@ class Experiment:
             key
             for key, values in self.axes.items()
             if len(values) > 1
-            and key not in ("seed", "validation_seed")
+            and key not in (*REPEATS, "validation_seed")
             and all(map(numeric, values))
         ]
 

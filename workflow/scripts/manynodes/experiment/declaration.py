@@ -43,8 +43,8 @@ class Declaration:
         folder: of the program.
         parameters: JSON schema of a single value by name, in their order. Besides JSON Schema's
             own words it may have `result` (false: changes no result; `evaluation`: only that of
-            the evaluation), `format: path` or `code`, `only_with`, `per_process` and `grows_by`,
-            see docs/your-own-program.md.
+            the evaluation), `format: path` or `code`, `only_with`, `per_process`,
+            `grows_by` and `counts`, see docs/your-own-program.md.
     """
 
     folder: Path
@@ -139,8 +139,8 @@ def refuse_bad_growth(
     Raises:
         ValueError: saying why.
     """
-    size, rule = (spec.get(word) for word in ("per_process", "grows_by"))
-    for other in filter(None, (size, rule)):
+    size, rule, number = (spec.get(word) for word in ("per_process", "grows_by", "counts"))
+    for other in filter(None, (size, rule, number)):
         if other not in parameters:
             raise ValueError(f"{name}: {shown(other)} is no parameter")
     if size and parameters[size].get("default", "") is not None:

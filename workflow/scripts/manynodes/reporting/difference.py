@@ -14,7 +14,7 @@ from scipy import stats
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
-from manynodes.experiment.config import Experiment, value_text
+from manynodes.experiment.config import REPEATS, Experiment, value_text
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting.measures import read_measured
 from manynodes.reporting.progress import read_record
@@ -172,7 +172,7 @@ def compare(before: Results, after: Results) -> list[Difference]:
     axes = [
         axis
         for axis in dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
-        if axis != "seed" and all(known(each, axis) for each in (before, after))
+        if axis not in REPEATS and all(known(each, axis) for each in (before, after))
     ]
     one, other = by_setting(before, axes), by_setting(after, axes)
     found = []
@@ -205,8 +205,8 @@ def by_setting(results: Results, axes: Sequence[str]) -> dict[str, Runs]:
     for name, numbers in results.numbers.items():
         values = results.experiment.runs[name].values
         runs = found.setdefault("  ".join(f"{axis} {text_of(values[axis])}" for axis in axes), {})
-        seed = values["seed"]
-        runs[seed, sum(key[0] == seed for key in runs)] = numbers
+        repeat = values["seed"], str(values.get("fold"))
+        runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
     return found
 
 
@@ -221,7 +221,7 @@ def common_names(one: Runs, other: Runs) -> list[str]:
 
 
 def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
-    """Of the means; paired if both have the same two or more seeds."""
+    """Of the means; paired if both have the same two or more seeds or folds."""
     before, after = (
         {key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers}
         for runs in (one, other)

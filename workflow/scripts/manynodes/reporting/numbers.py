@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from manynodes.base.errors import Refusal
-from manynodes.experiment.config import COLUMNS, Experiment, Run
+from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.reporting import scaling
-from manynodes.reporting.measures import newest, read_measured
+from manynodes.reporting.measures import Confusion, newest, read_measured
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 
@@ -33,7 +34,7 @@ class Numbers:
     about: dict[str, Any]
     results: dict[str, Any]
     rows: pd.DataFrame
-    confusion: tuple[list[str], list[list[int]]] | None
+    confusion: Confusion | None
     sums: dict[str, str]
 
 
@@ -60,7 +61,9 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     """Test accuracy and loss, the kept epochs beside the history, and the confusion matrix."""
     found = read_finished(folder, run, views)
     evaluation, history = found.evaluation, pd.DataFrame(found.history)
-    kept = pd.DataFrame(evaluation["checkpoints"], columns=["epoch", "loss", "accuracy"])
+    published = {"epoch": found.about["metrics"]["epoch"]} | evaluation["plain"]
+    kept = pd.DataFrame([*evaluation["checkpoints"], published])[["epoch", "loss", "accuracy"]]
+    kept = kept.drop_duplicates("epoch")
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     results = {key: evaluation[key] for key in ("n", "views", "accuracy", "loss")}
     results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
@@ -107,7 +110,7 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
             [incident_table(name, each.about) for name, each in runs.items()], ignore_index=True
         ),
     }
-    matrices = {name: each.confusion for name, each in runs.items() if each.confusion}
+    matrices = pooled(axes, {name: each.confusion for name, each in runs.items() if each.confusion})
     if matrices:
         best = max(matrices, key=lambda name: accuracy(matrices[name][1]))
         found["confusion"] = confusion(best, *matrices[best])
@@ -118,6 +121,27 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
             for name, each in runs.items()
         ]  # fmt: skip
         found["scaling"] = scaling.sizes(experiment, measured)
+    return found
+
+
+def pooled(
+    axes: Mapping[str, Mapping[str, Any]], matrices: Mapping[str, Confusion]
+) -> dict[str, Confusion]:
+    """The confusion matrices by run; those of a setting's folds added up, because each image is
+    tested in one of them.
+
+    Args:
+        axes: the values of each run, as of `axis_values`.
+    """
+    found: dict[str, Confusion] = {}
+    for run, (names, matrix) in matrices.items():
+        point = {key: value for key, value in axes[run].items() if key not in ("run", "fold")}
+        name = run
+        if "fold" in axes[run]:
+            name = f"all folds of {run_name(point)}" if point else "all folds"
+        if name in found and found[name][0] == names:
+            matrix = np.add(found[name][1], matrix).tolist()
+        found[name] = (names, matrix)
     return found
 
 

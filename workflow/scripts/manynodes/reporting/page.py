@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 from scipy import stats
 
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import scaling
 from manynodes.reporting.difference import LEVEL
 from manynodes.reporting.result_figures import is_share
@@ -49,7 +49,7 @@ def report(
         figures: SVG files by name, the most important first.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
-    settings = [axis for axis in experiment.axes if axis != "seed"]
+    settings = [axis for axis in experiment.axes if axis not in REPEATS]
     pictures = {name: picture(name, content) for name, content in figures.items()}
     scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
     first = next(iter(pictures), "")
@@ -70,13 +70,20 @@ def report(
         sizes=None if sizes is None else size_table(sizes),
         others=list(pictures.values()),
         confusion=confused,
-        best=tables["confusion"]["run"].iloc[0] if confused else "",
+        repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
+        best=confused_run(tables["confusion"], experiment) if confused else "",
         worth=class_sentence(tables["confusion"]) if confused else "",
         classes=by_class(tables["confusion"]) if confused else None,
         configuration=configuration(experiment.settings),
         incidents=incidents,
         provenance=provenance(summary),
     )  # fmt: skip
+
+
+def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
+    """Of what the confusion matrix is."""
+    run = str(table["run"].iloc[0])
+    return run if "fold" in experiment.axes else f"the most accurate run, {run}"
 
 
 def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequence[str]) -> str:
@@ -122,7 +129,7 @@ def means(
     summary: pd.DataFrame, settings: list[str], results: Sequence[str]
 ) -> pd.DataFrame | None:
     """One row per setting: number of runs, means, and the 95 % interval of each (Student's t); None
-    if no two runs differ in their seed only.
+    if no two runs differ in their seed or fold only.
     """
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
     if grouped.size().max() < 2:

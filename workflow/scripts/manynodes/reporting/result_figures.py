@@ -24,6 +24,7 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
+from manynodes.experiment.config import REPEATS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
 from manynodes.reporting.measures import COUNTS
 from manynodes.reporting.results import VIEWS
@@ -63,7 +64,7 @@ def draw(
         numeric: those with two or more numbers, except seeds.
         results: columns of the summary.
     """
-    settings = [axis for axis in axes if axis != "seed"]
+    settings = [axis for axis in axes if axis not in REPEATS]
 
     def planned() -> Iterator[tuple[str, Callable[[], Figure]]]:
         for count, some in by_count(curves, axes):
@@ -311,4 +312,6 @@ def seeds(summary: pd.DataFrame, settings: Sequence[str]) -> int:
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
     found = seeds(summary, settings)
-    return f", mean and range over {found} seeds" if found > 1 else " (a single seed)"
+    several = "folds" if "fold" in summary else "seeds"
+    several = "runs" if {"fold", "seed"} <= {*summary} else several
+    return f", mean and range over {found} {several}" if found > 1 else " (a single seed)"

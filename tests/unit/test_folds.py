@@ -1,0 +1,123 @@
+"""Cross-validation: each training image is a test image once, and its fold sees it in no step."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from classifier.pixels.batches import fold_split
+from forked import run_ranks
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder
+from manynodes.experiment.config import Experiment
+from manynodes.reporting.numbers import pooled
+from programs import SCRIPTS, program
+from trainings import complete
+
+HOW = {"dataset": "mine", "folds": 3, "fold": 1, "epochs": 2, "checkpoint_every": 0}
+
+
+def test_each_image_is_in_one_fold_and_each_class_in_all_alike() -> None:
+    labels = np.random.default_rng(1).choice(4, size=103, p=[0.6, 0.2, 0.15, 0.05])
+    parts = [fold_split(labels, 5, fold, 7) for fold in range(5)]
+    assert sorted(np.concatenate([tested for _, tested in parts])) == list(range(103))
+    for rest, tested in parts:
+        assert sorted([*rest, *tested]) == list(range(103))
+        assert len(tested) in (20, 21)
+        counts = np.bincount(labels[tested], minlength=4) - np.bincount(labels, minlength=4) / 5
+        assert abs(counts).max() <= 1
+    other = fold_split(labels, 5, 0, 8)[1]
+    assert not np.array_equal(parts[0][1], other)
+
+
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [
+        ({"folds": 3}, ["fold~0", "fold~1", "fold~2"]),
+        ({"folds": 9, "fold": [0, 4]}, ["fold~0", "fold~4"]),
+        ({"folds": 9, "runs": [{"fold": 2, "epochs": 1}]}, ["epochs~1_fold~2"]),
+        ({"folds": 9, "fold": 2}, ["run"]),
+    ],
+)
+def test_folds_alone_are_an_axis(given, runs) -> None:
+    assert list(Experiment.from_config({"experiment": "x"} | given).runs) == runs
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"fold": 3}, "fold: 3 is one of folds; give their number too, such as folds: 5"),
+        ({"folds": 5, "fold": [0, 5]}, "fold: 5 is not one of 5 folds, 0 to 4"),
+        ({"folds": 1}, "folds: 1 is too small"),
+        ({"folds": [2, 3]}, r"folds: \[2, 3\] is not a whole number"),
+        ({"folds": 999, "dataset": {"name": "digits"}, "global_batch_size": 1400}, "training"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(given, words) -> None:
+    with pytest.raises(Refusal, match=words):
+        Experiment.from_config({"experiment": "x"} | given)
+
+
+def mine(digits: Path, place: Path, black: bool) -> Path:
+    """The digits as arrays of the user's; `black`: without the images of the fold."""
+    for path in digits.glob("*.npy"):
+        place.mkdir(exist_ok=True)
+        shutil.copy(path, place)
+    images, labels = np.load(place / "train_images.npy"), np.load(place / "train_labels.npy")
+    if black:
+        images[fold_split(labels, 3, 1, 0)[1]] = 0
+    np.save(place / "train_images.npy", images)
+    declared = json.dumps(
+        {"name": "mine", "kind": "arrays", "path": str(place), "image_size": None}
+    )
+    done = program(
+        "fetch", "--dataset", "mine", "--user-data", declared, "--output", place / "data"
+    )
+    assert done.returncode == 0, done.stderr
+    return place / "data"
+
+
+@pytest.fixture(scope="module")
+def data(digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mine(digits, tmp_path_factory.mktemp("folds") / "mine", black=False)
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "run"
+    complete(output, data, **HOW)
+    return output
+
+
+def test_no_weight_depends_on_the_images_that_are_tested(digits, trained, tmp_path) -> None:
+    complete(tmp_path / "run", mine(digits, tmp_path / "black", black=True), **HOW)
+    sums = [
+        hashlib.sha256((output / "model.safetensors").read_bytes()).hexdigest()
+        for output in (trained, tmp_path / "run")
+    ]
+    assert sums[0] == sums[1]
+
+
+def test_a_fold_is_evaluated_alike_on_one_process_and_on_two(data, trained, tmp_path) -> None:
+    arguments = ["--data", data, "--model", trained / "model.safetensors", "--device", "cpu",
+                 "--batch-size", 100, "--fold", 1, 3, 0]  # fmt: skip
+    one = program("evaluate", *arguments, "--output", tmp_path / "1.json")
+    assert one.returncode == 0, one.stderr
+    command = [SCRIPTS / "evaluate.py", *arguments, "--output", tmp_path / "2.json"]
+    assert {rank.returncode for rank in run_ranks(list(map(str, command)), 2)} == {0}
+    found = json.loads((tmp_path / "1.json").read_text())
+    assert found == json.loads((tmp_path / "2.json").read_text())
+    labels = DataFolder.read(data).split("train")[1]
+    tested = labels[fold_split(labels, 3, 1, 0)[1]]
+    assert [sum(row) for row in found["confusion_matrix"]] == np.bincount(tested).tolist()
+
+
+def test_the_matrices_of_all_folds_are_added_up() -> None:
+    matrices = {f"fold~{fold}_lr~1": (["a", "b"], [[fold, 1], [0, 2]]) for fold in range(3)}
+    axes = {name: {"run": name, "fold": name[5], "lr": 1} for name in matrices}
+    assert pooled(axes, matrices) == {"all folds of lr~1": (["a", "b"], [[3, 3], [0, 6]])}
+    alone = {name: {"run": name} for name in matrices}
+    assert pooled(alone, matrices) == matrices
