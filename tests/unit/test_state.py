@@ -20,6 +20,7 @@ from manynodes.experiment.config import Experiment
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 DATA, CODE = "d" * 64, "c" * 64
+MISSING = object()
 WANTED = Request(RUN, DATA, CODE, "process 2 on here", "exact")
 
 
@@ -77,6 +78,12 @@ def test_what_is_written_is_read(tmp_path) -> None:
     assert (
         tmp_path / f"{path.name}.sha256"
     ).read_text() == f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+
+
+def test_a_state_of_an_earlier_version_has_no_averages() -> None:
+    content = tree.decode(some_state(1).encode())
+    del content["averages"]
+    assert State.decode(tree.encode(content)).averages == {}
 
 
 def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
@@ -161,13 +168,12 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     ({"nproc_per_node": 7, "device": "cuda", "cpus_per_proc": 3}, None),
     # `auto` goes on as it began.
     ({"precision": "bf16"}, None),
+    # A state of an earlier version has no such key.
+    ({"ema": MISSING}, None),
 ])  # fmt: skip
 def test_another_configuration_is_refused_another_place_is_not(tmp_path, change, told) -> None:
-    put(
-        tmp_path,
-        some_state(1, run=RUN.values | change),
-        some_state(2, 4, run=RUN.values | change),
-    )
+    run = {key: value for key, value in (RUN.values | change).items() if value is not MISSING}
+    put(tmp_path, some_state(1, run=run), some_state(2, 4, run=run))
     there = names(tmp_path)
     if told:
         with pytest.raises(Refusal) as refused:

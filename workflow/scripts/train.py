@@ -34,7 +34,6 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from classifier.models import weights
 from classifier.models.names import code_of
 from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
@@ -370,7 +369,7 @@ def keep_checkpoint(training: Training, folder: Path) -> None:
     found = {epoch: training.checkpoints[epoch] for epoch in epochs - {training.epoch}}
     if training.epoch in epochs:
         path = checkpoint(folder, training.epoch)
-        weights.save(training.classifier, path)
+        training.save_weights(path)
         found[training.epoch] = file_sha256(path)
     training.checkpoints = dict(sorted(found.items()))
     if training.run.best:
@@ -407,7 +406,7 @@ def publish(
         path = checkpoint(folder, epoch)
         atomic.write_bytes(output / "model.safetensors", path.read_bytes())
     else:
-        weights.save(training.classifier, output / "model.safetensors")
+        training.save_weights(output / "model.safetensors")
     names = [f"checkpoints/{checkpoint(folder, each).name}" for each in published]
     # The code that trained was read at the start of the attempt.
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}

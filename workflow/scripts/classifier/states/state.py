@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from classifier.states import kept
 from manynodes.base import atomic, tree
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import NotAFile, file_sha256, read_bytes
-from manynodes.experiment.config import Run
+from manynodes.experiment.config import Run, default_run
 from manynodes.experiment.keys import GEOMETRY
 
 FORMAT = 3
@@ -51,6 +51,7 @@ class State:
         seconds: time of the unfinished epoch so far.
         attempts: the jobs that trained it, this one last; see docs/results.md, run.json.
         checkpoints: SHA-256 of the kept weights by epoch.
+        averages: of the weights, by name; with `ema`, see `averaging.WeightAverage`.
     """
 
     run: dict[str, Any]
@@ -66,6 +67,8 @@ class State:
     seconds: float
     attempts: list[dict[str, Any]]
     checkpoints: dict[int, str]
+    # States of earlier versions have none.
+    averages: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -84,8 +87,7 @@ class State:
         """
         try:
             found = tree.decode(content)
-            known = {"format", *(field.name for field in fields(State))}
-            if not isinstance(found, dict) or set(found) != known or found.pop("format") != FORMAT:
+            if not isinstance(found, dict) or found.pop("format") != FORMAT:
                 raise ValueError("another format")
             state = State(**found)
             check(state)
@@ -111,7 +113,11 @@ def check(state: State) -> None:
         state.scaler,
         *state.optimizer["param_groups"],
     ]
-    named = [state.model, *(rank[part] for rank in state.ranks for part in ("buffers", "rng"))]
+    named = [
+        state.model,
+        state.averages,
+        *(rank[part] for rank in state.ranks for part in ("buffers", "rng")),
+    ]
     good = (
         all(type(number) is int and 0 <= number < 10**9 for number in numbers)
         and all(SHA256.fullmatch(text) for text in texts)
@@ -268,12 +274,14 @@ class Request:
 
     def differs(self, state: State) -> list[str]:
         """How the run of a state differs from this one, in words, ignoring the geometry."""
+        # A state of an earlier version lacks the keys that have come since.
+        was = default_run().values | state.run
         found = [
-            f"{key} was {state.run.get(key)} and is {value}"
+            f"{key} was {was.get(key)} and is {value}"
             # As in a state, where tuples have become lists.
             for key, value in json.loads(self.run.to_json()).items()
             if key not in GEOMETRY
-            and state.run.get(key) != value
+            and was.get(key) != value
             # It goes on as it began.
             and (key, value) != ("precision", "auto")
         ]

@@ -15,12 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from classifier.models.classifier import build, images_sums, moments, some
-from classifier.models.weights import warm_start
+from classifier.models.weights import save, warm_start
 from classifier.pixels import batches
 from classifier.pixels.shares import Shares, fits
 from classifier.states import kept
 from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
+from classifier.training.averaging import WeightAverage
 from classifier.training.data import how, refuse_unfit_data
 from classifier.training.gradients import distributed
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
@@ -143,6 +144,7 @@ class Training:
         ]
         self.network, gradients = distributed(run, self.classifier, first_ones)
         self.optimizer = make_optimizer(run, self.classifier)
+        self.average = WeightAverage(run.ema, self.classifier)
         self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
         self.epoch, self.step, self.seconds = 0, 0, 0.0
@@ -220,6 +222,7 @@ class Training:
         if state.step > len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
             raise ValueError("its steps or its history do not fit")
         self.classifier.load_state_dict(state.model)
+        self.average.load(state.averages)
         load_optimizer_state(self.optimizer, state.optimizer)
         self.stepper.scaler.load_state_dict(state.scaler)
         self.epoch, self.step, self.seconds = state.epoch, state.step, state.seconds
@@ -296,7 +299,13 @@ class Training:
             seconds=self.seconds,
             attempts=self.attempts,
             checkpoints=self.checkpoints,
+            averages=self.average.averages,
         )
+
+    def save_weights(self, path: Path) -> None:
+        """Write the weights for evaluation, with `ema` the averages."""
+        with self.average.used():
+            save(self.classifier, path)
 
     def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> str | None:
         """Train to the end of the epoch.
@@ -323,6 +332,7 @@ class Training:
         for batch, (mine, pixels) in zip(steps, batches_of, strict=True):
             lr = learning_rate(run, len(self.sizes), self.steps_done)
             sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
+            self.average.update()
             self.totals += sums
             self.step += 1
             show.update()
@@ -375,14 +385,15 @@ class Training:
         start = time.perf_counter()
         loss, accuracy = numbers(all_reduce(self.totals) / n)
         average_batchnorm(self.classifier, self.run.world_size)
-        val_loss, val_accuracy = validate(
-            self.classifier,
-            self.shares.images,
-            self.held_out,
-            self.val_labels,
-            self.test_size,
-            self.process,
-        )
+        with self.average.used():
+            val_loss, val_accuracy = validate(
+                self.classifier,
+                self.shares.images,
+                self.held_out,
+                self.val_labels,
+                self.test_size,
+                self.process,
+            )
         # This is possible with finite weights: BatchNorm uses other statistics in validation.
         if val_loss is not None and not math.isfinite(val_loss):
             raise Refusal(
