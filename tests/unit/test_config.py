@@ -447,6 +447,11 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         "gradient_compression": "bf16",
         "best": "val_loss",
         "patience": 3,
+        "weight_decay_on": "weights",
+        "ema": 0.999,
+        "clip_norm": 1.0,
+        "freeze": ["head", "whitening"],
+        "rates": {"head": 2.0},
     }
     for name, default in Experiment.from_config({"experiment": "test"}).runs["run"].values.items():
         if name in ("folds", "fold"):  # test_folds.py
@@ -478,7 +483,15 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:
-    site = ("dataset", "widths", "model", "gradient_compression", "crop_size", "test_size")
+    site = (
+        "dataset",
+        "widths",
+        "model",
+        "gradient_compression",
+        "crop_size",
+        "test_size",
+        "freeze",
+    )
     config = {key: [spec["default"]] for key, spec in BUILT_IN.axes.items() if key not in site}
     with pytest.raises(
         Refusal,

@@ -6,6 +6,7 @@ from typing import Any
 
 from classifier.models.names import BUILT_IN_MODELS, Form, is_user_model, refuse_unknown_model
 from classifier.training.limits import (
+    refuse_bad_patterns,
     refuse_contradictions,
     refuse_unfit_counts,
     refuse_unfit_sizes,
@@ -25,6 +26,7 @@ def check(
         Refusal: naming the key to change.
     """
     run = SimpleNamespace(**parameters, **geometry)
+    refuse_bad_patterns(run)
     refuse_unusable_model(run, dataset)
     refuse_contradictions(run)
     if dataset.get("train_images"):
@@ -35,7 +37,8 @@ def check(
 def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
     """Refuse a network that nobody has, or that does not take what it will be shown."""
     refuse_unknown_model(run.model)
-    if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS:
+    named = run.freeze or run.rates
+    if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS and not named:
         return
     # Imported here, because torch takes seconds.
     height, width, channels, classes = (

@@ -94,7 +94,7 @@ class Classifier(nn.Module):
         own = getattr(self.network, "parameter_groups", None)
         # The parameters may be an iterator, which can be read once.
         special = [
-            group | {"params": list(group["params"])}
+            group | {"params": [p for p in group["params"] if p.requires_grad]}
             for group in (own(weight_decay, muon) if own else [])
         ]
         apart = {id(parameter) for group in special for parameter in group["params"]}

@@ -3,10 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from classifier.models.classifier import build
 from classifier.models.fitting import refuse_unfit_model
-from classifier.models.names import Form
+from classifier.models.names import Form, is_user_model
 from classifier.pixels.batches import Augmentation
+from classifier.training.choosing import freeze, rates
 from classifier.training.limits import (
+    refuse_bad_patterns,
     refuse_contradictions,
     refuse_unfit_counts,
     refuse_unfit_sizes,
@@ -42,6 +47,7 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
         Refusal: naming the key to change.
     """
     height, width, channels = data.image_shape
+    refuse_bad_patterns(run)
     refuse_contradictions(run)
     refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
     refuse_unfit_sizes(run, data.dataset, height, width)
@@ -61,3 +67,11 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
     for height, width in {window, edges(run.test_size) or window}:
         shown = replace(form, height=height, width=width)
         refuse_unfit_model(run.model, run.widths, run.model_args, shown)
+    if run.freeze or run.rates:
+        # As in `refuse_unfit_model`: a user's network may compute with its weights.
+        with torch.device("cpu" if is_user_model(run.model) else "meta"):
+            network = build(
+                run.model, run.widths, form.classes, (*window, form.channels), run.model_args
+            ).network
+        freeze(run, network)
+        rates(run, network)

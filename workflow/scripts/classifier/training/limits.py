@@ -1,5 +1,7 @@
 """What a run cannot ask of its data and processes; free of torch, because every dry run looks."""
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from classifier.models.names import TIMM, is_user_model, with_muon
@@ -45,6 +47,25 @@ def refuse_contradictions(run: Any) -> None:
             "precision: muon cannot skip the steps that the gradient scaler of fp16 "
             "rejects; use bf16, or sgd or adamw"
         )
+
+
+def listed(patterns: Any) -> Iterable[str]:
+    """The regular expressions of `freeze` or `rates`."""
+    return [patterns] if isinstance(patterns, str) else patterns or []
+
+
+def refuse_bad_patterns(run: Any) -> None:
+    """Refuse what is no regular expression.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    for key in ("freeze", "rates"):
+        for pattern in listed(getattr(run, key)):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise Refusal(f"{key}: {pattern} is no regular expression: {error}") from None
 
 
 def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:

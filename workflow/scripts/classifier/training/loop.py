@@ -22,6 +22,7 @@ from classifier.states import kept
 from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
 from classifier.training.averaging import WeightAverage
+from classifier.training.choosing import freeze
 from classifier.training.data import how, refuse_unfit_data
 from classifier.training.gradients import distributed
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
@@ -58,6 +59,7 @@ class Training:
         totals: sums over this rank's images of the epoch, see `steps.step`.
         sizes: of an epoch's global batches.
         shares: the images that this rank trains on.
+        frozen: the layers that stay in evaluation mode.
         held_out, val_labels: the validation images' rows and labels.
         per_rank: (ranks, 3), the same on all of them: mean seconds of a forward pass and of waiting
             for pixels in the last epoch, and the most bytes on the GPU so far.
@@ -130,6 +132,7 @@ class Training:
         self.classifier.fit(mean, std, first.cpu())
         if run.initial_weights:
             warm_start(self.classifier, Path(run.initial_weights), tell)
+        self.frozen = freeze(run, self.classifier.network)
         self.classifier.average_recent_steps(run.epochs * len(self.sizes))
         self.classifier.move_to(process.device)
         colour = self.classifier.mean
@@ -325,6 +328,8 @@ class Training:
             len(self.labels), run.seed, self.epoch + 1, self.shares.how, self.shares.place, block
         )
         self.network.train()
+        for layer in self.frozen:
+            layer.eval()
         votes: deque[tuple[int, Vote]] = deque()
         steps = plan.order.split(self.sizes)[self.step :]
         parts = [batches.share(batch, rank, run.world_size) for batch in steps]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from classifier.models.classifier import Classifier
+from classifier.training.choosing import rates
 from manynodes.experiment.config import Run
 
 
@@ -62,7 +63,7 @@ def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
 
 def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
     """The run's optimizer, with one kernel for all weights instead of several per weight."""
-    groups = classifier.parameter_groups(run.weight_decay, run.optimizer == "muon")
+    groups = divided(run, classifier)
     if run.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
     kind = Muon if run.optimizer == "muon" else torch.optim.SGD
@@ -75,6 +76,22 @@ def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
             # (seen in 2.14.1).
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def divided(run: Run, classifier: Classifier) -> list[dict[str, Any]]:
+    """The network's groups, divided further where `rates` and `weight_decay_on` differ in them."""
+    factors = rates(run, classifier.network)
+    found: dict[tuple[int, float, float], dict[str, Any]] = {}
+    for number, group in enumerate(
+        classifier.parameter_groups(run.weight_decay, run.optimizer == "muon")
+    ):
+        for parameter in group["params"]:
+            decays = run.weight_decay_on == "all" or parameter.dim() > 1
+            rate = group["rate"] * factors.get(parameter, 1.0)
+            decay = group["weight_decay"] if decays else 0.0
+            own = {"params": [], "rate": rate, "weight_decay": decay}
+            found.setdefault((number, rate, decay), group | own)["params"].append(parameter)
+    return list(found.values())
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

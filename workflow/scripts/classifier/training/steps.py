@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 
 from classifier.pixels.batches import centred, images_per_pass
 from classifier.training.gradients import Gradients, autocast
@@ -59,6 +60,9 @@ class Stepper:
         if self.scaler.is_enabled():
             # It searches for the largest scale without infinities, and skips steps that have some.
             total = torch.zeros_like(total)
+        if run.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.gradients.parameters, run.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["rate"]
         self.scaler.step(self.optimizer)
@@ -73,8 +77,10 @@ def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
     """Average the running statistics of all ranks, so that the saved ones cover all images."""
     statistics = [
         buffer
-        for name, buffer in classifier.named_buffers()
-        if name.endswith(("running_mean", "running_var"))
+        for module in classifier.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        # Those of frozen layers are equal already, and the mean of three would round them.
+        if module.training and name.endswith(("running_mean", "running_var"))
     ]
     if world_size > 1 and statistics:
         flat = all_reduce(torch.cat(statistics)) / world_size
