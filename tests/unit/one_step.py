@@ -1,8 +1,9 @@
-"""Launched by test_train.py with a gradient compression.
+"""Launched by test_train.py with a gradient compression and other keys of the run, as JSON.
 
 A few steps of `steps.Stepper` on a linear model, whose weights rank 0 saves.
 """
 
+import json
 import sys
 
 import torch
@@ -23,6 +24,7 @@ with process_group("cpu") as process:
             weight_decay=0.0,
             precision="fp32",
             gradient_compression=sys.argv[2],
+            **json.loads(sys.argv[3]),
         )
     )
     generator = torch.Generator().manual_seed(0)

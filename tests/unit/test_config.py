@@ -143,7 +143,7 @@ REFUSED = [
     ),
     (
         {"model_args": {"x": 1}},
-        "model_args: airbench takes none; they are for your own model or timm's",
+        "model_args: airbench takes none; they are for your own model, timm's or torchvision's",
     ),
     ({"widths": [32, 64, "x"]}, 'widths: "x" is not a whole number'),
     ({"device": "gpu"}, 'device: "gpu" is not one of auto, cpu, cuda'),
@@ -217,6 +217,11 @@ REFUSED = [
         {"optimizer": "muon", "precision": "fp16"},
         "precision: muon cannot skip the steps that the gradient scaler of fp16 rejects; use bf16, "
         "or sgd or adamw",
+    ),
+    (
+        {"micro_batches": 200, "nodes": 2},
+        "micro_batches: 200 parts of the 250 images that a process has in some steps are too "
+        "small for BatchNorm; use at most 125",
     ),
     ({"test_views": "all"}, 'test_views: "all" is not one of plain, flip, flip_shift'),
 ]

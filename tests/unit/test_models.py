@@ -99,6 +99,23 @@ def test_a_file_holds_all_that_is_needed_and_is_the_same_every_time(tmp_path) ->
     assert torch.equal(again.eval()(some_images(3)), classifier.eval()(some_images(3)))
 
 
+def test_a_network_of_torchvision_takes_arguments_and_its_file_keeps_them(tmp_path) -> None:
+    arguments = {"stochastic_depth_prob": 0.5, "dropout": 0.1}
+    classifier = build("efficientnet_b0", WIDTHS, 10, model_args=arguments)
+    weights.save(classifier, tmp_path / "file")
+    network = weights.load(tmp_path / "file").network
+    assert network.classifier[0].p == 0.1
+    assert network.features[-2][-1].stochastic_depth.p > 0.4
+    for wrong, said in (
+        ({"depth": 3}, r"model_args: .*unexpected keyword argument 'depth'"),
+        ({"dropout": 2}, "model_args: dropout probability has to be between 0 and 1, but got 2"),
+        ({"weights": "DEFAULT"}, "model_args: weights reads other files; leave it out"),
+        ({"pretrained": True}, "model_args: pretrained reads other files; leave it out"),
+    ):
+        with pytest.raises(Refusal, match=said):
+            build("efficientnet_b0", WIDTHS, 10, model_args=wrong)
+
+
 def test_damaged_and_foreign_files_are_refused_by_name(tmp_path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(Refusal, match="model.safetensors is not there"):

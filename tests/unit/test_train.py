@@ -32,16 +32,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return take_steps(1, tmp_path_factory.mktemp("steps") / "1.pt")
 
 
-def take_steps(processes: int, output: Path, sent_as: str = "none") -> dict[str, torch.Tensor]:
+def take_steps(
+    processes: int, output: Path, sent_as: str = "none", **keys: object
+) -> dict[str, torch.Tensor]:
     script = Path(__file__).with_name("one_step.py")
-    ranks = run_ranks([str(script), str(output), sent_as], processes)
+    ranks = run_ranks([str(script), str(output), sent_as, json.dumps(keys)], processes)
     assert [rank.returncode for rank in ranks] == processes * [0], ranks
     return torch.load(output)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_uneven_shares_give_the_gradient_of_the_global_batch(alone, tmp_path, processes) -> None:
-    together = take_steps(processes, tmp_path / "weights.pt")
+@pytest.mark.parametrize(("processes", "micro_batches"), [(2, 1), (3, 1), (1, 3), (2, 2), (3, 2)])
+def test_uneven_shares_give_the_gradient_of_the_global_batch(
+    alone, tmp_path, processes, micro_batches
+) -> None:
+    together = take_steps(processes, tmp_path / "weights.pt", micro_batches=micro_batches)
     for name in ("weight", "bias", "totals"):
         # The order of at most 11 float32 additions is what differs.
         torch.testing.assert_close(together[name], alone[name], rtol=1e-5, atol=1e-6)
@@ -58,6 +62,18 @@ def test_compressed_gradients_are_those_of_the_global_batch_to_bfloat16s_precisi
         # Rounded to 8 bits on each rank and once more as a sum, in each of three steps.
         torch.testing.assert_close(together[name], alone[name], rtol=0, atol=largest * 2**-7)
         assert not torch.equal(together[name], alone[name])
+
+
+@pytest.mark.parametrize(("processes", "micro_batches"), [(2, 1), (3, 2)])
+def test_the_global_gradient_is_clipped(alone, tmp_path, processes, micro_batches) -> None:
+    """Of several ranks as of one: each rank's own gradient is longer than their mean."""
+    clip = {"clip_norm": 0.2}
+    one = take_steps(1, tmp_path / "one.pt", **clip)
+    several = take_steps(processes, tmp_path / "several.pt", micro_batches=micro_batches, **clip)
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(several[name], one[name], rtol=1e-5, atol=1e-6)
+    # By three steps of a rate of 0.1.
+    assert one["weight"].norm() <= 3 * 0.1 * 0.2 < alone["weight"].norm()
 
 
 def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:

@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from classifier.models import networks
 from classifier.models.names import BUILT_IN_MODELS, TIMM, is_user_model, user_file, user_sources
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, one_line
 from manynodes.base.optional import timm, torchvision
 from manynodes.base.sources import member, run_sources, user_error
 
@@ -104,8 +104,9 @@ class Classifier(nn.Module):
         return [usual | group for group in groups if group["params"]]
 
 
-# Arguments of timm's with which it reads other files, some of them with pickle.
+# Arguments of timm's and torchvision's with which they read other files, some of them with pickle.
 FOREIGN = {
+    *("weights", "weights_backbone", "pretrained_backbone"),
     *("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"),
     *("cache_dir", "scriptable", "exportable", "no_jit"),
 }
@@ -139,7 +140,7 @@ def build(
 
     Args:
         image_shape: (h, w, c) of the images that it is trained on.
-        model_args: for the user's or timm's model.
+        model_args: for the user's model, timm's or torchvision's.
         sources: the texts of the user's files; those on the disk unless given.
         stored_size: height and width of the images of the data set, if they are not those of
             image_shape.
@@ -148,7 +149,7 @@ def build(
         jpeg_scaling: of `pictures.read_image` for them.
 
     Raises:
-        Refusal: the user's code fails.
+        Refusal: the user's code fails, or the arguments are not the model's.
     """
     # Without what is as usual: the bytes of such a weights file are the same in all versions.
     description: dict[str, Any] = {"model": model, "widths": list(widths), "classes": classes}
@@ -173,13 +174,13 @@ def build(
         network = user_network(
             model, description["sources"], classes, channels, (height, width), arguments
         )
-    elif arguments and not model.startswith(TIMM):
-        raise Refusal(f"model_args: {model} takes none; leave it out")
+    elif foreign := set(arguments) & FOREIGN:
+        raise Refusal(f"model_args: {sorted(foreign)[0]} reads other files; leave it out")
     elif model in BUILT_IN_MODELS:
+        if arguments:
+            raise Refusal(f"model_args: {model} takes none; leave it out")
         network = getattr(networks, BUILT_IN_MODELS[model].builder)(widths, classes, channels)
     elif model.startswith(TIMM):
-        if foreign := set(arguments) & FOREIGN:
-            raise Refusal(f"model_args: {sorted(foreign)[0]} reads other files; leave it out")
         network = timm().create_model(
             model.removeprefix(TIMM),
             pretrained=False,
@@ -188,7 +189,13 @@ def build(
             **arguments,
         )
     else:
-        network = torchvision().models.get_model(model, weights=None, num_classes=classes)
+        models = torchvision().models
+        try:
+            network = models.get_model(model, weights=None, num_classes=classes, **arguments)
+        except (TypeError, ValueError) as error:
+            if not arguments:
+                raise
+            raise Refusal(f"model_args: {one_line(str(error), 150)}") from None
         if channels == 1:
             # They take RGB only. A hook, so that the weights keep their names.
             network.register_forward_pre_hook(lambda _, given: (given[0].expand(-1, 3, -1, -1),))

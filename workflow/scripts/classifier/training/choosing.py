@@ -22,9 +22,11 @@ def freeze(run: Any, network: nn.Module) -> list[nn.Module]:
         Refusal: a regular expression matches nothing, or no parameter is left to train.
     """
     patterns = list(listed(run.freeze))
+    if not patterns:
+        return []
     for name in chosen("freeze", patterns, network):
         network.get_parameter(name).requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in network.parameters()):
+    if not any(parameter.requires_grad for parameter in network.parameters()):
         raise Refusal(f"freeze: {run.model} has no other parameters, nothing is left to train")
     frozen: list[nn.Module] = []
     for layer, module in network.named_modules():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from classifier.models.names import TIMM, is_user_model, with_muon
+from classifier.models.names import BUILT_IN_MODELS, with_muon
 from classifier.training.sizes import edges, training_images, validation_images
 from manynodes.base.errors import Refusal
 
@@ -22,8 +22,11 @@ def refuse_contradictions(run: Any) -> None:
             f"({run.nodes} nodes x {run.nproc_per_node}); "
             f"use {max(1, round(run.global_batch_size / run.world_size)) * run.world_size}"
         )
-    if run.model_args and not (is_user_model(run.model) or run.model.startswith(TIMM)):
-        raise Refusal(f"model_args: {run.model} takes none; they are for your own model or timm's")
+    if run.model_args and run.model in BUILT_IN_MODELS:
+        raise Refusal(
+            f"model_args: {run.model} takes none; they are for your own model, timm's or "
+            "torchvision's"
+        )
     if run.optimizer == "muon" and run.model not in with_muon():
         raise Refusal(
             f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
@@ -115,4 +118,9 @@ def refuse_unfit_counts(run: Any, dataset: str, train_images: int) -> None:
             f"global_batch_size: {run.global_batch_size} on {run.world_size} processes "
             f"leaves a process {share} images in some steps, too few for BatchNorm; use "
             f"{4 * run.world_size} or more"
+        )
+    if share // run.micro_batches < 2:
+        raise Refusal(
+            f"micro_batches: {run.micro_batches} parts of the {share} images that a process has in "
+            f"some steps are too small for BatchNorm; use at most {share // 2}"
         )

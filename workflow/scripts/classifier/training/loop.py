@@ -133,14 +133,17 @@ class Training:
         if run.initial_weights:
             warm_start(self.classifier, Path(run.initial_weights), tell)
         self.frozen = freeze(run, self.classifier.network)
-        self.classifier.average_recent_steps(run.epochs * len(self.sizes))
+        self.classifier.average_recent_steps(run.epochs * len(self.sizes) * run.micro_batches)
         self.classifier.move_to(process.device)
         colour = self.classifier.mean
         self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
         # The same number on every rank: otherwise some ranks would wait for others in a collective.
-        sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size]
+        parts = run.micro_batches
+        sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size * parts]
+        of_rank = [batches.share(torch.arange(n), process.rank, run.world_size) for n in sizes]
+        # The first part of a share is the largest, the last one the smallest.
         shares = [
-            len(batches.share(torch.arange(size), process.rank, run.world_size)) for size in sizes
+            len(batches.share(rows, part, parts)) for rows in of_rank for part in {0, parts - 1}
         ]
         first_ones = [
             (self.shares.take(torch.arange(share)), self.labels[:share]) for share in shares

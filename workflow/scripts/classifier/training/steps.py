@@ -2,12 +2,15 @@
 
 import math
 import random
-from typing import Any
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from classifier.pixels.batches import centred, images_per_pass
@@ -50,12 +53,13 @@ class Stepper:
             own gradient, see `Gradients.take_total`; both still on the device.
         """
         run = self.run
-        with self.clock.forward_pass(), autocast(run, images):
-            logits = self.network(images).float()
-            loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
-        # The sum of the ranks' gradients is that of the global batch's mean loss, even if shares
-        # differ in size.
-        self.scaler.scale(loss / batch).backward()
+        parts = zip(
+            *(each.tensor_split(run.micro_batches) for each in (images, labels)), strict=True
+        )
+        sums = [
+            self.add_gradient(pixels, named, batch, last=number == run.micro_batches)
+            for number, (pixels, named) in enumerate(parts, 1)
+        ]
         total = self.gradients.take_total()
         if self.scaler.is_enabled():
             # It searches for the largest scale without infinities, and skips steps that have some.
@@ -68,8 +72,28 @@ class Stepper:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+        return reduce(torch.add, sums), total
+
+    def add_gradient(self, images: Tensor, labels: Tensor, batch: int, last: bool) -> Tensor:
+        """Add the gradient of a part of this rank's share to that of the parts before.
+
+        Args:
+            last: of the share; then the gradients of the ranks are summed too.
+
+        Returns:
+            The part's sums, see `step`.
+        """
+        run = self.run
+        waits = run.world_size > 1 and not last
+        with cast(DistributedDataParallel, self.network).no_sync() if waits else nullcontext():
+            with self.clock.forward_pass(), autocast(run, images):
+                logits = self.network(images).float()
+                loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
+            # The sum of the ranks' gradients is that of the global batch's mean loss, even if
+            # shares differ in size.
+            self.scaler.scale(loss / batch).backward()
         with torch.no_grad():
-            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double())), total
+            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double()))
 
 
 @torch.no_grad()
