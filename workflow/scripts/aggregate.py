@@ -21,6 +21,8 @@ from manynodes.reporting.tables import refuse_mixture, write_table
 
 # Sentences of advice that are printed.
 MOST_SHOWN = 20
+# Runs from which on keys that vary together are drawn as a search.
+FEWEST = 8
 
 
 def main() -> None:
@@ -63,6 +65,10 @@ def aggregate(args: argparse.Namespace) -> None:
     shown = numbers.drawn(experiment, tables["curves"], runs)
     figures = result_figures.draw(shown, tables["summary"], list(experiment.axes),
                                   experiment.numeric_axes, results, title)  # fmt: skip
+    together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
+    ranked = next((key for key in ("val_accuracy", *results) if key in tables["summary"]), None)
+    if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
+        figures["search"] = result_figures.draw_search(tables["summary"], together, ranked, title)
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
     if "scaling" in tables:

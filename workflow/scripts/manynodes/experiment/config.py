@@ -38,6 +38,7 @@ from manynodes.experiment.keys import (
     keys_of,
 )
 from manynodes.experiment.paths import with_paths, with_program
+from manynodes.experiment.search import with_search
 from manynodes.experiment.table import with_table
 
 MOST_SHOWN = 8  # values of an axis that are listed one by one
@@ -254,7 +255,8 @@ class Experiment:
         located = with_program(config, folders)
         keys = keys_of(located)
         located = with_paths(keys.with_types(located), folders, keys)
-        return Experiment.from_config(with_table(located, folders, keys))
+        located = with_table(located, folders, keys)
+        return Experiment.from_config(with_search(located, keys))
 
     def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the program's own `check` look at every run, and refuse an axis without an effect.

@@ -69,6 +69,8 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
     if run.best:
         results["epoch"] = found.about["metrics"]["epoch"]
+    if (validated := found.about["metrics"]["val_accuracy"]) is not None:
+        results["val_accuracy"] = validated
     results["images_per_second"] = history["images_per_second"].mean()
     rows = history.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])

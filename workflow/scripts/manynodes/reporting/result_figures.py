@@ -5,6 +5,7 @@ Colour shows the axis with the most values; each combination of the others has a
 averaged, and a band (curves) or a bar (points) shows their range.
 """
 
+import math
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -74,7 +75,8 @@ def draw(
                     partial(draw_metric, some, summary, settings, count, metric, splits, title),
                 )
         for column in results if numeric else ():
-            if column not in NOT_DRAWN and summary[column].notna().any():
+            # Validation has its curve.
+            if column not in (*NOT_DRAWN, "val_accuracy") and summary[column].notna().any():
                 yield (
                     f"{column}_by_axis",
                     partial(draw_by_axis, summary, settings, numeric, column, title),
@@ -230,6 +232,59 @@ def draw_by_axis(
     words = f"{title}: {column} by setting{spread_words(summary, settings)}"
     finish(figure, grid, len(numeric), words)
     return figure
+
+
+def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: str) -> Figure:
+    """Every run as a line through its values of some keys, in the colour of its result (parallel
+    coordinates).
+
+    Args:
+        keys: axes in which the runs vary together.
+        result: a column of numbers.
+    """
+    values = summary[result].to_numpy(dtype=float)
+    # The best ones on top.
+    order = np.argsort(values if "loss" not in result else -values)
+    with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False}):
+        figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
+        heights = np.column_stack(
+            [draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)]
+        )
+        shade = mpl.cm.ScalarMappable(
+            mpl.colors.Normalize(np.nanmin(values), np.nanmax(values)), "viridis"
+        )
+        for row in order[np.isfinite(values[order])]:
+            axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
+        axes.set_xticks(range(len(keys)), [plain(key) for key in keys])
+        axes.set_yticks([])
+        axes.set_xlim(-0.3, len(keys) - 0.6)
+        form = PercentFormatter(1) if is_share(result, summary[[result]]) else None
+        figure.colorbar(shade, ax=axes, format=form, label=plain(result))
+        figure.suptitle(f"{title}: {result} by setting", x=0.02, ha="left", fontweight="bold")
+    return figure
+
+
+def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
+    """A vertical scale with labels; returns the height of each value, 0 to 1."""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        low, high = float(column.min()), float(column.max())
+        wide = low > 0 and high / low >= WIDE
+        numbers = np.log(column.to_numpy(dtype=float)) if wide else column.to_numpy(dtype=float)
+        middle = math.sqrt(low * high) if wide else (low + high) / 2
+        labels = [(0.0, low), (0.5, middle), (1.0, high)] if high > low else [(0.5, low)]
+        spread = max(float(np.ptp(numbers)), 1e-12)
+        heights = (numbers - numbers.min()) / spread if high > low else np.full(len(column), 0.5)
+        texts = [(height, f"{value:.3g}") for height, value in labels]
+    else:
+        names = sorted(map(str, column.unique()))
+        place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
+        heights = np.array([place[str(value)] for value in column])
+        texts = [(height, plain(name)) for name, height in place.items()]
+    axes.axvline(at, color="#999", linewidth=1, zorder=0)
+    for height, text in texts:
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        axes.text(at - 0.03, height, text, ha="right", va="center", fontsize=9, bbox=box)
+    return heights
 
 
 def draw_confusion(confused: pd.DataFrame) -> Figure:

@@ -1,0 +1,84 @@
+"""The points of a search: fixed by their seed, within their ranges, runs like any others."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
+from manynodes.reporting.result_figures import draw_search
+
+RANGES = {
+    "learning_rate": "log(1e-3, 1)",
+    "momentum": "uniform(0.5, .95)",
+    "epochs": "uniform(1, 4)",
+    "schedule": ["linear", "cosine"],
+}
+
+
+def experiment(search: Any, **config: Any) -> Experiment:
+    return Experiment.from_files({"experiment": "x", "search": search} | config, [Path()])
+
+
+def test_points_fill_their_ranges_and_more_of_them_keep_the_first() -> None:
+    found = experiment({"runs": 40} | RANGES)
+    runs = found.runs.values()
+    assert len(runs) == 40
+    assert all(0.001 <= run.learning_rate <= 1 and 0.5 <= run.momentum <= 0.95 for run in runs)
+    # As many in each decade; each whole number as often.
+    assert sum(run.learning_rate < 0.01 for run in runs) == pytest.approx(40 / 3, abs=3)
+    for epochs in (1, 2, 3, 4):
+        assert sum(run.epochs == epochs for run in runs) == pytest.approx(10, abs=3)
+    assert sum(run.schedule == "cosine" for run in runs) == pytest.approx(20, abs=3)
+    assert all(len(str(run.learning_rate)) <= len("0.00123") for run in runs)
+    assert list(experiment({"runs": 11} | RANGES).runs) == list(found.runs)[:11]
+    other = experiment({"runs": 40, "seed": 1} | RANGES)
+    assert not other.runs.keys() & found.runs.keys()
+
+
+def test_points_are_combined_with_axes_and_survive_a_command_line() -> None:
+    found = experiment({"runs": "3", "momentum": "uniform(0.5, 0.9)"}, seed=[0, 1])
+    assert len(found.runs) == 6
+    assert Experiment.from_json(found.science).runs == found.runs
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        ({"runs": 3, "momentom": "uniform(0, 1)"}, '"momentom" is no key of a run; did you mean m'),
+        ({"runs": 3, "momentum": "log(0, 0.5)"}, "must have a lower end first and above 0"),
+        ({"runs": 3, "momentum": "uniform(0.9, 0.1)"}, "must have a lower end first"),
+        ({"runs": 3, "momentum": 0.5}, r"momentum: 0\.5 is not log\(1e-3, 1\), uniform"),
+        ({"runs": 3, "momentum": "uniform(1..2, 3)"}, "has no two numbers"),
+        ({"runs": 3, "momentum": "uniform(0.5, 7)"}, r"momentum: \S+ is too large"),
+        ({"runs": 3, "schedule": ["linear", "cosin"]}, "3 is more than the 2 different points"),
+        ({"runs": 0, "momentum": "uniform(0, 1)"}, "runs: 0 is not a whole number from 1"),
+        ({"momentum": "uniform(0, 1)"}, "runs: 0 is not a whole number from 1"),
+        ({"runs": 3}, "no key to search"),
+        ([3], r"\[3\] is no mapping"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(search, words) -> None:
+    with pytest.raises(Refusal, match=words) as refused:
+        experiment(search)
+    assert "\n" not in str(refused.value)
+
+
+def test_runs_and_a_search_are_not_both() -> None:
+    with pytest.raises(Refusal, match="runs is given too"):
+        experiment({"runs": 3, "momentum": "uniform(0, 1)"}, runs=[{"epochs": 1}])
+
+
+def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
+    table = pd.DataFrame(
+        {"lr": [0.001, 1.0, 0.03], "kind": ["b", "a", "a"], "val_accuracy": [0.5, 0.9, 0.7]}
+    )
+    (axes, _bar) = draw_search(table, ["lr", "kind"], "val_accuracy", "x").axes
+    runs = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_alpha()]
+    assert [list(line.get_ydata()) for line in runs] == [
+        pytest.approx([0, 1]), pytest.approx([0.4924, 0], abs=0.001), pytest.approx([1, 0])
+    ]  # fmt: skip
+    assert to_hex(runs[-1].get_color()) == "#fde725"
