@@ -16,10 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -391,9 +394,7 @@ def attempts_of_newest(output: Path) -> list[dict]:
 
 
 @pytest.mark.faults
-def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
-    digits, reference, tmp_path
-) -> None:
+def test_another_number_of_processes_goes_on(digits, reference, tmp_path) -> None:
     """The loss is near that of the other number, but not equal: every process has its own
     BatchNorm statistics.
 
@@ -409,20 +410,20 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     os.kill(training.find("train.py")[0], signal.SIGUSR2)
     assert training.end() == 75, training.said
     there = sorted(path.name for path in (output / "state").glob("*.safetensors*"))
-    epoch, _ = newest_place(output)
+    epoch, step = newest_place(output)
     training = Training(output, digits)
     assert training.end() == 1
     assert training.said.splitlines()[-1].endswith(
         ".safetensors is a state of another run: it was on 2 processes and is on 1 "
-        "(to resume the last whole epoch: resume=anyway); undo that, "
+        "(to resume all the same: resume=anyway); undo that, "
         "or start over: resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
     training = complete(output, digits, "--resume=anyway")
-    assert f"train: resumed after epoch {epoch}, of 16 epochs" in training.said
+    assert "warning: the state is of 2 processes: BatchNorm's statistics are" in training.said
     assert training.epochs == list(range(epoch + 1, 17))
     *_, last = attempts(output)
-    assert last["from"] == {"epoch": epoch, "step": 0}
+    assert last["from"] == {"epoch": epoch, "step": step}
     rows, on_one, on_two = history(output), reference(1)["history"], reference(2)["history"]
     assert rows[:epoch] == on_two[:epoch]
     assert [(row["epoch"], row["step"], row["lr"]) for row in rows] == [
@@ -431,6 +432,55 @@ def test_another_number_of_processes_goes_on_from_the_last_whole_epoch(
     losses, due = ([float(row["train_loss"]) for row in some] for some in (rows, on_one))
     assert losses == pytest.approx(due, abs=0.2)
     assert losses[-6:] == pytest.approx(due[-6:], abs=0.08)
+
+
+# Notes each image that it is trained on.
+SEEN = """
+import hashlib, os, time
+from torch import nn
+
+class Seen(nn.Module):
+    def __init__(self, classes, channels, image_size):
+        super().__init__()
+        pixels = channels * image_size[0] * image_size[1]
+        self.head = nn.Sequential(
+            nn.BatchNorm2d(channels), nn.Flatten(), nn.Linear(pixels, classes)
+        )
+
+    def forward(self, images):
+        # Not in the looks at a network before its training: of blank images, and of two.
+        if self.training and len(images) > 2 and images.std() > 0:
+            time.sleep(0.02)
+            with open(f"{os.environ['SEEN']}/{os.getpid()}", "a") as file:
+                for image in images:
+                    print(hashlib.sha256(image.numpy().tobytes()).hexdigest(), file=file)
+        return self.head(images)
+"""
+
+
+def test_within_an_epoch_another_number_of_processes_sees_every_image_once(
+    digits, tmp_path
+) -> None:
+    (tmp_path / "nets.py").write_text(SEEN)
+    how: dict[str, Any] = {
+        "model": f"{tmp_path}/nets.py:Seen", "epochs": 2, "shift": 0, "crop_size": 32,
+        "learning_rate": 0.01,
+    }  # fmt: skip
+    for attempt in count():
+        output, seen = tmp_path / f"{attempt}", tmp_path / f"{attempt}.seen"
+        seen.mkdir()
+        where = {"environment": {"SEEN": str(seen)}}
+        training = Training(output, digits, processes=2, **where, **how)
+        training.reach(1)
+        os.kill(training.find("train.py")[0], signal.SIGUSR2)
+        assert training.end() == 75, training.said
+        # It may have stopped between two epochs.
+        if newest_place(output)[1]:
+            break
+    complete(output, digits, "--resume=anyway", processes=3, **where, **how)
+    images = Counter(line for file in seen.iterdir() for line in file.read_text().splitlines())
+    assert images.total() == 2 * 1298
+    assert all(times % 2 == 0 for times in images.values())
 
 
 def test_a_changed_processor_is_warned_of(digits, left) -> None:

@@ -86,10 +86,9 @@ def test_a_state_of_an_earlier_version_has_no_averages() -> None:
     assert State.decode(tree.encode(content)).averages == {}
 
 
-def test_two_states_stay_and_the_last_whole_epoch(tmp_path) -> None:
-    """Another number of processes can only resume at the end of an epoch."""
+def test_two_states_stay(tmp_path) -> None:
     put(tmp_path, *(some_state(*place) for place in ((1, 0), (2, 0), (2, 5), (2, 9), (2, 14))))
-    assert places(tmp_path) == [(2, 14), (2, 9), (2, 0)]
+    assert places(tmp_path) == [(2, 14), (2, 9)]
     put(tmp_path, some_state(3))
     assert places(tmp_path) == [(3, 0), (2, 14)]
     assert len(names(tmp_path)) == 4  # and what stands beside them
@@ -215,20 +214,16 @@ def test_fresh_starts_over_but_not_from_what_the_same_job_has_saved(tmp_path) ->
     assert names(tmp_path) == []
 
 
-def test_another_number_of_processes_goes_on_from_the_last_whole_epoch_if_it_may(tmp_path) -> None:
+def test_another_number_of_processes_goes_on_if_it_may(tmp_path) -> None:
     put(tmp_path, *(some_state(*place, processes=2) for place in ((1, 0), (1, 5), (1, 9))))
     with pytest.raises(
         Refusal,
         match=r"p=000009.safetensors .* it was on 2 processes and is on 1 "
-        r"\(to resume the last whole epoch: resume=anyway\)",
+        r"\(to resume all the same: resume=anyway\)",
     ):
         newest(tmp_path, WANTED, print)
     lines: list[str] = []
     content = newest(tmp_path, dataclasses.replace(WANTED, resume="anyway"), lines.append)
     assert content is not None
-    assert State.decode(content).step == 0
-    assert (
-        lines[0] == f"skipped: {tmp_path}/epoch=0001_step=000009.safetensors "
-        "is in the middle of an epoch on 2 processes"
-    )
-    assert places(tmp_path) == [(1, 0)]
+    assert State.decode(content).step == 9
+    assert lines[0].startswith("resumed after step 9 of epoch 2")

@@ -111,8 +111,7 @@ def main() -> None:
         help="where the training images are, as images_in in config/README.md")  # fmt: skip
     add("--probe", action="store_true", help="measure network, disks and processors first")
     add("--resume", choices=("exact", "anyway", "fresh"), default="exact",
-        help="a state of the same world size; or the last whole epoch of another; or none that "
-        "another job has saved")  # fmt: skip
+        help="a state of the same world size; of any; or none of another job")  # fmt: skip
     args = parser.parse_args()
     with failing_at_once(), told_in_one_line("train", MAKE), told_when_full(WHEN_FULL):
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
@@ -292,6 +291,11 @@ def begin(
     )
     if state:
         training.restore(state)
+        if len(state.ranks) != process.world_size and process.first:
+            tell(
+                f"warning: the state is of {len(state.ranks)} processes: BatchNorm's statistics "
+                "are their mean, and the result is not, to the bit, that of either number"
+            )
     for path in skipped:
         remove(path)
     return training, state is not None

@@ -172,12 +172,8 @@ def write(folder: Path, epoch: int, step: int, content: bytes) -> None:
         sum_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
     )
     atomic.write_bytes(path, content)
-    there = list(states(folder))
-    # Another number of processes can only resume at the end of an epoch.
-    ends = [path for path, (_, step) in there if step == 0]
-    for path, _ in there[KEPT:]:
-        if path not in ends[:1]:
-            remove(path)
+    for path, _ in list(states(folder))[KEPT:]:
+        remove(path)
 
 
 def states(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
@@ -251,8 +247,7 @@ class Request:
 
     Attributes:
         by: who trains, see `State.attempts`.
-        resume: `fresh` starts over, `anyway` resumes the last whole epoch of another number of
-            processes.
+        resume: `fresh` starts over, `anyway` resumes a state of another number of processes too.
     """
 
     run: Run
@@ -267,9 +262,6 @@ class Request:
         # requeue.
         if self.resume == "fresh" and all(attempt["by"] != self.by for attempt in state.attempts):
             return "is not resumed, as requested"
-        other = len(state.ranks) != self.run.world_size
-        if state.step and other and self.resume == "anyway":
-            return f"is in the middle of an epoch on {len(state.ranks)} processes"
         return None
 
     def differs(self, state: State) -> list[str]:
@@ -296,7 +288,7 @@ class Request:
         if len(state.ranks) != self.run.world_size and self.resume != "anyway":
             found.append(
                 f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (to "
-                "resume the last whole epoch: resume=anyway)"
+                "resume all the same: resume=anyway)"
             )
         return found
 

@@ -30,6 +30,7 @@ from classifier.training.sizes import edges, validation_images
 from classifier.training.steps import (
     Stepper,
     average_batchnorm,
+    is_statistic,
     random_state,
     set_random_state,
     validate,
@@ -237,14 +238,20 @@ class Training:
             state.attempts,
             state.checkpoints,
         )
-        # With another number of processes there is no state of this rank; between two epochs it
-        # would only add the random generators.
         if len(state.ranks) == self.run.world_size:
             own = state.ranks[self.process.rank]
             for buffer_name, buffer in self.classifier.named_buffers():
                 buffer.copy_(own["buffers"][buffer_name])
             self.totals.copy_(own["totals"])
             set_random_state(own["rng"], self.process.device)
+            return
+        # Of another number of processes: what lies ahead is divided among these.
+        for buffer_name, buffer in self.classifier.named_buffers():
+            if is_statistic(buffer_name):
+                there = [rank["buffers"][buffer_name].double() for rank in state.ranks]
+                buffer.copy_(torch.stack(there).mean(0))
+        if self.process.first:
+            self.totals.copy_(sum(rank["totals"] for rank in state.ranks))
 
     def images_touched(self) -> str:
         """As `images_changed`, from the times of the file."""

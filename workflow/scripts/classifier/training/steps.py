@@ -96,6 +96,11 @@ class Stepper:
             return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double()))
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a buffer is one of BatchNorm's running statistics."""
+    return name.endswith(("running_mean", "running_var"))
+
+
 @torch.no_grad()
 def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
     """Average the running statistics of all ranks, so that the saved ones cover all images."""
@@ -104,7 +109,7 @@ def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
         for module in classifier.modules()
         for name, buffer in module.named_buffers(recurse=False)
         # Those of frozen layers are equal already, and the mean of three would round them.
-        if module.training and name.endswith(("running_mean", "running_var"))
+        if module.training and is_statistic(name)
     ]
     if world_size > 1 and statistics:
         flat = all_reduce(torch.cat(statistics)) / world_size
