@@ -1,9 +1,10 @@
 """The numbers of evaluation.json, against scikit-learn and against sums done by hand."""
 
 import numpy as np
+import pytest
 from sklearn import metrics as reference
 
-from classifier.evaluation.metrics import summarise
+from classifier.evaluation.metrics import Predicted, summarise
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2])
 PREDICTED = np.array([0, 1, 1, 1, 2, 2, 0, 2])
@@ -11,8 +12,26 @@ CONFIDENCE = np.array([0.9, 0.6, 0.8, 1.0, 0.5, 0.95, 0.4, 0.7])
 LOSS = np.arange(8) / 10
 
 
+def of(predicted: np.ndarray, confidence: np.ndarray, loss: np.ndarray) -> Predicted:
+    """Predictions of which only these are known."""
+    none = np.zeros(len(predicted))
+    return Predicted(predicted, confidence, loss, none, none, np.zeros((len(predicted), 2)))
+
+
+def from_probabilities(labels: np.ndarray, probabilities: np.ndarray) -> Predicted:
+    of_true = probabilities[np.arange(len(labels)), labels]
+    return Predicted(
+        probabilities.argmax(1),
+        probabilities.max(1),
+        -np.log(of_true),
+        of_true,
+        (probabilities > of_true[:, None]).sum(1),
+        probabilities,
+    )
+
+
 def test_against_scikit_learn() -> None:
-    found = summarise(LABELS, PREDICTED, CONFIDENCE, LOSS, classes=3)
+    found = summarise(LABELS, of(PREDICTED, CONFIDENCE, LOSS), classes=3)
     assert found["n"] == 8
     assert found["accuracy"] == reference.accuracy_score(LABELS, PREDICTED) == 6 / 8
     assert found["confusion_matrix"] == reference.confusion_matrix(LABELS, PREDICTED).tolist()
@@ -21,27 +40,47 @@ def test_against_scikit_learn() -> None:
         == reference.recall_score(LABELS, PREDICTED, average=None).tolist()
     )
     assert np.isclose(found["loss"], 0.35)
+    assert not {"top5_accuracy", "roc_auc", "average_precision"} & found.keys()
+
+
+def test_the_top_5_of_many_classes_against_scikit_learn() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 21, 500)
+    probabilities = random.dirichlet(np.ones(21), 500)
+    found = summarise(labels, from_probabilities(labels, probabilities), classes=21)
+    wanted = reference.top_k_accuracy_score(labels, probabilities, k=5, labels=range(21))
+    assert found["top5_accuracy"] == wanted != found["accuracy"]
+
+
+@pytest.mark.parametrize("digits", [1, 16])
+def test_the_ranking_of_two_classes_against_scikit_learn(digits: int) -> None:
+    """Also where many images have the same score."""
+    random = np.random.default_rng(0)
+    labels = (random.uniform(size=500) < 0.2).astype(int)
+    second = np.clip(random.normal(0.4 + 0.2 * labels, 0.2), 0.01, 0.99).round(digits)
+    predicted = from_probabilities(labels, np.stack((1 - second, second), axis=1))
+    found = summarise(labels, predicted, classes=2)
+    assert np.isclose(found["roc_auc"], reference.roc_auc_score(labels, second), rtol=1e-12)
+    wanted = reference.average_precision_score(labels, second)
+    assert np.isclose(found["average_precision"], wanted, rtol=1e-12)
+    assert "roc_auc" not in summarise(np.zeros_like(labels), predicted, classes=2)
 
 
 def test_a_class_without_images_has_no_accuracy() -> None:
-    assert (
-        summarise(LABELS, PREDICTED, CONFIDENCE, LOSS, classes=4)["per_class_accuracy"][3] is None
-    )
+    found = summarise(LABELS, of(PREDICTED, CONFIDENCE, LOSS), classes=4)
+    assert found["per_class_accuracy"][3] is None
 
 
 def test_calibration_error_by_hand() -> None:
     right, sure = np.ones(4, dtype=int), np.full(4, 0.7)
-    found = summarise(np.array([1, 1, 1, 0]), right, sure, np.zeros(4), 2)[
-        "expected_calibration_error"
-    ]
-    assert np.isclose(found, 0.75 - 0.7)
+    found = summarise(np.array([1, 1, 1, 0]), of(right, sure, np.zeros(4)), 2)
+    assert np.isclose(found["expected_calibration_error"], 0.75 - 0.7)
     # Two bins: two images, half of them right at 0.9, and two, all right at 0.6.
-    found = summarise(
-        np.array([1, 0, 1, 1]), right, np.array([0.9, 0.9, 0.6, 0.6]), np.zeros(4), 2
-    )["expected_calibration_error"]
-    assert np.isclose(found, (2 * 0.4 + 2 * 0.4) / 4)
+    sure = np.array([0.9, 0.9, 0.6, 0.6])
+    found = summarise(np.array([1, 0, 1, 1]), of(right, sure, np.zeros(4)), 2)
+    assert np.isclose(found["expected_calibration_error"], (2 * 0.4 + 2 * 0.4) / 4)
 
 
 def test_confidence_of_nought_and_one_fall_into_the_outer_bins() -> None:
-    found = summarise(np.array([0, 1]), np.array([0, 0]), np.array([1.0, 0.0]), np.zeros(2), 2)
-    assert found["expected_calibration_error"] == 0.0
+    predicted = of(np.array([0, 0]), np.array([1.0, 0.0]), np.zeros(2))
+    assert summarise(np.array([0, 1]), predicted, 2)["expected_calibration_error"] == 0.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, spreadsheet_text
 from manynodes.reporting.numbers import unused
-from manynodes.reporting.results import Missing, read_evaluation, spreadsheet_text, write_missing
+from manynodes.reporting.results import Missing, read_evaluation, write_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
 from programs import program
 from trainings import RUN

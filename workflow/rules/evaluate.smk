@@ -1,4 +1,4 @@
-"""In: a run's weights and checkpoints, and the test images. Out: evaluation.json."""
+"""In: a run's weights and checkpoints, and the test images. Out: evaluation.json, predictions.csv."""
 
 
 rule evaluate:
@@ -7,7 +7,8 @@ rule evaluate:
         model="results/{experiment}/{run}/model.safetensors",
         checkpoints="results/{experiment}/{run}/checkpoints",
     output:
-        "results/{experiment}/{run}/evaluation.json",
+        evaluation="results/{experiment}/{run}/evaluation.json",
+        predictions="results/{experiment}/{run}/predictions.csv",
     log:
         "results/{experiment}/{run}/evaluate.log",
     conda:
@@ -32,5 +33,5 @@ rule evaluate:
         " --checkpoints {input.checkpoints:q}"
         " --device {params.device}"
         " --views {params.views}{params.fold}{params.trust}"
-        " --output {output:q}"
+        " --output {output.evaluation:q}"
         " 2>&1 | tee {log:q}"

@@ -1,6 +1,6 @@
 """In: a data set's manifest. Out: a run's weights, checkpoints, history.csv and run.json."""
 
-NUMBERS = ["evaluation.json", "history.csv", "run.json"]
+NUMBERS = ["evaluation.json", "predictions.csv", "history.csv", "run.json"]
 # What changes no result.
 SETTINGS = shlex.join(
     f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from classifier.evaluation import metrics
-from classifier.evaluation.views import in_order, predictions
+from classifier.evaluation.views import in_order, predict
 from classifier.models import weights
 from classifier.pixels.batches import fold_split, images_per_pass
 from classifier.pixels.shares import fits, mapped_tensor
@@ -35,9 +35,11 @@ from manynodes.base.failure import recorded
 from manynodes.base.reading import file_sha256
 from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
+from manynodes.data.user.origins import files_of
 from manynodes.launching.gpus import claimed_gpus
 from manynodes.ranks.device import told_when_full
 from manynodes.ranks.process_group import Process, failing_at_once, gather, process_group
+from manynodes.reporting import predictions
 from manynodes.reporting.results import VIEWS, accuracy_line, read_about
 from manynodes.reporting.sums import refuse_changed
 
@@ -66,7 +68,8 @@ def main() -> None:
         help="views of each image whose logits are averaged")  # fmt: skip
     add("--fold", type=int, nargs=3, metavar=("FOLD", "FOLDS", "SEED"),
         help="instead of the test images, this fold of the training images")  # fmt: skip
-    add("--output", type=Path, required=True, help="evaluation.json to write")
+    add("--output", type=Path, required=True,
+        help="evaluation.json to write, with predictions.csv beside it")  # fmt: skip
     args = parser.parse_args()
     with (
         failing_at_once(),
@@ -115,12 +118,12 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     rows = torch.from_numpy(tested).to(images.device)
     batch_size = args.batch_size or images_per_pass(arrays[0], process.device.type)
 
-    def evaluated(path: Path, views: str) -> Found:
+    def evaluated(path: Path, views: str) -> tuple[Found, metrics.Predicted | None]:
         return evaluate_weights(
             path, views, batch_size, args.trust_code, data, images, rows, labels, process
         )
 
-    final = evaluated(args.model, args.views)
+    final, predicted = evaluated(args.model, args.views)
     model_sha256 = file_sha256(args.model)
     # The last epoch's checkpoint has the weights of the model: the same file is evaluated once.
     done = {model_sha256: final}
@@ -128,19 +131,29 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     for epoch, path in kept_weights(args.checkpoints):
         sha256 = file_sha256(path)
         if sha256 not in done:
-            done[sha256] = evaluated(path, "plain")
+            done[sha256], _ = evaluated(path, "plain")
         if process.first:
             checkpoints.append({"epoch": epoch, "sha256": sha256} | of_plain(done[sha256]))
     for changed in gather(guard.changed(), process):
         if changed:
             raise Refusal(f"{changed} changed while it was read; run the same command again")
-    if process.first:
+    if predicted is not None:
+        columns = [arrays[1][tested], predicted.classes, predicted.confidence, predicted.of_true]
+        written = predictions.write(
+            args.output.with_name(predictions.FILE),
+            files_of(data, split),
+            data.class_names,
+            zip(tested, *columns, *predicted.probabilities.T, strict=True),
+            predicted.probabilities.shape[1],
+        )
         about = {
             "model_sha256": model_sha256,
             "data_sha256": data.sha256,
             "dataset": data.dataset,
             "class_names": data.class_names,
             "views": args.views,
+            "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
+            "predictions_sha256": written,
         }
         plain = {"plain": of_plain(final), "checkpoints": checkpoints}
         result = about | final[args.views] | plain
@@ -159,8 +172,9 @@ def evaluate_weights(
     rows: Tensor,
     labels: Tensor,
     process: Process,
-) -> Found:
-    """The metrics of one weights file, on rank 0; empty elsewhere.
+) -> tuple[Found, metrics.Predicted | None]:
+    """The metrics of one weights file and its predictions from these views, on rank 0; none
+    elsewhere.
 
     Raises:
         Refusal: the weights are for another number of classes, or a loss is not finite.
@@ -174,21 +188,21 @@ def evaluate_weights(
             f"{path} is for images with {channels} channels, {data.dataset} has "
             f"{data.image_shape[2]}"
         )
-    found = {}
-    by_views = predictions(classifier, images, rows, labels, batch_size, views, process)
+    found: Found = {}
+    predicted = None
+    by_views = predict(classifier, images, rows, labels, batch_size, views, process)
     for name, mine in by_views.items():
         parts = gather(mine, process)
         if process.first:
-            predicted, confidence, loss = in_order(parts, len(labels))
-            found[name] = metrics.summarise(
-                labels.cpu().numpy(), predicted, confidence, loss, data.classes
-            )
+            predicted = in_order(parts, len(labels))
+            found[name] = metrics.summarise(labels.cpu().numpy(), predicted, data.classes)
             if not math.isfinite(found[name]["loss"]):
                 raise Refusal(
                     f"{path}: the loss on the test images is not finite; "
                     "train the run with a lower learning_rate"
                 )
-    return found
+    # The requested views are the last ones.
+    return found, predicted
 
 
 def refuse_other_weights(model: Path, checkpoints: Path | None, data: DataFolder) -> None:

@@ -33,6 +33,7 @@ from manynodes.data.folder import (
     refuse_wrong_content,
     whole_sha256,
 )
+from manynodes.data.user import origins
 from manynodes.data.user.declaration import UserData
 
 # Seconds to wait for another fetch of the same data: longer than any of its sources may take.
@@ -208,6 +209,10 @@ def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
     }
     for path in paths.values():
         path.replace(folder / path.name)
+    (folder / origins.FILE).unlink(missing_ok=True)
+    if (work / origins.FILE).exists():
+        atomic.fsync(work / origins.FILE)
+        (work / origins.FILE).replace(folder / origins.FILE)
     manifest = about | {
         "sha256": whole_sha256(content, about["settings"]),
         "content_sha256": content,

@@ -18,12 +18,18 @@ from classifier.evaluation.views import predict_with_views
 from classifier.models import weights
 from classifier.models.classifier import USUAL, Classifier
 from classifier.pixels.batches import centred
-from manynodes.base.errors import Refusal, error_line, one_line, told_in_one_line
+from manynodes.base.errors import (
+    Refusal,
+    error_line,
+    one_line,
+    spreadsheet_text,
+    told_in_one_line,
+)
 from manynodes.data.datasets import DATASETS
 from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
 from manynodes.data.user.pictures import Unreadable, read_image
 from manynodes.data.walk import walk
-from manynodes.reporting.results import VIEWS, read_about, spreadsheet_text
+from manynodes.reporting.results import VIEWS, read_about
 from manynodes.reporting.sums import refuse_changed
 
 BATCH = 32

@@ -2,48 +2,92 @@
 everywhere.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 CALIBRATION_BINS = 15
+# Up to so many, the probability of every class is kept; with more, the top 5 are counted.
+MOST_CLASSES = 20
 
 
-def summarise(
-    labels: np.ndarray,
-    predicted: np.ndarray,
-    confidence: np.ndarray,
-    loss: np.ndarray,
-    classes: int,
-) -> dict[str, Any]:
+class Predicted(NamedTuple):
+    """Predictions of n images.
+
+    Attributes:
+        classes: those with the highest probability, int (n,).
+        confidence: that probability, float (n,).
+        loss: cross-entropy, float (n,), in nats.
+        of_true: the probability of the true class, float (n,).
+        ahead: how many classes are more probable than the true one, int (n,).
+        probabilities: of every class, float (n, classes); (n, 0) of more than MOST_CLASSES.
+    """
+
+    classes: np.ndarray
+    confidence: np.ndarray
+    loss: np.ndarray
+    of_true: np.ndarray
+    ahead: np.ndarray
+    probabilities: np.ndarray
+
+
+def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[str, Any]:
     """Metrics over n images, each counted once.
 
     Args:
         labels: true classes, int (n,).
-        predicted: classes with the highest probability, int (n,).
-        confidence: that probability, float (n,).
-        loss: cross-entropy of each image, float (n,), in nats.
         classes: number of classes.
 
     Returns:
         n; loss (mean); accuracy; per_class_accuracy (classes,), null for a class without images;
         confusion_matrix (classes, classes), true class by row; expected_calibration_error with 15
-        bins of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017).
+        bins of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017). With
+        more than MOST_CLASSES, top5_accuracy; of two classes, roc_auc and average_precision.
     """
     confusion = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(confusion, (labels, predicted), 1)
+    np.add.at(confusion, (labels, predicted.classes), 1)
     per_class = confusion.sum(axis=1)
-    correct = labels == predicted
+    correct, confidence = labels == predicted.classes, predicted.confidence.astype(float)
+    more = {}
+    if classes > MOST_CLASSES:
+        more["top5_accuracy"] = float((predicted.ahead < 5).mean())
+    if classes == 2 and per_class.all():
+        more |= ranking(labels == 1, predicted.probabilities[:, 1])
     return {
         "n": len(labels),
-        "loss": float(loss.astype(np.float64).mean()),
+        "loss": float(predicted.loss.astype(np.float64).mean()),
         "accuracy": float(correct.mean()),
         "per_class_accuracy": [
             float(confusion[c, c] / per_class[c]) if per_class[c] else None for c in range(classes)
         ],
         "confusion_matrix": confusion.tolist(),
-        "expected_calibration_error": calibration_error(correct, confidence.astype(float)),
-    }  # fmt: skip
+        "expected_calibration_error": calibration_error(correct, confidence),
+    } | more  # fmt: skip
+
+
+def ranking(positive: np.ndarray, score: np.ndarray) -> dict[str, float]:
+    """How well a score ranks the images of the second class before those of the first.
+
+    Args:
+        positive: whether an image is of the second class, bool (n,); both occur.
+        score: float (n,).
+
+    Returns:
+        roc_auc: the area under the ROC curve; images of equal score count half (Hanley and McNeil,
+            "The Meaning and Use of the Area under a ROC Curve", 1982).
+        average_precision: the precision at each score, weighted by the recall that it adds.
+    """
+    scores, place = np.unique(-score, return_inverse=True)
+    true, false = (
+        np.bincount(place[which], minlength=len(scores)) for which in (positive, ~positive)
+    )
+    found, wrong = true.cumsum(), false.cumsum()
+    pairs = (false * (2 * found - true)).sum()
+    precision = found / (found + wrong)
+    return {
+        "roc_auc": float(pairs / (2 * found[-1] * wrong[-1])),
+        "average_precision": float((true * precision).sum() / found[-1]),
+    }
 
 
 def calibration_error(correct: np.ndarray, confidence: np.ndarray) -> float:

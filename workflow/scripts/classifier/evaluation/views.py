@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from classifier.evaluation.metrics import MOST_CLASSES, Predicted
 from classifier.models.classifier import Classifier
 from classifier.pixels.batches import centred, pad
 from manynodes.ranks.process_group import Process
 
 
 @torch.no_grad()
-def predictions(
+def predict(
     classifier: Classifier,
     images: Tensor,
     rows: Tensor,
@@ -30,8 +31,8 @@ def predictions(
         labels: of the test images, on the device of this process.
 
     Returns:
-        By views, tensors over its images, on the CPU: index among the test images, predicted
-        class, its probability, cross-entropy.
+        By views, tensors over its images, on the CPU: index among the test images, then the fields
+        of `Predicted`.
     """
     classifier.eval()
     every = torch.arange(len(labels), device=process.device)
@@ -41,10 +42,16 @@ def predictions(
         pixels = images[rows[chunk.to(rows.device)]].to(process.device)
         size = classifier.description.get("test_size", images.shape[1:3])
         for name, logits in predict_with_views(classifier, centred(pixels, size), views).items():
-            logits = logits.double()
-            confidence, predicted = logits.softmax(1).max(1)
-            loss = F.cross_entropy(logits, labels[chunk].long(), reduction="none")
-            found[name].append((chunk, predicted, confidence, loss))
+            logits, true = logits.double(), labels[chunk].long()
+            probabilities = logits.softmax(1)
+            confidence, predicted = probabilities.max(1)
+            loss = F.cross_entropy(logits, true, reduction="none")
+            of_true = probabilities.gather(1, true[:, None])[:, 0]
+            ahead = (logits > logits.gather(1, true[:, None])).sum(1)
+            every_class = probabilities[
+                :, : logits.shape[1] if logits.shape[1] <= MOST_CLASSES else 0
+            ]
+            found[name].append((chunk, predicted, confidence, loss, of_true, ahead, every_class))
     return {
         name: [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         for name, parts in found.items()
@@ -80,12 +87,12 @@ def predict_with_views(
     return {"plain": plain, "flip_shift": flipped / 2 + (up + down) / 4}
 
 
-def in_order(parts: Sequence[Sequence[Tensor]], n: int) -> list[np.ndarray]:
-    """The predictions of all processes in the order of the test set, without the indices."""
+def in_order(parts: Sequence[Sequence[Tensor]], n: int) -> Predicted:
+    """The predictions of all processes in the order of the test set."""
     indices, *columns = (
         torch.cat(column).numpy() for column in zip(*(part for part in parts if part), strict=True)
     )
     order = np.argsort(indices)
     if not np.array_equal(indices[order], np.arange(n)):
         raise AssertionError(f"{len(indices)} predictions for {n} images")
-    return [column[order] for column in columns]
+    return Predicted(*(column[order] for column in columns))

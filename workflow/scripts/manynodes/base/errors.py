@@ -43,6 +43,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def spreadsheet_text(text: str) -> str:
+    """Text for a cell of a table, which a spreadsheet might otherwise compute as a formula.
+
+    Source: OWASP, CSV Injection.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def shortened(text: str, most: int) -> str:
     """The text without its middle."""
     end = most // 2

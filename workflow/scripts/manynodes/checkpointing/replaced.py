@@ -14,7 +14,7 @@ FINISHED = "finished"
 # Whatever there is of them; run.json is written last and read first.
 FILES = (
     *("model.safetensors", "history.csv", "metrics.csv", "result.json", "evaluation.json"),
-    *("evaluated.json", "environment.json", "run.json"),
+    *("evaluated.json", "predictions.csv", "environment.json", "run.json"),
 )
 FOLDERS = ("checkpoints", "network", "outputs")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic, failure
-from manynodes.base.errors import Refusal, reason
+from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
 from manynodes.experiment.config import Run
@@ -239,14 +239,6 @@ def write_missing(runs: Sequence[Missing], path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow([field.name for field in fields(Missing)])
         writer.writerows(map(spreadsheet_text, astuple(run)) for run in runs)
-
-
-def spreadsheet_text(text: str) -> str:
-    """Text for a cell of a table, which a spreadsheet might otherwise compute as a formula.
-
-    Source: OWASP, CSV Injection.
-    """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def read_accuracy(folder: Path, run: Run, views: str) -> str:

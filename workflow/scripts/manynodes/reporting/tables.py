@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, one_line, printable
+from manynodes.base.errors import Refusal, one_line, printable, spreadsheet_text
 from manynodes.checkpointing.incidents import LONGEST
-from manynodes.reporting.results import spreadsheet_text
 
 INCIDENTS = ("time", "kind", "text")
 # Keys of run.json in which the runs of an experiment may not differ.

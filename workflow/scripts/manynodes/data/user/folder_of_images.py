@@ -26,6 +26,7 @@ from manynodes.data.user.declaration import (
     is_image,
     is_wanted,
 )
+from manynodes.data.user.origins import FILE, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.data.user.similar import fingerprints, similar_images
 from manynodes.data.user.writing import (
@@ -138,7 +139,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             ) from None
         refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
-        images, kept_paths = {}, {}
+        images, kept_paths, origins = {}, {}, {}
         for split, file in files.items():
             paths, numbers = listings[split].paths, listings[split].labels
             kept = np.setdiff1d(np.arange(len(paths)), list(bad[split]))
@@ -148,6 +149,8 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             refuse_empty_class(labels, class_names, split, user_data)
             np.save(folder / f"{split}_labels.npy", labels)
             images[split] = len(kept)
+            origins[split] = labels.tolist(), kept_paths[split]
+        write_origins(folder / FILE, class_names, origins)
         shared = shared_images(files["train"], files["test"])
         similar = list(similar_images(files["train"], files["test"]))
     if similar:

@@ -1,0 +1,89 @@
+"""Which of the user's files each image is, from the import to the predictions."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.origins import files_of
+from manynodes.data.user.pictures import read_image
+from pictures import CLASSES, write_folder
+from programs import program
+
+
+def fetch(user_data: UserData, output: Path) -> DataFolder:
+    done = program(
+        "fetch", "--dataset", "shapes", "--user-data", user_data.to_json(), "--output", output
+    )
+    assert done.returncode == 0, done.stderr
+    return DataFolder.read(output)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_folder(tmp_path_factory.mktemp("shapes") / "images", train=12, test=4)
+    # Names that a spreadsheet would compute, or that need quotation marks.
+    for old, new in (("000.png", '=1 "a", ü.png'), ("001.png", "line\nbreak.png")):
+        (root / "test/cross" / old).rename(root / "test/cross" / new)
+    return root
+
+
+def test_every_row_is_the_file_that_it_names(shapes: Path, tmp_path: Path) -> None:
+    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    found = rows_of(folder.path / "files.csv")
+    assert list(found[0]) == ["split", "row", "class", "path"]
+    assert len(found) == 48
+    for row in found:
+        images, labels = folder.split(row["split"])
+        number = int(row["row"])
+        path = shapes / row["path"].replace("line\\nbreak", "line\nbreak")
+        np.testing.assert_array_equal(images[number], read_image(path, None, 1))
+        assert row["class"] == CLASSES[labels[number]] == path.parent.name
+    paths = [row["path"] for row in found if row["split"] == "test"]
+    assert files_of(folder, "test") == paths
+    assert 'test/cross/=1 "a", ü.png' in paths
+
+
+def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None:
+    """An import of an earlier version stays what it is, and one of arrays leaves no old names."""
+    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    assert "files.csv" not in folder.manifest["files"]
+    before = (folder.path / "manifest.json").read_bytes()
+    (folder.path / "files.csv").unlink()
+    assert files_of(folder, "test") == []
+    fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    assert (folder.path / "manifest.json").read_bytes() == before
+    assert (folder.path / "files.csv").exists()
+    content = {
+        f"{split}_{what}": array
+        for split in ("train", "test")
+        for what, array in zip(("images", "labels"), folder.split(split), strict=True)
+    }
+    np.savez(tmp_path / "shapes.npz", **content)
+    fetch(UserData("shapes", "arrays", str(tmp_path / "shapes.npz")), tmp_path / "data")
+    assert not (folder.path / "files.csv").exists()
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    (lambda text: text.replace("split,", "part,"), "its first line is another one"),
+    (lambda text: text.replace(",cross,", ",circle,"), "it is of other images"),
+    (lambda text: text + "test\n", "not enough values to unpack"),
+    (lambda text: text + "test,12,circle,more.png\n", "it is of other images"),
+    (lambda text: text.encode("utf-16"), "codec can't decode"),
+])  # fmt: skip
+def test_names_of_other_images_are_refused(shapes: Path, tmp_path: Path, change, line) -> None:
+    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    path = folder.path / "files.csv"
+    changed = change(path.read_text(encoding="utf-8"))
+    path.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
+    with pytest.raises(Refusal, match=f"files.csv is damaged.*{line}.*delete "):
+        files_of(folder, "test")

@@ -1,0 +1,72 @@
+"""files.csv: the file of the user's folder that each row of an imported data set comes from.
+
+It is no part of the data: their hashes are the same with and without it.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
+from manynodes.base.reading import open_file
+from manynodes.data.folder import DataFolder
+
+FILE = "files.csv"
+COLUMNS = ["split", "row", "class", "path"]
+
+
+def write_origins(
+    path: Path,
+    class_names: Sequence[str],
+    splits: Mapping[str, tuple[Sequence[int], Sequence[Path]]],
+) -> None:
+    """Write files.csv.
+
+    Args:
+        splits: by name, the labels of its images and their paths in the user's folder.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for split, (labels, paths) in splits.items():
+            for row, (label, origin) in enumerate(zip(labels, paths, strict=True)):
+                table.writerow([split, row, cell(class_names[label]), cell(str(origin))])
+
+
+def files_of(data: DataFolder, split: str) -> list[str]:
+    """The path of each image of a split in the user's folder; empty without files.csv.
+
+    Raises:
+        Refusal: it is damaged, or of other images.
+    """
+    path = data.path / FILE
+    label_of = {cell(name): label for label, name in enumerate(data.class_names)}
+    found: list[tuple[int | None, str]] = []
+    try:
+        with open_file(path) as file:
+            rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), strict=True)
+            if next(rows, None) != COLUMNS:
+                raise ValueError("its first line is another one")
+            for of_split, _, name, origin in rows:
+                if of_split == split:
+                    found.append((label_of.get(name), origin))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise damaged(path, reason(error)) from None
+    _, labels = data.split(split)
+    if [label for label, _ in found] != labels.tolist():
+        raise damaged(path, "it is of other images")
+    return [origin for _, origin in found]
+
+
+def damaged(path: Path, why: str) -> Refusal:
+    return Refusal(
+        f"{path} is damaged ({why}); delete {path.parent} and run the same command again"
+    )
+
+
+def cell(text: str) -> str:
+    """A name from a file system: safe for a spreadsheet and a terminal."""
+    return spreadsheet_text(printable(text))
