@@ -61,9 +61,9 @@ def evaluate(data: Path, run: Path, processes: int = 1) -> pd.DataFrame:
     command = list(map(str, [SCRIPTS / "evaluate.py", *where, *how]))
     ranks = run_ranks(command, processes)
     assert [rank.returncode for rank in ranks] == processes * [0], [rank.stdout for rank in ranks]
-    table = predictions.read(run)
-    assert table is not None
-    return table
+    found = predictions.read(run)
+    assert found is not None
+    return found.table
 
 
 def test_each_row_is_an_image_with_its_file(folder: Path, tmp_path: Path) -> None:

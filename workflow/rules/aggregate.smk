@@ -62,5 +62,6 @@ rule aggregate:
         "python {params.aggregate:q}"
         " --config {params.config:q}"
         " --results {params.results:q}"
+        " --data results/data"
         " --output {params.results:q}"
         " 2>&1 | tee {log:q}"

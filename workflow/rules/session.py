@@ -613,7 +613,8 @@ class Session:
         folder.mkdir(parents=True)
         results.write_missing(missing, folder / "missing.csv")
         common = ["--missing", str(folder / "missing.csv"), "--config", self.experiment.science]
-        folders = ["--results", str(self.results), "--output", str(folder)]
+        data = ["--data", str(self.results.parent / "data")]
+        folders = ["--results", str(self.results), *data, "--output", str(folder)]
         command = [sys.executable, str(self.scripts / "aggregate.py"), *folders, *common]
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return

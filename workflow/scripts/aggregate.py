@@ -2,21 +2,35 @@
 
 summary.csv has one row per run, curves.csv one per run and count of its metrics, and incidents.csv
 what interrupted or slowed the runs. confusion.csv is the confusion matrix of the most accurate run,
-if there is one; scaling.csv has one row per size, if the runs vary in it. figures/ has one figure
-per number, report.html shows everything, and SHA256SUMS says of which bytes all of these are made.
+if there is one, of which the page shows the surest mistakes; scaling.csv has one row per size, if
+the runs vary in it. figures/ has one figure per number, report.html shows everything, and
+SHA256SUMS says of which bytes all of these are made.
 """
 
 import argparse
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 
 from manynodes.base import atomic
-from manynodes.base.errors import told_in_one_line
+from manynodes.base.errors import Refusal, told_in_one_line
+from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import numbers, page, result_figures, scaling, scaling_figure, sums
+from manynodes.reporting import (
+    mistakes,
+    numbers,
+    page,
+    predictions,
+    result_figures,
+    scaling,
+    scaling_figure,
+    sums,
+)
 from manynodes.reporting.figures import STYLE
+from manynodes.reporting.mistakes import Mistake
+from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.tables import refuse_mixture, write_table
 
 # Sentences of advice that are printed.
@@ -32,6 +46,8 @@ def main() -> None:
     add = parser.add_argument
     add("--config", required=True, metavar="JSON", help="the configuration")
     add("--results", type=Path, required=True, help="folder of the experiment's results")
+    add("--data", type=Path, metavar="FOLDER",
+        help="folder of the data sets; with it the page has pictures of mistakes")  # fmt: skip
     add("--missing", type=Path, metavar="FILE", help="table of runs to leave out: they failed")
     add("--output", type=Path, required=True, metavar="FOLDER", help="for tables and figures")
     args = parser.parse_args()
@@ -69,8 +85,16 @@ def aggregate(args: argparse.Namespace) -> None:
     ranked = next((key for key in ("val_accuracy", *results) if key in tables["summary"]), None)
     if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
         figures["search"] = result_figures.draw_search(tables["summary"], together, ranked, title)
+    worst: list[Mistake] = []
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
+        best = str(tables["confusion"]["run"].iloc[0])
+        predicted = predictions.read(args.results / best) if experiment.built_in else None
+        if predicted is not None:
+            figures |= result_figures.draw_predictions(best, predicted)
+            if args.data:
+                tested = images_of(predicted, args.data / str(experiment.runs[best].dataset))
+                worst = mistakes.surest(predicted.table, tested)
     if "scaling" in tables:
         figures["scaling"] = scaling_figure.draw(
             experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
@@ -91,7 +115,7 @@ def aggregate(args: argparse.Namespace) -> None:
         path.unlink(missing_ok=True)  # of an earlier report, which had more
     images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
     made.append(args.output / "report.html")
-    atomic.write_text(made[-1], page.report(experiment, tables, results, missing, images))
+    atomic.write_text(made[-1], page.report(experiment, tables, results, missing, images, worst))
     here = {path.name for path in made if path.parent == args.output}
     for name in sums.made_before(args.output) - here:
         # Of an earlier report, with other numbers.
@@ -102,6 +126,21 @@ def aggregate(args: argparse.Namespace) -> None:
         for file, sha256 in run.sums.items()
     }
     sums.write(args.output, made, sources)
+
+
+def images_of(predicted: Predictions, folder: Path) -> np.ndarray:
+    """The test images of a data folder (n, h, w, c).
+
+    Raises:
+        Refusal: they are not the ones of the predictions.
+    """
+    data = DataFolder.read(folder)
+    if data.manifest["content_sha256"]["test_images"] != predicted.images_sha256:
+        raise Refusal(
+            f"{folder} has other test images than the runs were evaluated on; fetch the earlier "
+            "ones, or train again with --config replace=true"
+        )
+    return data.array("test_images")
 
 
 if __name__ == "__main__":

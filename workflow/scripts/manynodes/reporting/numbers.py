@@ -66,6 +66,8 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     kept = kept.drop_duplicates("epoch")
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     results = {key: evaluation[key] for key in ("n", "views", "accuracy", "loss")}
+    more = ("top5_accuracy", "roc_auc", "average_precision")
+    results |= {key: evaluation[key] for key in more if key in evaluation}
     results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
     if run.best:
         results["epoch"] = found.about["metrics"]["epoch"]

@@ -14,6 +14,7 @@ from scipy import stats
 from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import scaling
 from manynodes.reporting.difference import LEVEL
+from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.result_figures import is_share
 from manynodes.reporting.results import VIEWS
 from manynodes.reporting.scaling import counted
@@ -30,6 +31,9 @@ TITLES = {
     "plain_accuracy": "accuracy, one view",
     "plain_loss": "loss, one view",
     "images_per_second": "images/s",
+    "top5_accuracy": "accuracy, top 5",
+    "roc_auc": "ROC AUC",
+    "average_precision": "average precision",
 }
 
 
@@ -39,6 +43,7 @@ def report(
     results: Sequence[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
+    mistakes: Sequence[Mistake] = (),
 ) -> str:
     """The page as HTML.
 
@@ -47,11 +52,14 @@ def report(
         results: columns of the summary with the results.
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name, the most important first.
+        mistakes: of the most accurate run.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
     pictures = {name: picture(name, content) for name, content in figures.items()}
     scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
+    # Another program's numbers may have these names.
+    judged = [pictures.pop(each, "") for each in ("calibration", "ranking") if experiment.built_in]
     first = next(iter(pictures), "")
     incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
     incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
@@ -73,6 +81,8 @@ def report(
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
         best=confused_run(tables["confusion"], experiment) if confused else "",
         worth=class_sentence(tables["confusion"]) if confused else "",
+        judged=judged,
+        mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
         classes=by_class(tables["confusion"]) if confused else None,
         configuration=configuration(experiment.settings),
         incidents=incidents,
@@ -297,6 +307,6 @@ def table(frame: pd.DataFrame) -> Markup:
     return Markup(f'<div class="wide">{frame.to_html(index=False, border=0)}</div>')
 
 
-def picture(name: str, content: bytes) -> Markup:
-    source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+def picture(name: str, content: bytes, form: str = "svg+xml") -> Markup:
+    source = f"data:image/{form};base64,{base64.b64encode(content).decode()}"
     return Markup(f'<img alt="{escape(name.replace("_", " "))}" src="{source}">')

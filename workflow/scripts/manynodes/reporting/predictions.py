@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,37 @@ def write(
         return file_sha256(temporary)
 
 
-def read(run: Path) -> pd.DataFrame | None:
-    """The table of a run, with the columns COLUMNS and one of each class's probability, if there
-    are few; None if an earlier version evaluated the run.
+@dataclass(frozen=True)
+class Predictions:
+    """What predictions.csv and evaluation.json say of a run's test images.
+
+    Attributes:
+        table: the columns COLUMNS, and if there are few classes the probability of each.
+        class_names: by label.
+        images_sha256: of the array of images.
+    """
+
+    table: pd.DataFrame
+    class_names: list[str]
+    images_sha256: str
+
+
+def read(run: Path) -> Predictions | None:
+    """The predictions of a run; None if an earlier version evaluated it.
 
     Raises:
-        FileNotFoundError: the run is not evaluated.
-        Refusal: it is not the table of the run's evaluation.json.
+        FileNotFoundError: it is not evaluated.
+        Refusal: predictions.csv is not that of its evaluation.json.
     """
-    known = read_evaluation(run / "evaluation.json").get("predictions_sha256")
-    if known is None:
+    evaluation = read_evaluation(run / "evaluation.json")
+    if "predictions_sha256" not in evaluation:
         return None
     try:
         content = read_bytes(run / FILE)
     except OSError as error:
         raise Refusal(f"{run / FILE} cannot be read ({reason(error)}); {REMAKE}") from None
-    if hashlib.sha256(content).hexdigest() != known:
+    if hashlib.sha256(content).hexdigest() != evaluation["predictions_sha256"]:
         raise Refusal(f"{run / FILE} is not that of evaluation.json beside it; {REMAKE}")
     texts = dict.fromkeys(("file", "true_name", "predicted_name"), str)
-    return pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False)
+    table = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False)
+    return Predictions(table, evaluation["class_names"], evaluation["images_sha256"])

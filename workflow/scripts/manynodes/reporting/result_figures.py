@@ -28,6 +28,7 @@ from matplotlib.ticker import (
 from manynodes.experiment.config import REPEATS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
 from manynodes.reporting.measures import COUNTS
+from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS
 
 # Columns `train_loss`, `val_loss` and `test_loss` are one figure, `loss`: legend and style of each.
@@ -44,6 +45,7 @@ NOT_DRAWN = (*COUNTS, "n", "plain_accuracy", "plain_loss", "seconds")
 PANEL_COLUMNS = 3
 MOST_LINES = 24  # of a legend
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
+BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
 # Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
 WIDE = 8
@@ -311,6 +313,102 @@ def draw_confusion(confused: pd.DataFrame) -> Figure:
         figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
                         shrink=0.8)  # fmt: skip
         figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
+def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
+    """How much the probabilities of a run are worth; of two classes, how well they rank images."""
+    right = (predicted.table["true_class"] == predicted.table["predicted_class"]).to_numpy()
+    bins = calibration(right, predicted.table["probability"].to_numpy())
+    found = {"calibration": draw_calibration(run, bins)}
+    true = predicted.table["true_class"].to_numpy() == 1
+    if len(predicted.class_names) == 2 and true.any() and not true.all():
+        scores = predicted.table.iloc[:, -1].to_numpy()
+        found["ranking"] = draw_ranking(run, ranking(true, scores), predicted.class_names[1])
+    return found
+
+
+def calibration(right: np.ndarray, probability: np.ndarray) -> pd.DataFrame:
+    """Predictions in 15 bins of equal width (left, right] by their probability, as for the expected
+    calibration error: `left`, `images`, mean `probability` and `accuracy` of each that has any.
+
+    Args:
+        right: whether each is right, bool (n,).
+        probability: of each, float (n,).
+    """
+    number = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
+    frame = pd.DataFrame({"bin": number, "probability": probability, "accuracy": right})
+    found = frame.groupby("bin").mean()
+    found.insert(0, "images", frame.groupby("bin").size())
+    found.insert(0, "left", found.index / BINS)
+    return found.reset_index(drop=True)
+
+
+def ranking(positive: np.ndarray, score: np.ndarray) -> pd.DataFrame:
+    """At each score, of the images with at least that score: the shares of all positive ones
+    (`recall`) and of all others (`false`) that they are, and the share of positive ones among them
+    (`precision`).
+
+    Args:
+        positive: bool (n,).
+        score: float (n,).
+    """
+    found = pd.DataFrame({"true": positive, "false": ~positive, "score": score})
+    counts = found.groupby("score")[["true", "false"]].sum().sort_index(ascending=False).cumsum()
+    return pd.DataFrame(
+        {
+            "recall": counts["true"] / positive.sum(),
+            "false": counts["false"] / (~positive).sum(),
+            "precision": counts["true"] / (counts["true"] + counts["false"]),
+        }
+    )
+
+
+def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
+    """Accuracy by probability (Guo et al., 2017), above the share of the images with it."""
+    with mpl.rc_context(STYLE):
+        figure, (above, below) = plt.subplots(
+            2, 1, figsize=(6.2, 5.4), sharex=True, height_ratios=(3, 1), layout="constrained"
+        )
+        n = bins["images"].sum()
+        error = (bins["images"] * (bins["accuracy"] - bins["probability"]).abs()).sum() / n
+        above.bar(bins["left"], bins["accuracy"], 1 / BINS, align="edge", color=PALETTE[0],
+                  edgecolor="white", label="accuracy")  # fmt: skip
+        above.plot([0, 1], [0, 1], color="#222", linestyle="--", label="perfectly calibrated")
+        above.set_ylim(0, 1)
+        above.set_ylabel("accuracy")
+        below.bar(bins["left"], bins["images"] / n, 1 / BINS, align="edge", color="grey",
+                  edgecolor="white")  # fmt: skip
+        below.set_ylabel("images")
+        below.set_xlabel("probability of the predicted class")
+        below.set_xlim(0, 1)
+        for axis in (above.yaxis, below.yaxis, below.xaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        figure.legend(loc="outside lower center", ncols=2)
+        words = f"Calibration of {run}, expected error {error:.2%}"
+        figure.suptitle(words, x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
+def draw_ranking(run: str, ranked: pd.DataFrame, name: str) -> Figure:
+    """The ROC curve, and precision by recall."""
+    with mpl.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
+        left.plot([0, *ranked["false"]], [0, *ranked["recall"]], color=PALETTE[0])
+        left.plot([0, 1], [0, 1], color="grey", linestyle="--")
+        left.set_xlabel("false positive rate")
+        left.set_ylabel("true positive rate")
+        right.step([0, *ranked["recall"]], [1, *ranked["precision"]], color=PALETTE[0])
+        right.set_xlabel("recall")
+        right.set_ylabel("precision")
+        for axes in (left, right):
+            axes.set_xlim(-0.01, 1.01)
+            axes.set_ylim(-0.01, 1.01)
+            axes.set_aspect("equal")
+            axes.xaxis.set_major_formatter(PercentFormatter(1))
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        words = f"{run}: images of {plain(name)} by their probability"
+        figure.suptitle(words, x=0.02, ha="left", fontweight="bold")
         return figure
 
 

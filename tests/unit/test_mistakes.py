@@ -1,0 +1,143 @@
+"""The pictures of the surest mistakes on the page, and the figures of the probabilities."""
+
+import base64
+import html
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from sklearn import calibration, metrics
+
+from manynodes.data.folder import DataFolder
+from manynodes.reporting import mistakes, predictions, result_figures
+from manynodes.reporting.predictions import Predictions
+from programs import program
+from trainings import RUN
+
+CONFIG = json.dumps(RUN | {"experiment": "judged", "dataset": {"name": "digits"}})
+
+
+@pytest.fixture(scope="module")
+def evaluated(finished, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of an experiment of one run."""
+    results = tmp_path_factory.mktemp("judged")
+    run = Path(shutil.copytree(finished(1), results / "run"))
+    where = ["--data", digits, "--model", run / "model.safetensors", "--device", "cpu"]
+    kept = ["--checkpoints", run / "checkpoints"]
+    done = program("evaluate", *where, *kept, "--output", run / "evaluation.json")
+    assert done.returncode == 0, done.stderr
+    return results
+
+
+def aggregate(results: Path, data: Path) -> tuple[int, str]:
+    places = ["--results", results, "--data", data, "--output", results]
+    done = program("aggregate", "--config", CONFIG, *places)
+    return done.returncode, done.stderr
+
+
+def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> None:
+    assert aggregate(evaluated, digits.parent) == (0, "")
+    found = predictions.read(evaluated / "run")
+    assert found is not None
+    wrong = found.table[found.table["true_class"] != found.table["predicted_class"]]
+    wrong = wrong.sort_values("probability", ascending=False)[: mistakes.MOST]
+    page = (evaluated / "report.html").read_text()
+    shown = re.findall(
+        r'<figure title="(.*?)"><img .*?base64,(.*?)"><figcaption><b>(.*?)</b> (.*?)%<br>\s*'
+        r"true: (.*?) (.*?)%<br>",
+        page,
+    )
+    assert len(shown) == len(wrong) > 3
+    images, _ = DataFolder.read(digits).split("test")
+    for each, (title, content, predicted, probability, true, of_true) in zip(
+        wrong.to_dict("records"), shown, strict=True
+    ):
+        with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
+            np.testing.assert_array_equal(np.asarray(picture), images[each["row"]])
+        assert title == f"test image {each['row']}"
+        assert (html.unescape(predicted), true) == (each["predicted_name"], each["true_name"])
+        assert float(probability) == pytest.approx(100 * each["probability"], abs=0.051)
+        assert float(of_true) == pytest.approx(100 * each["true_probability"], abs=0.051)
+    assert (evaluated / "figures/calibration.svg").exists()
+    assert not (evaluated / "figures/ranking.svg").exists()
+
+
+def test_pictures_of_other_images_are_refused(evaluated: Path, digits: Path, tmp_path) -> None:
+    other = Path(shutil.copytree(digits, tmp_path / "data/digits"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    run = json.loads((evaluated / "run/evaluation.json").read_text())
+    path = evaluated / "run/evaluation.json"
+    before = path.read_text()
+    path.write_text(json.dumps(run | {"images_sha256": manifest["content_sha256"]["train_images"]}))
+    status, line = aggregate(evaluated, tmp_path / "data")
+    path.write_text(before)
+    assert status == 1
+    assert "digits has other test images than the runs were evaluated on; " in line
+    assert line.count("\n") == 1
+
+
+def table(right: np.ndarray, probability: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"row": range(len(right)), "file": "", "true_class": 1, "true_name": "one",
+         "predicted_class": right.astype(int), "predicted_name": "x", "probability": probability,
+         "true_probability": 1 - probability}
+    )  # fmt: skip
+
+
+def test_large_pictures_are_shrunk_and_any_pixels_shown() -> None:
+    few = table(np.zeros(3, bool), np.array([0.5, 0.9, 0.9]))
+    images = np.zeros((3, 300, 150, 2), np.float32)
+    images[1, :, 75:, 0] = 4.5
+    shown = mistakes.surest(few, images)
+    assert [each.file for each in shown] == ["test image 1", "test image 2", "test image 0"]
+    with Image.open(io.BytesIO(shown[0].picture)) as picture:
+        assert (picture.size, picture.mode, picture.getextrema()) == ((48, 96), "L", (0, 255))
+    many = table(np.zeros(30, bool), np.linspace(0.1, 1, 30))
+    colours = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), np.uint8)
+    shown = mistakes.surest(many, colours)
+    assert len(shown) == 24
+    with Image.open(io.BytesIO(shown[0].picture)) as picture:
+        np.testing.assert_array_equal(np.asarray(picture), colours[29])
+    assert mistakes.surest(table(np.ones(3, bool), np.ones(3)), images) == []
+
+
+def test_the_calibration_curve_is_that_of_scikit_learn() -> None:
+    random = np.random.default_rng(0)
+    probability = np.append(random.uniform(0.3, 1, 1000), [1, 0.4, 0.2])
+    right = random.uniform(size=1003) < probability
+    found = result_figures.calibration(right, probability)
+    accuracy, mean = calibration.calibration_curve(right, probability, n_bins=15)
+    np.testing.assert_allclose(found["accuracy"], accuracy)
+    np.testing.assert_allclose(found["probability"], mean)
+    assert found["images"].sum() == 1003
+    assert (found["left"] < found["probability"]).all()
+    assert (found["probability"] <= found["left"] + 1 / 15 + 1e-12).all()
+
+
+@pytest.mark.parametrize("digits_of_score", [1, 16])
+def test_the_curves_of_two_classes_are_those_of_scikit_learn(digits_of_score: int) -> None:
+    random = np.random.default_rng(0)
+    true = random.uniform(size=300) < 0.3
+    score = np.clip(random.normal(0.4 + 0.2 * true, 0.2), 0, 1).round(digits_of_score)
+    found = result_figures.ranking(true, score)
+    false, recall, _ = metrics.roc_curve(true, score, drop_intermediate=False)
+    np.testing.assert_allclose(found["false"], false[1:])
+    np.testing.assert_allclose(found["recall"], recall[1:])
+    precision, recall, _ = metrics.precision_recall_curve(true, score)
+    np.testing.assert_allclose(found["precision"], precision[-2::-1])
+    np.testing.assert_allclose(found["recall"], recall[-2::-1])
+
+
+def test_two_classes_have_the_curves_of_the_second() -> None:
+    both = table(np.array([True, False, True]), np.array([0.7, 0.6, 0.8]))
+    both["true_class"], both["p(a)"], both["p(b)"] = [1, 0, 1], [0.3, 0.4, 0.2], [0.7, 0.6, 0.8]
+    figures = result_figures.draw_predictions("r", Predictions(both, ["a", "$b"], "0" * 64))
+    assert list(figures) == ["calibration", "ranking"]
+    assert figures["ranking"].get_suptitle() == r"r: images of \$b by their probability"
+    assert figures["ranking"].axes[0].lines[0].get_ydata().tolist() == [0, 0.5, 1, 1]
