@@ -57,13 +57,14 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.importing import import_user_data
+from manynodes.data.user.origins import files_of_test, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
 from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
 from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.user_numbers import read_user_metrics, read_user_result
-from manynodes.reporting import sums
+from manynodes.reporting import predictions, sums
 from manynodes.reporting.events import points_of
 from manynodes.reporting.history import read_history
 from manynodes.reporting.measures import parse_result, read_measured, read_metrics, read_result
@@ -511,6 +512,16 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/evaluation.json",
         lambda results: read_evaluation(results / RUN / "evaluation.json"),
     ),
+    "predictions": (
+        tampered_bytes,
+        f"{RUN}/predictions.csv",
+        lambda results: predictions.read(results / RUN),
+    ),
+    "origins": (
+        tampered_bytes,
+        "data/digits/files.csv",
+        lambda results: files_of_test(DataFolder.read(results / "data/digits")),
+    ),
     "run": (
         tampered_json,
         f"{RUN}/run.json",
@@ -619,6 +630,8 @@ def commands(results: Path, kind: str) -> list[str]:
         config,
         "--results",
         results / "fuzz",
+        "--data",
+        results / "data",
         "--output",
         results / "out",
     ]
@@ -632,6 +645,8 @@ def commands(results: Path, kind: str) -> list[str]:
         "weights": evaluate,
         "weights' header": [*evaluate[:4], run / "weights", *evaluate[5:]],
         "evaluation": aggregate,
+        "predictions": aggregate,
+        "origins": evaluate,
         "run": aggregate,
         "history": aggregate,
         "archive, official": [
@@ -662,6 +677,10 @@ def make_material(folder: Path) -> Material:
     results = folder / "results"
     data = results / "data" / "digits"
     program("fetch", "--dataset", "digits", "--output", data)
+    digits = DataFolder.read(data)
+    labels = {split: digits.split(split)[1].tolist() for split in ("train", "test")}
+    origins = {split: (found, map(Path, map(str, found))) for split, found in labels.items()}
+    write_origins(data / "files.csv", digits.class_names, origins)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8))
     picture.save(results / "picture.png")
     picture.save(results / "picture.jpg")

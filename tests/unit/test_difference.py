@@ -11,7 +11,7 @@ import pytest
 
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import difference
+from manynodes.reporting import difference, predictions
 from manynodes.reporting.difference import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,3 +94,74 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1
         assert message in done.stderr
+
+
+def evaluated(
+    run: Path, right: list[bool], images: str = "0", views: str = "plain", first: int = 0
+) -> Path:
+    """A run of which only the evaluation is there, of these images."""
+    run.mkdir(parents=True)
+    (run / "run.json").touch()
+    true = [first, *[1] * (len(right) - 1)]
+    predicted = [label if good else 1 - label for label, good in zip(true, right, strict=True)]
+    rows = [(*pair, 0.75, 0.5) for pair in zip(true, predicted, strict=True)]
+    sha256 = predictions.write(run / predictions.FILE, [], ["a", "b"], rows, 0)
+    matrix = [[0, 0], [0, 0]]
+    for label, other in zip(true, predicted, strict=True):
+        matrix[label][other] += 1
+    n, accuracy = len(right), sum(right) / len(right)
+    plain = {"loss": 1.0, "accuracy": accuracy}
+    found = {
+        "model_sha256": "0" * 64, "data_sha256": "0" * 64, "dataset": "x", "views": views,
+        "images_sha256": images * 64, "predictions_sha256": sha256, "class_names": ["a", "b"],
+        "n": n, "confusion_matrix": matrix, "expected_calibration_error": 0.1, "plain": plain,
+        "per_class_accuracy": [row[i] / sum(row) if any(row) else None
+                               for i, row in enumerate(matrix)],
+        "checkpoints": [],
+    } | plain  # fmt: skip
+    (run / "evaluation.json").write_text(json.dumps(found))
+    return run
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (3, 9), (9, 3), (5, 5), (40, 70)])
+def test_mcnemar_is_twice_the_smaller_tail_of_coins(b: int, c: int) -> None:
+    n, tail = b + c, range(min(b, c) + 1)
+    twice = 2 * sum(math.comb(n, heads) for heads in tail) / 2**n
+    assert difference.mcnemar(b, c) == pytest.approx(min(1, twice))
+
+
+def test_two_runs_are_compared_image_by_image(tmp_path: Path) -> None:
+    # 4 are right in both, 2 only before, 9 only after, 5 in none.
+    before = evaluated(tmp_path / "a/run", [True] * 6 + [False] * 14)
+    after = evaluated(tmp_path / "b/run", [True] * 4 + [False] * 2 + [True] * 9 + [False] * 5)
+    done = said(before, after)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "of 20 test images, b = 2 are right only before and c = 9 only after; McNemar's test "
+        "(exact): p = 0.0654\n"
+    )
+    shifted = evaluated(tmp_path / "c/run", [True] * 20, views="flip")
+    assert said(before, shifted).stderr == (
+        "warning: they are of one view and two views of the test images\n"
+    )
+
+
+def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
+    before = evaluated(tmp_path / "a", [True] * 3)
+    older = evaluated(tmp_path / "older", [True] * 3)
+    evaluation = json.loads((older / "evaluation.json").read_text())
+    del evaluation["predictions_sha256"], evaluation["images_sha256"]
+    (older / "evaluation.json").write_text(json.dumps(evaluation))
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained/run.json").touch()
+    again = "run snakemake for its experiment again"
+    for after, line in (
+        (evaluated(tmp_path / "images", [True] * 3, images="1"), "compare runs on one data set"),
+        (evaluated(tmp_path / "labels", [True] * 3, first=1), "compare runs on one data set"),
+        (older, f"older has no predictions.csv; {again}"),
+        (tmp_path / "trained", f"trained has no predictions.csv; {again}"),
+    ):
+        done = said(before, after)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.endswith(f"{line}\n"), done.stderr

@@ -226,7 +226,7 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("evaluate", "evaluation.json"), ("aggregate", "summary.csv")],
+    [("evaluate", "predictions.csv"), ("aggregate", "summary.csv")],
 )
 @pytest.mark.parametrize(("hindrance", "reason"), [
     ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),

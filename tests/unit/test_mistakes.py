@@ -137,7 +137,7 @@ def test_the_curves_of_two_classes_are_those_of_scikit_learn(digits_of_score: in
 def test_two_classes_have_the_curves_of_the_second() -> None:
     both = table(np.array([True, False, True]), np.array([0.7, 0.6, 0.8]))
     both["true_class"], both["p(a)"], both["p(b)"] = [1, 0, 1], [0.3, 0.4, 0.2], [0.7, 0.6, 0.8]
-    figures = result_figures.draw_predictions("r", Predictions(both, ["a", "$b"], "0" * 64))
+    figures = result_figures.draw_predictions("r", Predictions(both, ["a", "$b"], "", "plain"))
     assert list(figures) == ["calibration", "ranking"]
     assert figures["ranking"].get_suptitle() == r"r: images of \$b by their probability"
     assert figures["ranking"].axes[0].lines[0].get_ydata().tolist() == [0, 0.5, 1, 1]

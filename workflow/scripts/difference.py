@@ -3,6 +3,9 @@
 It prints the keys whose values differ, then a line for each number of each setting that both have:
 its mean and standard deviation over the runs of each, and the difference with its 95 % interval. If
 both have the same seeds, runs with the same seed are compared with each other.
+
+Of two runs of the classifier, results/before/run results/after/run, it prints a line: how many test
+images only one of them has right, and the exact p-value of McNemar's test.
 """
 
 import argparse
@@ -14,6 +17,7 @@ from statistics import mean, stdev
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
+from manynodes.reporting.results import VIEWS
 
 MOST_CHARACTERS = 400
 
@@ -22,10 +26,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("before", type=Path, help="results of an experiment")
+    parser.add_argument("before", type=Path, help="results of an experiment, or of a run")
     parser.add_argument("after", type=Path, help="results of the one to compare with it")
     args = parser.parse_args()
     with told_in_one_line("difference"):
+        if all((folder / "run.json").exists() for folder in (args.before, args.after)):
+            compare_images(args.before, args.after)
+            return
         before, after = difference.read(args.before), difference.read(args.after)
         for warning in difference.doubts(before, after):
             print(f"warning: {warning}", file=sys.stderr)
@@ -34,6 +41,18 @@ def main() -> None:
         tell(f"different: {', '.join(keys) or 'no key of the configuration'}")
         for each in found:
             tell(line(each))
+
+
+def compare_images(before: Path, after: Path) -> None:
+    """Compare two runs image by image."""
+    found = difference.discordance(before, after)
+    if found.views[0] != found.views[1]:
+        views = " and ".join(VIEWS[each] for each in found.views)
+        print(f"warning: they are of {views} of the test images", file=sys.stderr)
+    tell(
+        f"of {found.n:,} test images, b = {found.before:,} are right only before and c = "
+        f"{found.after:,} only after; McNemar's test (exact): p = {found.p:.3g}"
+    )
 
 
 def tell(text: str) -> None:

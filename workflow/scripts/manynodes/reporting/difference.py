@@ -1,4 +1,6 @@
-"""Two experiments compared: what was configured differently, and what came of it."""
+"""Two experiments compared: what was configured differently, and what came of it. And two runs,
+image by image.
+"""
 
 import math
 import warnings
@@ -16,7 +18,9 @@ from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment, value_text
 from manynodes.experiment.environments import other_packages, packages_of
+from manynodes.reporting import predictions
 from manynodes.reporting.measures import read_measured
+from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
 
@@ -248,3 +252,66 @@ def interval(before: list[float], after: list[float], paired: bool) -> tuple[flo
         )
         found = test.confidence_interval(LEVEL)
     return float(found.low), float(found.high)
+
+
+@dataclass(frozen=True)
+class Discordance:
+    """Two runs on the same test images.
+
+    Attributes:
+        n: number of images.
+        before, after: images that only this run has right.
+        p: of McNemar's test that both runs are equally often right.
+        views: of each run.
+    """
+
+    n: int
+    before: int
+    after: int
+    p: float
+    views: tuple[str, str]
+
+
+def discordance(before: Path, after: Path) -> Discordance:
+    """The images of which only one of two runs is right.
+
+    Args:
+        before, after: results/<experiment>/<run>.
+
+    Raises:
+        Refusal: a run is not evaluated, or they were evaluated on different images.
+    """
+    one, other = of_images(before), of_images(after)
+    same = (one.images_sha256, one.class_names) == (other.images_sha256, other.class_names)
+    if not same or not one.table["true_class"].equals(other.table["true_class"]):
+        raise Refusal(
+            f"{before} and {after} were evaluated on different test images; compare runs on one "
+            "data set"
+        )
+    right, now_right = (
+        each.table["true_class"] == each.table["predicted_class"] for each in (one, other)
+    )
+    only, now_only = int((right & ~now_right).sum()), int((now_right & ~right).sum())
+    p = mcnemar(only, now_only)
+    return Discordance(len(right), only, now_only, p, (one.views, other.views))
+
+
+def of_images(run: Path) -> Predictions:
+    """The predictions of a run; refuses as `discordance`."""
+    with suppress(FileNotFoundError):
+        if (found := predictions.read(run)) is not None:
+            return found
+    raise Refusal(f"{run} has no {predictions.FILE}; run snakemake for its experiment again")
+
+
+def mcnemar(b: int, c: int) -> float:
+    """The exact p-value of McNemar's test, two-sided: of the images that one of two runs alone has
+    right, each has them with the same probability.
+
+    Args:
+        b, c: how many of them each run has right.
+
+    Source: Q. McNemar, "Note on the sampling error of the difference between correlated
+        proportions or percentages", 1947; with the binomial distribution, so for few images too.
+    """
+    return float(stats.binomtest(b, b + c).pvalue) if b + c else 1.0

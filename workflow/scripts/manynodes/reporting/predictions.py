@@ -62,11 +62,13 @@ class Predictions:
         table: the columns COLUMNS, and if there are few classes the probability of each.
         class_names: by label.
         images_sha256: of the array of images.
+        views: of each image.
     """
 
     table: pd.DataFrame
     class_names: list[str]
     images_sha256: str
+    views: str
 
 
 def read(run: Path) -> Predictions | None:
@@ -87,4 +89,6 @@ def read(run: Path) -> Predictions | None:
         raise Refusal(f"{run / FILE} is not that of evaluation.json beside it; {REMAKE}")
     texts = dict.fromkeys(("file", "true_name", "predicted_name"), str)
     table = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False)
-    return Predictions(table, evaluation["class_names"], evaluation["images_sha256"])
+    return Predictions(
+        table, evaluation["class_names"], evaluation["images_sha256"], evaluation["views"]
+    )

@@ -5,7 +5,7 @@ It is no part of the data: their hashes are the same with and without it.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
@@ -19,7 +19,7 @@ COLUMNS = ["split", "row", "class", "path"]
 def write_origins(
     path: Path,
     class_names: Sequence[str],
-    splits: Mapping[str, tuple[Sequence[int], Sequence[Path]]],
+    splits: Mapping[str, tuple[Sequence[int], Iterable[Path]]],
 ) -> None:
     """Write files.csv.
 
