@@ -57,7 +57,7 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.importing import import_user_data
-from manynodes.data.user.origins import files_of_test, write_origins
+from manynodes.data.user.origins import files_of, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
 from manynodes.experiment.file import read_config
@@ -520,7 +520,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "origins": (
         tampered_bytes,
         "data/digits/files.csv",
-        lambda results: files_of_test(DataFolder.read(results / "data/digits")),
+        lambda results: files_of(DataFolder.read(results / "data/digits"), "test"),
     ),
     "run": (
         tampered_json,

@@ -97,14 +97,20 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
 
 
 def evaluated(
-    run: Path, right: list[bool], images: str = "0", views: str = "plain", first: int = 0
+    run: Path,
+    right: list[bool],
+    images: str = "0",
+    views: str = "plain",
+    first: int = 0,
+    skipped: int = 0,
 ) -> Path:
     """A run of which only the evaluation is there, of these images."""
     run.mkdir(parents=True)
     (run / "run.json").touch()
     true = [first, *[1] * (len(right) - 1)]
     predicted = [label if good else 1 - label for label, good in zip(true, right, strict=True)]
-    rows = [(*pair, 0.75, 0.5) for pair in zip(true, predicted, strict=True)]
+    rows = [(number + skipped, *pair, 0.75, 0.5)
+            for number, pair in enumerate(zip(true, predicted, strict=True))]  # fmt: skip
     sha256 = predictions.write(run / predictions.FILE, [], ["a", "b"], rows, 0)
     matrix = [[0, 0], [0, 0]]
     for label, other in zip(true, predicted, strict=True):
@@ -157,6 +163,7 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     again = "run snakemake for its experiment again"
     for after, line in (
         (evaluated(tmp_path / "images", [True] * 3, images="1"), "compare runs on one data set"),
+        (evaluated(tmp_path / "fold", [True] * 3, skipped=1), "compare runs on one data set"),
         (evaluated(tmp_path / "labels", [True] * 3, first=1), "compare runs on one data set"),
         (older, f"older has no predictions.csv; {again}"),
         (tmp_path / "trained", f"trained has no predictions.csv; {again}"),

@@ -68,17 +68,15 @@ def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> No
     assert not (evaluated / "figures/ranking.svg").exists()
 
 
-def test_pictures_of_other_images_are_refused(evaluated: Path, digits: Path, tmp_path) -> None:
-    other = Path(shutil.copytree(digits, tmp_path / "data/digits"))
-    manifest = json.loads((other / "manifest.json").read_text())
+def test_pictures_of_other_images_are_refused(evaluated: Path, digits: Path) -> None:
     run = json.loads((evaluated / "run/evaluation.json").read_text())
     path = evaluated / "run/evaluation.json"
     before = path.read_text()
-    path.write_text(json.dumps(run | {"images_sha256": manifest["content_sha256"]["train_images"]}))
-    status, line = aggregate(evaluated, tmp_path / "data")
+    path.write_text(json.dumps(run | {"images_sha256": "0" * 64}))
+    status, line = aggregate(evaluated, digits.parent)
     path.write_text(before)
     assert status == 1
-    assert "digits has other test images than the runs were evaluated on; " in line
+    assert "digits has other images than the runs were evaluated on; " in line
     assert line.count("\n") == 1
 
 
@@ -141,3 +139,14 @@ def test_two_classes_have_the_curves_of_the_second() -> None:
     assert list(figures) == ["calibration", "ranking"]
     assert figures["ranking"].get_suptitle() == r"r: images of \$b by their probability"
     assert figures["ranking"].axes[0].lines[0].get_ydata().tolist() == [0, 0.5, 1, 1]
+
+
+def test_the_folds_of_a_setting_are_judged_together() -> None:
+    parts = [
+        Predictions(table(np.ones(2, bool), np.array([0.7, shift])), ["a", "b"], "", "plain")
+        for shift in (0.6, 0.8)
+    ]
+    whole = predictions.pooled(parts)
+    assert whole is not None
+    assert whole.table["probability"].tolist() == [0.7, 0.6, 0.7, 0.8]
+    assert predictions.pooled([parts[0], None]) is None

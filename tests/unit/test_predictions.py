@@ -10,6 +10,7 @@ import torch
 
 from classifier.models import weights
 from classifier.models.classifier import build
+from classifier.pixels.batches import fold_split
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
@@ -117,3 +118,19 @@ def test_a_table_that_is_not_the_run_s_is_refused(folder: Path, tmp_path: Path) 
     path.unlink()
     with pytest.raises(Refusal, match=r"predictions.csv cannot be read"):
         predictions.read(tmp_path / "run")
+
+
+def test_a_fold_is_of_training_images(folder: Path, tmp_path: Path) -> None:
+    evaluate(folder, tmp_path / "run")
+    where = ["--data", folder, "--model", tmp_path / "run/model.safetensors", "--device", "cpu"]
+    output = tmp_path / "fold" / "evaluation.json"
+    done = program("evaluate", *where, "--fold", 1, 2, 0, "--output", output)
+    assert done.returncode == 0, done.stderr
+    found, data = predictions.read(tmp_path / "fold"), DataFolder.read(folder)
+    assert found is not None
+    assert found.images_sha256 == data.manifest["content_sha256"]["train_images"]
+    rows, (_, labels) = found.table["row"].to_numpy(), data.split("train")
+    assert rows.tolist() == fold_split(labels, 2, 1, 0)[1].tolist()
+    assert found.table["true_class"].tolist() == labels[rows].tolist()
+    files = files_of(data, "train")
+    assert found.table["file"].tolist() == [files[row] for row in rows]

@@ -89,11 +89,16 @@ def aggregate(args: argparse.Namespace) -> None:
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
         best = str(tables["confusion"]["run"].iloc[0])
-        predicted = predictions.read(args.results / best) if experiment.built_in else None
+        judged = [name for name in runs if numbers.pool(name, experiment.axis_values(name)) == best]
+        predicted = (
+            predictions.pooled([predictions.read(args.results / name) for name in judged])
+            if experiment.built_in
+            else None
+        )
         if predicted is not None:
             figures |= result_figures.draw_predictions(best, predicted)
             if args.data:
-                tested = images_of(predicted, args.data / str(experiment.runs[best].dataset))
+                tested = images_of(predicted, args.data / str(experiment.runs[judged[0]].dataset))
                 worst = mistakes.surest(predicted.table, tested)
     if "scaling" in tables:
         figures["scaling"] = scaling_figure.draw(
@@ -129,18 +134,19 @@ def aggregate(args: argparse.Namespace) -> None:
 
 
 def images_of(predicted: Predictions, folder: Path) -> np.ndarray:
-    """The test images of a data folder (n, h, w, c).
+    """The array of a data folder that the rows of predictions are of: (n, h, w, c).
 
     Raises:
-        Refusal: they are not the ones of the predictions.
+        Refusal: it has no such array.
     """
     data = DataFolder.read(folder)
-    if data.manifest["content_sha256"]["test_images"] != predicted.images_sha256:
-        raise Refusal(
-            f"{folder} has other test images than the runs were evaluated on; fetch the earlier "
-            "ones, or train again with --config replace=true"
-        )
-    return data.array("test_images")
+    for name in ("test_images", "train_images"):
+        if data.manifest["content_sha256"][name] == predicted.images_sha256:
+            return data.array(name)
+    raise Refusal(
+        f"{folder} has other images than the runs were evaluated on; fetch the earlier ones, or "
+        "train again with --config replace=true"
+    )
 
 
 if __name__ == "__main__":

@@ -283,7 +283,8 @@ def discordance(before: Path, after: Path) -> Discordance:
     """
     one, other = of_images(before), of_images(after)
     same = (one.images_sha256, one.class_names) == (other.images_sha256, other.class_names)
-    if not same or not one.table["true_class"].equals(other.table["true_class"]):
+    rows = ["row", "true_class"]
+    if not same or not one.table[rows].equals(other.table[rows]):
         raise Refusal(
             f"{before} and {after} were evaluated on different test images; compare runs on one "
             "data set"

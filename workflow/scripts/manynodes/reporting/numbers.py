@@ -128,6 +128,14 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
     return found
 
 
+def pool(run: str, axes: Mapping[str, Any]) -> str:
+    """What a run is judged with: itself, or all folds of its setting."""
+    point = {key: value for key, value in axes.items() if key not in ("run", "fold")}
+    if "fold" not in axes:
+        return run
+    return f"all folds of {run_name(point)}" if point else "all folds"
+
+
 def pooled(
     axes: Mapping[str, Mapping[str, Any]], matrices: Mapping[str, Confusion]
 ) -> dict[str, Confusion]:
@@ -139,10 +147,7 @@ def pooled(
     """
     found: dict[str, Confusion] = {}
     for run, (names, matrix) in matrices.items():
-        point = {key: value for key, value in axes[run].items() if key not in ("run", "fold")}
-        name = run
-        if "fold" in axes[run]:
-            name = f"all folds of {run_name(point)}" if point else "all folds"
+        name = pool(run, axes[run])
         if name in found and found[name][0] == names:
             matrix = np.add(found[name][1], matrix).tolist()
         found[name] = (names, matrix)

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Predictions:
     Attributes:
         table: the columns COLUMNS, and if there are few classes the probability of each.
         class_names: by label.
-        images_sha256: of the array of images.
+        images_sha256: of the array that the rows are of.
         views: of each image.
     """
 
@@ -92,3 +92,11 @@ def read(run: Path) -> Predictions | None:
     return Predictions(
         table, evaluation["class_names"], evaluation["images_sha256"], evaluation["views"]
     )
+
+
+def pooled(parts: Sequence[Predictions | None]) -> Predictions | None:
+    """The predictions of the folds of a setting together; None if those of one are missing."""
+    whole = [part for part in parts if part is not None]
+    if len(whole) < len(parts):
+        return None
+    return replace(whole[0], table=pd.concat([part.table for part in whole], ignore_index=True))
