@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def allowed() -> dict[str, set[str]]:
     return {package: {"base", *re.findall(r"`(\w+)`", others)} for package, others in rows}
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     """What each package imports from the others."""
     roots = {root.name: root for root in (LIBRARY, CLASSIFIER)}
