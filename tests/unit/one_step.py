@@ -45,8 +45,9 @@ with process_group("cpu") as process:
         done = stepper.step(0.1, images[mine], labels[mine], len(batch))
         sums.append(done[0])
     totals = all_reduce(torch.stack(sums))
-    norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))
-    norms[1].running_var += process.rank
+    norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval())
+    for norm in norms[1:]:
+        norm.running_var += process.rank
     average_batchnorm(norms, process.world_size)
     if process.first:
         torch.save(
@@ -55,6 +56,7 @@ with process_group("cpu") as process:
                 "bias": model.bias.detach(),
                 "totals": totals,
                 "variance": norms[1].running_var,
+                "frozen": norms[2].running_var,
             },
             sys.argv[1],
         )

@@ -1,6 +1,7 @@
 """What surrounds the optimizer's step: averages, clipping, decay, frozen layers and rates."""
 
 import copy
+import signal
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from classifier.models import weights
 from classifier.models.classifier import Classifier, build
+from classifier.states import state
 from classifier.training import gradients, optimizers, steps
 from classifier.training.averaging import WeightAverage
 from classifier.training.choosing import freeze
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment, Run
+from trainings import Training, attempts, complete, complete_on_ranks, result
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(precision="fp32")
 
@@ -206,3 +209,54 @@ def test_names_are_checked_in_the_dry_run(keys, line) -> None:
     with pytest.raises(Refusal) as refused:
         Experiment.from_config({"experiment": "test", "model": "resnet18"} | keys)
     assert str(refused.value) == f"config: {line}"
+
+
+TOGETHER = {
+    "ema": 0.9,
+    "clip_norm": 0.5,
+    "weight_decay_on": "weights",
+    "freeze": ["whitening", r"blocks\.0"],
+    "rates": {"head": 2.0, "blocks": 0.5},
+    "micro_batches": 2,
+    "epochs": 5,
+    "checkpoint_every": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "processes"),
+    [
+        ("sgd", "fp32", 2),
+        pytest.param("muon", "bf16", 1, marks=pytest.mark.faults),
+        pytest.param("adamw", "fp16", 1, marks=pytest.mark.faults),
+    ],
+)
+def test_all_together_resume_to_the_same_weights(
+    digits, tmp_path, optimizer, precision, processes
+) -> None:
+    how = TOGETHER | {"optimizer": optimizer, "precision": precision, "widths": [4, 4, 4]}
+    how["learning_rate"] = 0.02 if optimizer == "adamw" else 0.5
+    complete_on_ranks(tmp_path / "alone", digits, processes, **how)
+    how["processes"] = processes
+    output = tmp_path / "out"
+    training = Training(output, digits, **how)
+    training.reach(1)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.end() == 75, training.said
+    saved = state.read(next(state.states(output / "state"))[0])[0]
+    assert (1, 0) <= (saved.epoch, saved.step) < (5, 0)
+    trained = [
+        name for name in saved.averages if not torch.equal(saved.averages[name], saved.model[name])
+    ]
+    assert trained == list(saved.averages) != []
+    assert not [name for name in trained if name.startswith("network.blocks.0")]
+    complete(output, digits, **how)
+    assert len(attempts(output)) == 2
+    assert result(output) == result(tmp_path / "alone")
+    kept = weights.load(output / "model.safetensors").state_dict()
+    last = state.read(next(state.states(output / "state"))[0])[0]
+    assert all(torch.equal(kept[name], average) for name, average in last.averages.items())
+    # The frozen filters, and the statistics below them, are those of the beginning.
+    same = [name for name, tensor in last.model.items() if torch.equal(tensor, saved.model[name])]
+    assert "network.blocks.0.2.running_mean" in same
+    assert "network.blocks.1.2.running_mean" not in same

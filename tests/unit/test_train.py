@@ -51,6 +51,8 @@ def test_uneven_shares_give_the_gradient_of_the_global_batch(
         torch.testing.assert_close(together[name], alone[name], rtol=1e-5, atol=1e-6)
     # Rank r had 1 + r: the mean over the ranks.
     torch.testing.assert_close(together["variance"], torch.full((2,), 1 + (processes - 1) / 2))
+    # Of a frozen layer, rank 0's own.
+    assert torch.equal(together["frozen"], torch.ones(2))
 
 
 def test_compressed_gradients_are_those_of_the_global_batch_to_bfloat16s_precision(
