@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from sklearn import metrics
 
+from manynodes.experiment.config import Experiment
 from manynodes.reporting import page, result_figures
 from manynodes.reporting.numbers import confusion, results_of
 from manynodes.reporting.results import accuracy_line
@@ -200,3 +201,42 @@ def test_the_table_in_the_docs_is_the_log_of_the_tuning() -> None:
             f"{float(row['val_accuracy']):.2%}".replace("%", " %"),
         )
         assert f"| {' | '.join(values)} |" in docs
+
+
+def test_classes_that_are_confused_are_listed_and_stand_side_by_side() -> None:
+    names = [f"c{number}" for number in range(30)]
+    matrix = np.diag(np.full(30, 8))
+    matrix[3, 20], matrix[20, 3], matrix[7, 11] = 6, 2, 4
+    pairs = page.confusions(confusion("r", names, matrix.tolist()))
+    assert pairs.to_numpy().tolist() == [
+        ["c3", "c20", "6", "42.9%"], ["c7", "c11", "4", "33.3%"], ["c20", "c3", "2", "20.0%"]
+    ]  # fmt: skip
+    order = list(result_figures.by_similarity(matrix))
+    assert sorted(order) == list(range(30))
+    assert abs(order.index(3) - order.index(20)) == abs(order.index(7) - order.index(11)) == 1
+
+
+def test_long_names_lose_their_middle() -> None:
+    matrix = confusion("r", ["short", "a_name_of_more_than_thirty_letters_$x$"], [[1, 0], [0, 1]])
+    axes = result_figures.draw_confusion(matrix).axes[0]
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert labels == ["short", r"a_name_of_more…y_letters_\$x\$"]
+
+
+def test_the_settings_leave_out_what_no_run_uses_and_say_how_images_were_made() -> None:
+    def settings(**config: object) -> dict[str, object]:
+        return Experiment.from_config({"experiment": "x", "optimizer": "adamw"} | config).settings
+
+    assert "momentum" not in settings()
+    assert settings()["widths"] == [32, 64, 64]
+    assert "widths" not in settings(model="resnet18")
+    row = page.images_row({
+        "dataset": "cells", "images": {"train": 1200, "test": 300}, "image_shape": [64, 48, 3],
+        "dtype": "uint8", "skipped": ["a"],
+        "settings": {"kind": "folder", "image_size": [64, 48], "channels": None},
+    })  # fmt: skip
+    assert row == (
+        "images of cells",
+        "1,200 train and 300 test images of 64 x 48 x 3, uint8; kind folder, image_size 64 x 48, "
+        "1 unreadable ones left out",
+    )

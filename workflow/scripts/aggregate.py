@@ -16,7 +16,7 @@ import pandas as pd
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, told_in_one_line
-from manynodes.data.folder import DataFolder
+from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import (
     mistakes,
@@ -85,6 +85,7 @@ def aggregate(args: argparse.Namespace) -> None:
     ranked = next((key for key in ("val_accuracy", *results) if key in tables["summary"]), None)
     if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
         figures["search"] = result_figures.draw_search(tables["summary"], together, ranked, title)
+    data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
     worst: list[Mistake] = []
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
@@ -97,9 +98,8 @@ def aggregate(args: argparse.Namespace) -> None:
         )
         if predicted is not None:
             figures |= result_figures.draw_predictions(best, predicted)
-            if args.data:
-                tested = images_of(predicted, args.data / str(experiment.runs[judged[0]].dataset))
-                worst = mistakes.surest(predicted.table, tested)
+            if (tested := data.get(str(experiment.runs[judged[0]].dataset))) is not None:
+                worst = mistakes.surest(predicted.table, images_of(predicted, tested))
     if "scaling" in tables:
         figures["scaling"] = scaling_figure.draw(
             experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
@@ -113,14 +113,17 @@ def aggregate(args: argparse.Namespace) -> None:
     folder = args.output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        made.append(folder / f"{name}.svg")
-        with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
-            figure.savefig(temporary, format="svg", metadata={"Date": None})
-    for path in set(folder.glob("*.svg")) - set(made):
+        for form, dated in (("pdf", "CreationDate"), ("svg", "Date")):
+            made.append(folder / f"{name}.{form}")
+            with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
+                figure.savefig(temporary, format=form, metadata={dated: None})
+    for path in {*folder.glob("*.svg"), *folder.glob("*.pdf")} - set(made):
         path.unlink(missing_ok=True)  # of an earlier report, which had more
     images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
     made.append(args.output / "report.html")
-    atomic.write_text(made[-1], page.report(experiment, tables, results, missing, images, worst))
+    manifests = [each.manifest for each in data.values()]
+    text = page.report(experiment, tables, results, missing, images, worst, manifests)
+    atomic.write_text(made[-1], text)
     here = {path.name for path in made if path.parent == args.output}
     for name in sums.made_before(args.output) - here:
         # Of an earlier report, with other numbers.
@@ -133,18 +136,30 @@ def aggregate(args: argparse.Namespace) -> None:
     sums.write(args.output, made, sources)
 
 
-def images_of(predicted: Predictions, folder: Path) -> np.ndarray:
+def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
+    """The data sets of an experiment that are still there."""
+    found = {}
+    for name in experiment.datasets:
+        if (folder / name / MANIFEST).exists():
+            found[name] = DataFolder.read(folder / name)
+        else:
+            print(
+                f"aggregate: {folder / name} is not there: the page has no pictures of its images"
+            )
+    return found
+
+
+def images_of(predicted: Predictions, data: DataFolder) -> np.ndarray:
     """The array of a data folder that the rows of predictions are of: (n, h, w, c).
 
     Raises:
         Refusal: it has no such array.
     """
-    data = DataFolder.read(folder)
     for name in ("test_images", "train_images"):
         if data.manifest["content_sha256"][name] == predicted.images_sha256:
             return data.array(name)
     raise Refusal(
-        f"{folder} has other images than the runs were evaluated on; fetch the earlier ones, or "
+        f"{data.path} has other images than the runs were evaluated on; fetch the earlier ones, or "
         "train again with --config replace=true"
     )
 

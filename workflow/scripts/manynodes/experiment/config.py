@@ -286,13 +286,20 @@ class Experiment:
             Refusal: naming it.
         """
         for key in self.axes:
-            for other, spec in self.keys.properties[key].get("only_with", {}).items():
+            if (other := self.ignored_with(key, run)) is not None:
                 value = (run.values | run.geometry)[other]
-                if not jsonschema.Draft202012Validator(spec).is_valid(value):
-                    raise Refusal(
-                        f"config: {key}: an axis that {other}: {value} ignores; give one value, or "
-                        f"another {other}"
-                    )
+                raise Refusal(
+                    f"config: {key}: an axis that {other}: {value} ignores; give one value, or "
+                    f"another {other}"
+                )
+
+    def ignored_with(self, key: str, run: Run) -> str | None:
+        """The key of a run whose value makes another one have no effect; None if it has."""
+        values = run.values | run.geometry
+        for other, spec in self.keys.properties[key].get("only_with", {}).items():
+            if not jsonschema.Draft202012Validator(spec).is_valid(values[other]):
+                return other
+        return None
 
     @property
     def built_in(self) -> bool:
@@ -367,12 +374,17 @@ class Experiment:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration without the keys that change no result, and without those that each
-        run has a value of its own for.
+        """The configuration without the keys that change no result, without those that each run
+        has a value of its own for, and without those that no run uses.
         """
         left_out = {key for pair in self.config["runs"] for key in pair} | set(self.keys.site)
         left_out |= {
             key for key in self.config if per_process(self.keys, key, self.config) is not None
+        }
+        left_out |= {
+            key
+            for key in self.config
+            if all(self.ignored_with(key, run) is not None for run in self.runs.values())
         }
         return {key: value for key, value in self.config.items() if key not in left_out}
 

@@ -23,6 +23,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
 MOST_CLASSES = 50  # of the table of classes
+MOST_PAIRS = 10  # of confused classes
 # Columns that do not differ between seeds, or only go with others.
 NOT_AVERAGED = ("n", "views", "plain_accuracy", "plain_loss", "seconds")
 # Of the classifier's columns; another program's have the names that it gives them.
@@ -44,6 +45,7 @@ def report(
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
     mistakes: Sequence[Mistake] = (),
+    manifests: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The page as HTML.
 
@@ -84,7 +86,8 @@ def report(
         judged=judged,
         mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
         classes=by_class(tables["confusion"]) if confused else None,
-        configuration=configuration(experiment.settings),
+        pairs=confusions(tables["confusion"]) if confused else None,
+        configuration=[*configuration(experiment.settings), *map(images_row, manifests)],
         incidents=incidents,
         provenance=provenance(summary),
     )  # fmt: skip
@@ -216,6 +219,23 @@ def class_sentence(confused: pd.DataFrame) -> str:
     )
 
 
+def confusions(confused: pd.DataFrame) -> pd.DataFrame:
+    """The pairs of classes that are confused most often."""
+    total = confused.groupby("true_class")["images"].transform("sum")
+    wrong = confused[
+        (confused["true_class"] != confused["predicted_class"]) & (confused["images"] > 0)
+    ]
+    most = wrong.sort_values("images", ascending=False, kind="stable")[:MOST_PAIRS]
+    return pd.DataFrame(
+        {
+            "is": most["true_name"],
+            "taken for": most["predicted_name"],
+            "images (n)": most["images"].map("{:,}".format),
+            "of its class": (most["images"] / total[most.index]).map("{:.1%}".format),
+        }
+    )
+
+
 def by_class(confused: pd.DataFrame) -> pd.DataFrame:
     """Images, recall, precision and F1 of each class, the one with the lowest recall first."""
     worst = per_class(confused).sort_values("recall", kind="stable")[:MOST_CLASSES]
@@ -286,6 +306,21 @@ def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"": list(columns)} | {
         " " * number: values for number, values in enumerate(zip(*columns.values(), strict=True), 1)
     })  # fmt: skip
+
+
+def images_row(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """What a data set's images are, and how they were made from the user's files."""
+    counts = " and ".join(f"{number:,} {split}" for split, number in manifest["images"].items())
+    shape = " x ".join(map(str, manifest["image_shape"]))
+    how = [
+        f"{key} {' x '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in manifest["settings"].items()
+        if value is not None and not key.endswith("sha256")
+    ]
+    if skipped := len(manifest["skipped"]):
+        how.append(f"{skipped:,} unreadable ones left out")
+    text = f"{counts} images of {shape}, {manifest['dtype']}"
+    return f"images of {manifest['dataset']}", "; ".join([text, ", ".join(how)] if how else [text])
 
 
 def configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:

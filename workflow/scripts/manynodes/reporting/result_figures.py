@@ -47,6 +47,8 @@ MOST_LINES = 24  # of a legend
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
 BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
+MOST_NAMES = 100  # and up to which their names
+LONGEST = 28  # characters of a name in a figure
 # Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
 WIDE = 8
 LEAST_RANGE = 0.02  # of an axis of accuracies
@@ -290,30 +292,61 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
 
 
 def draw_confusion(confused: pd.DataFrame) -> Figure:
-    """The confusion matrix of one run; colour is the share of the true class."""
+    """The confusion matrix of one run; colour is the share of the true class.
+
+    More classes than MOST_NUMBERS stand so that those that are often confused are neighbours.
+    """
     run = str(confused["run"].iloc[0])
     matrix = confused.pivot(
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
+    names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
+    labels = [shortened(name) for name in names]
+    few = len(matrix) <= MOST_NUMBERS
+    if not few:
+        order = by_similarity(matrix)
+        matrix, labels = matrix[np.ix_(order, order)], [labels[row] for row in order]
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    named_ones = len(matrix) <= MOST_NAMES
+    size = 6.4 if few or not named_ones else min(18, 3 + 0.16 * len(matrix))
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, axes = plt.subplots(figsize=(7.2, 6.4), layout="constrained")
+        figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
         picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        if len(matrix) <= MOST_NUMBERS:
+        if few:
             for (row, column), images in np.ndenumerate(matrix):
                 colour = "white" if share[row, column] > 0.5 else "#222"
                 axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center",
                           fontsize=9, color=colour)  # fmt: skip
-            names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
-            labels = [plain(name) for name in names]
-            axes.set_xticks(range(len(matrix)), labels, rotation=45, ha="right")
-            axes.set_yticks(range(len(matrix)), labels)
+        if named_ones:
+            font = None if few else 7
+            axes.set_xticks(range(len(matrix)), labels, rotation=45 if few else 90,
+                            ha="right" if few else "center", fontsize=font)  # fmt: skip
+            axes.set_yticks(range(len(matrix)), labels, fontsize=font)
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
         figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
                         shrink=0.8)  # fmt: skip
         figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
         return figure
+
+
+def by_similarity(matrix: np.ndarray) -> np.ndarray:
+    """An order of the classes in which those that are often confused are near each other.
+
+    Args:
+        matrix: images by true and predicted class, (classes, classes).
+
+    Source: average linkage with optimal leaf ordering (Bar-Joseph et al., "Fast optimal leaf
+        ordering for hierarchical clustering", 2001), of one minus the share that is confused.
+    """
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    far = 1 - np.minimum((share + share.T) / 2, 1)
+    np.fill_diagonal(far, 0)
+    linked = hierarchy.linkage(squareform(far, checks=False), "average", optimal_ordering=True)
+    return hierarchy.leaves_list(linked)
 
 
 def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
@@ -443,12 +476,18 @@ def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
 
 def named(axes: Sequence[str], values: Sequence[Any]) -> str:
     pairs = zip(axes, values, strict=True)
-    return plain("  ".join(f"{axis} {value}" for axis, value in pairs))
+    return "  ".join(f"{plain(axis)} {shortened(str(value))}" for axis, value in pairs)
 
 
 def plain(text: str) -> str:
     """For matplotlib, which reads a formula between two dollar signs."""
     return text.replace("$", r"\$")
+
+
+def shortened(text: str) -> str:
+    """Without the middle of a long name."""
+    half = LONGEST // 2
+    return plain(text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}")
 
 
 def is_share(name: str, values: pd.DataFrame) -> bool:
