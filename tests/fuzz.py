@@ -56,6 +56,7 @@ from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
 from manynodes.data.user.declaration import UserData
+from manynodes.data.user.folder_of_images import list_images
 from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.origins import files_of, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
@@ -435,6 +436,12 @@ def import_arrays(results: Path) -> None:
     import_user_data(user_data, work, lambda _line: None)
 
 
+def list_table(results: Path) -> None:
+    table = str(results / "labels.csv")
+    user_data = UserData("own", "folder", str(results / "table"), table=table, test_fraction=0.5)
+    list_images(user_data, lambda _line: None)
+
+
 def read_npm(results: Path) -> None:
     sources.read_npm(results / "x.tgz")
 
@@ -489,6 +496,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "picture": (tampered_bytes, "picture.png", read_picture),
     "photograph": (tampered_bytes, "picture.jpg", read_picture),
     "own arrays": (tampered_bytes, "own.npz", import_arrays),
+    "table": (tampered_bytes, "labels.csv", list_table),
     "array, staged": (tampered_bytes, "data/digits/test_labels.npy", staged),
     "owner": (tampered_json, f"{RUN}/state/owner.json", read_owner),
     "state": (tampered_tree, f"{RUN}/state/epoch=0002_step=000000.safetensors", read_state),
@@ -684,6 +692,11 @@ def make_material(folder: Path) -> Material:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8))
     picture.save(results / "picture.png")
     picture.save(results / "picture.jpg")
+    rows = "".join(f"{n}.png,{n % 2},g{n // 2}\n" for n in range(8))
+    (results / "labels.csv").write_text(f"file,label,group\n{rows}")
+    for number in range(8):
+        (results / "table").mkdir(exist_ok=True)
+        picture.save(results / "table" / f"{number}.png")
     np.savez(results / "own.npz", images=np.zeros((8, 3, 3), np.uint8), labels=np.arange(8) % 2)
     for name in ("seed~0", "seed~1"):
         run, seed = results / "fuzz" / name, int(name[-1])

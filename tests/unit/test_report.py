@@ -240,3 +240,15 @@ def test_the_settings_leave_out_what_no_run_uses_and_say_how_images_were_made() 
         "1,200 train and 300 test images of 64 x 48 x 3, uint8; kind folder, image_size 64 x 48, "
         "1 unreadable ones left out",
     )
+
+
+def test_test_images_that_are_in_train_are_told_beside_the_result() -> None:
+    manifest = {"images": {"train": 90, "test": 1200}, "in_train": {"same": 12, "similar": 3}}
+    assert page.in_train(manifest, "test") == (
+        "Of the 1,200 test images, 12 are in the train split too and 3 are almost the same as one "
+        "of train; accuracy on them says little about new images."
+    )
+    manifest["in_train"] = {"same": 0, "similar": 3}
+    assert page.in_train(manifest, "test").startswith("Of the 1,200 test images, 3 are almost ")
+    # A fold is of the train split itself.
+    assert page.in_train(manifest, "train") == page.in_train({"images": {}}, "test") == ""

@@ -376,10 +376,12 @@ class Session:
 
     def facts_of(self, user_data: UserData) -> dict[str, Any]:
         """The user's own images, as far as they are known, for a program's `check`."""
+        grouped = {"grouped": True} if user_data.grouped else {}
         if (data := self.data_folder(user_data.name)) is not None:
-            return facts(user_data.name, data.image_shape, data.classes, data.manifest["images"])
+            images = data.manifest["images"]
+            return facts(user_data.name, data.image_shape, data.classes, images) | grouped
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
-        return facts(user_data.name, shape, user_data.classes, {})
+        return facts(user_data.name, shape, user_data.classes, {}) | grouped
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""

@@ -87,6 +87,7 @@ def aggregate(args: argparse.Namespace) -> None:
         figures["search"] = result_figures.draw_search(tables["summary"], together, ranked, title)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
     worst: list[Mistake] = []
+    seen = ""
     if "confusion" in tables:
         figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
         best = str(tables["confusion"]["run"].iloc[0])
@@ -98,8 +99,10 @@ def aggregate(args: argparse.Namespace) -> None:
         )
         if predicted is not None:
             figures |= result_figures.draw_predictions(best, predicted)
-            if (tested := data.get(str(experiment.runs[judged[0]].dataset))) is not None:
-                worst = mistakes.surest(predicted.table, images_of(predicted, tested))
+            if (found := data.get(str(experiment.runs[judged[0]].dataset))) is not None:
+                split, tested = images_of(predicted, found)
+                worst = mistakes.surest(predicted.table, tested)
+                seen = page.in_train(found.manifest, split)
     if "scaling" in tables:
         figures["scaling"] = scaling_figure.draw(
             experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
@@ -122,7 +125,7 @@ def aggregate(args: argparse.Namespace) -> None:
     images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
     made.append(args.output / "report.html")
     manifests = [each.manifest for each in data.values()]
-    text = page.report(experiment, tables, results, missing, images, worst, manifests)
+    text = page.report(experiment, tables, results, missing, images, worst, seen, manifests)
     atomic.write_text(made[-1], text)
     here = {path.name for path in made if path.parent == args.output}
     for name in sums.made_before(args.output) - here:
@@ -149,15 +152,15 @@ def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
     return found
 
 
-def images_of(predicted: Predictions, data: DataFolder) -> np.ndarray:
-    """The array of a data folder that the rows of predictions are of: (n, h, w, c).
+def images_of(predicted: Predictions, data: DataFolder) -> tuple[str, np.ndarray]:
+    """The split that the rows of predictions are of, and its images (n, h, w, c).
 
     Raises:
-        Refusal: it has no such array.
+        Refusal: the data set has no such images.
     """
-    for name in ("test_images", "train_images"):
-        if data.manifest["content_sha256"][name] == predicted.images_sha256:
-            return data.array(name)
+    for split in ("test", "train"):
+        if data.manifest["content_sha256"][f"{split}_images"] == predicted.images_sha256:
+            return split, data.array(f"{split}_images")
     raise Refusal(
         f"{data.path} has other images than the runs were evaluated on; fetch the earlier ones, or "
         "train again with --config replace=true"

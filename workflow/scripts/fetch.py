@@ -183,6 +183,12 @@ def imported(user_data: UserData, work: Path) -> dict[str, Any]:
         "images": found.images,
         "settings": user_data.settings,
         "skipped": list(found.skipped),
+        # Only then: the manifest of an import of an earlier version stays what it is.
+        **(
+            {"in_train": {"same": found.shared, "similar": found.similar}}
+            if found.shared or found.similar
+            else {}
+        ),
     }
 
 

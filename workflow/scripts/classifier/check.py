@@ -11,6 +11,7 @@ from classifier.training.limits import (
     refuse_unfit_counts,
     refuse_unfit_sizes,
 )
+from manynodes.base.errors import Refusal
 from manynodes.data.datasets import DATASETS
 
 
@@ -29,6 +30,13 @@ def check(
     refuse_bad_patterns(run)
     refuse_unusable_model(run, dataset)
     refuse_contradictions(run)
+    for key, off in (("validation_fraction", "0"), ("folds", "null")):
+        # The groups are known to the import only.
+        if dataset.get("grouped") and getattr(run, key):
+            raise Refusal(
+                f"{key}: would divide the groups of {dataset['name']}, which only train and test "
+                f"keep together; give {key}: {off}"
+            )
     if dataset.get("train_images"):
         refuse_unfit_counts(run, dataset["name"], dataset["train_images"])
         refuse_unfit_sizes(run, dataset["name"], dataset["height"], dataset["width"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.reading import is_file
+from manynodes.data.user.declaration import BY_FOLDER
 from manynodes.experiment.declaration import BUILT_IN
 from manynodes.experiment.keys import Keys
 
@@ -65,6 +66,7 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         "path": lambda text: located(text, folders),
         "code": of_code,
         "command": of_word,
+        "group": lambda text: text if text == BY_FOLDER else located(text, folders),
     }
 
     def changed(key: str, value: Any, properties: Mapping[str, Any]) -> Any:

@@ -45,6 +45,7 @@ def report(
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
     mistakes: Sequence[Mistake] = (),
+    seen: str = "",
     manifests: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The page as HTML.
@@ -55,6 +56,7 @@ def report(
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name, the most important first.
         mistakes: of the most accurate run.
+        seen: of `in_train`.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
@@ -70,6 +72,7 @@ def report(
         title=experiment.name,
         table=table,
         result=result_sentence(summary, settings, results),
+        seen=seen,
         missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
         first=pictures.pop(first, ""),
         means=means(summary, settings, results),
@@ -112,6 +115,22 @@ def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequenc
     plain = between(summary, "plain_accuracy").removeprefix("plain_accuracy ")
     more = "" if views == VIEWS["plain"] else f" ({plain} with one view)"
     return f"{runs}, {n}: {between(summary, 'accuracy')} with {views}{more}."
+
+
+def in_train(manifest: Mapping[str, Any], split: str) -> str:
+    """How many of the images that a run was tested on are known to be in the train split; empty if
+    none are, or if the run was tested on a part of the train split.
+    """
+    found = manifest.get("in_train", {}) if split == "test" else {}
+    words = {"same": "are in the train split too", "similar": "are almost the same as one of train"}
+    parts = [f"{found[key]:,} {text}" for key, text in words.items() if found.get(key)]
+    if not parts:
+        return ""
+    n = f"{manifest['images'][split]:,}"
+    return (
+        f"Of the {n} test images, {' and '.join(parts)}; accuracy on them says little about new "
+        "images."
+    )
 
 
 def between(summary: pd.DataFrame, column: str) -> str:

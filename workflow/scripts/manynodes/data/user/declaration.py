@@ -2,6 +2,7 @@
 dry run reads it.
 """
 
+import csv
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, shown
+from manynodes.base.reading import open_file
 from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.data.walk import is_folder, walk
 
@@ -20,8 +22,10 @@ KINDS = ("folder", "arrays", "python")
 KEYS = (
     *KINDS,
     *("labels", "image_size", "channels", "test_fraction", "split_seed", "skip_unreadable"),
-    "decode_in_full",
+    *("decode_in_full", "table", "group"),
 )
+# The value of `group` for which the folders of the images are groups.
+BY_FOLDER = "folder"
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm"),
@@ -62,6 +66,9 @@ class UserData:
         channels: 1 (grey) or 3 (RGB); None: 1 if all images are grey.
         test_fraction: share of each class's images for the test split, if there is none.
         decode_in_full: JPEGs too that are much larger than `image_size`.
+        table: CSV file that names the images in the folder, instead of folders of classes.
+        group: BY_FOLDER, or a CSV file with the group of each image; the images of a group are in
+            one split.
     """
 
     name: str
@@ -75,6 +82,8 @@ class UserData:
     split_seed: int = 0
     skip_unreadable: bool = False
     decode_in_full: bool = False
+    table: str | None = None
+    group: str | None = None
 
     @staticmethod
     def from_config(dataset: Mapping[str, Any]) -> "UserData | None":
@@ -109,6 +118,8 @@ class UserData:
             ("labels", ("arrays",)),
             ("skip_unreadable", ("folder",)),
             ("decode_in_full", ("folder",)),
+            ("table", ("folder",)),
+            ("group", ("folder",)),
             ("test_fraction", ("folder", "arrays")),
             ("image_size", ("folder", "python")),
             ("channels", ("folder", "python")),
@@ -134,6 +145,8 @@ class UserData:
             dataset["split_seed"],
             dataset["skip_unreadable"],
             dataset["decode_in_full"],
+            dataset["table"],
+            dataset["group"],
         )
 
     @staticmethod
@@ -164,7 +177,26 @@ class UserData:
             found["skip_unreadable"] = True
         if self.jpeg_scaling:
             found["jpeg_scaling"] = True
+        if self.table:
+            found["table"] = True
+        if self.group:
+            found["group"] = BY_FOLDER if self.group == BY_FOLDER else "table"
         return found
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The CSV files that belong to the folder, by their keys."""
+        group = None if self.group == BY_FOLDER else self.group
+        return {key: path for key, path in (("table", self.table), ("group", group)) if path}
+
+    @property
+    def grouped(self) -> bool:
+        """Whether images belong together, as far as the first line of the table tells."""
+        if self.group or not self.table:
+            return bool(self.group)
+        with open_file(Path(self.table)) as file:
+            line = file.readline(10_000).decode("utf-8-sig", "replace")
+        return "group" in map(str.strip, next(csv.reader([line]), []))
 
     @property
     def jpeg_scaling(self) -> bool:
@@ -173,8 +205,8 @@ class UserData:
 
     @property
     def classes(self) -> int | None:
-        """Number of class folders; None for other kinds."""
-        if self.kind != "folder" or not Path(self.path).is_dir():
+        """Number of class folders; None without them."""
+        if self.kind != "folder" or self.table or not Path(self.path).is_dir():
             return None
         train = Path(self.path, "train")
         root = train if train.is_dir() else Path(self.path)
@@ -186,7 +218,8 @@ class UserData:
         Raises:
             Refusal: naming the key.
         """
-        for key, path in ((self.kind, self.path), ("labels", self.labels)):
+        paths = {self.kind: self.path, "labels": self.labels} | self.tables
+        for key, path in paths.items():
             found = Path(path) if path else None
             if found and not (found.is_dir() if key == "folder" else found.exists()):
                 wanted = "a folder" if key == "folder" else "there"
@@ -198,7 +231,7 @@ class UserData:
         self.refuse_missing()
         found = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
         # The content of a Python file is a part of its settings.
-        paths = [self.path, *([self.labels] if self.labels else [])]
+        paths = [self.path, *([self.labels] if self.labels else []), *self.tables.values()]
         for path in paths if self.kind != "python" else ():
             for name, status in files_below(path):
                 found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())

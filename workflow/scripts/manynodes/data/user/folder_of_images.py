@@ -20,15 +20,18 @@ from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import (
+    BY_FOLDER,
     PREVIEWS,
     TEST_FOLDERS,
     UserData,
     is_image,
     is_wanted,
 )
+from manynodes.data.user.groups import by_folder, groups_of_test, refuse_divided
 from manynodes.data.user.origins import FILE, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.data.user.similar import fingerprints, similar_images
+from manynodes.data.user.tables import Members, from_table, groups_in
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
@@ -171,6 +174,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             for number in sorted(bad[split])
         ),
         shared,
+        len(similar),
     )
 
 
@@ -180,7 +184,47 @@ def list_images(
     """The classes, and the images of both splits.
 
     Raises:
-        Refusal: a split or a class is missing, or empty.
+        Refusal: a split or a class is missing, or empty; or images of a group are in both splits.
+    """
+    found = (from_table if user_data.table else from_folders)(user_data, tell)
+    names, groups = found.class_names, found.groups or groups_of(user_data, found)
+    if "all" not in found.paths:
+        refuse_fraction(user_data)
+        splits = found.paths
+        refuse_divided(splits, groups)
+    elif user_data.test_fraction is None:
+        raise Refusal(
+            f"dataset.table: {user_data.table} has no column split; add it, or give "
+            "dataset.test_fraction, such as 0.2"
+            if user_data.table
+            else f"dataset.folder: {user_data.path} has no train/ and test/; if its folders are "
+            "classes, give dataset.test_fraction, such as 0.2"
+        )
+    else:
+        splits = divided(user_data, found, groups)
+    if groups:
+        in_test = {groups[path] for paths in splits["test"] for path in paths}
+        tell(f"{len(set(groups.values())):,} groups, {len(in_test):,} of them in test")
+    for split, of_classes in splits.items():
+        for name, paths in zip(names, of_classes, strict=True):
+            if not paths:
+                remedy = (
+                    "give another dataset.test_fraction or split_seed"
+                    if groups and user_data.test_fraction
+                    else "add some, or remove the class"
+                )
+                raise Refusal(
+                    f"dataset.folder: the class {shown(name)} has no {split} images in "
+                    f"{user_data.path}; {remedy}"
+                )
+    return tuple(names), {split: mixed(of_classes) for split, of_classes in splits.items()}
+
+
+def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
+    """The images in `train/<class>/` and `test/<class>/`, or in `<class>/`.
+
+    Raises:
+        Refusal: a split is missing, or a folder is no class.
     """
     root = Path(user_data.path)
     train = root / "train"
@@ -193,10 +237,7 @@ def list_images(
             )
         if not train.is_dir():
             raise Refusal(f"dataset.folder: {root} has {test.name}/ but no train/; add it")
-        if user_data.test_fraction is not None:
-            raise Refusal(
-                f"dataset.test_fraction: {root} has {test.name}/ already; leave test_fraction out"
-            )
+        refuse_fraction(user_data)
         classes, of_test = class_folders(train), class_folders(test)
         names = list(classes)
         if unknown := [folder for name, folder in of_test.items() if name not in classes]:
@@ -215,33 +256,62 @@ def list_images(
         classes = class_folders(root)
         names = list(classes)
         search = Search(root, (), list(classes.values()))
-        if user_data.test_fraction is None:
-            raise Refusal(
-                f"dataset.folder: {root} has no train/ and test/; if its folders are classes, give "
-                "dataset.test_fraction, such as 0.2"
-            )
-        found = {"train": [], "test": []}
-        for number, name in enumerate(names):
-            everything = search.images_below(classes[name])
-            if len(everything) < 2:
-                raise Refusal(
-                    f"dataset.folder: {root / name} has {len(everything)} images; a class needs "
-                    "one for train and one for test"
-                )
-            chosen = set(chosen_for_test(len(everything), user_data, number).tolist())
-            for split, wanted in (("train", False), ("test", True)):
-                found[split].append(
-                    [path for i, path in enumerate(everything) if (i in chosen) == wanted]
-                )
+        found = {"all": [search.images_below(classes[name]) for name in names]}
     search.tell(tell)
-    for split, of_classes in found.items():
-        for name, paths in zip(names, of_classes, strict=True):
-            if not paths:
-                raise Refusal(
-                    f"dataset.folder: the class {shown(name)} has no {split} images in {root}; add "
-                    "some, or remove the class"
-                )
-    return tuple(names), {split: mixed(of_classes) for split, of_classes in found.items()}
+    return Members(names, found, {})
+
+
+def refuse_fraction(user_data: UserData) -> None:
+    """Refuse `test_fraction` beside test images."""
+    if user_data.test_fraction is not None:
+        what = user_data.table or user_data.path
+        raise Refusal(
+            f"dataset.test_fraction: {what} has test images already; leave test_fraction out"
+        )
+
+
+def groups_of(user_data: UserData, members: Members) -> dict[Path, str]:
+    """The group of each image that `dataset.group` gives; empty without it.
+
+    Raises:
+        Refusal: an image has none.
+    """
+    paths = [path for classes in members.paths.values() for found in classes for path in found]
+    if user_data.group != BY_FOLDER:
+        return groups_in(user_data, paths) if user_data.group else {}
+    depth = 0 if user_data.table else 1 if "all" in members.paths else 2
+    return by_folder(Path(user_data.path), depth, paths)
+
+
+def divided(
+    user_data: UserData, members: Members, groups: dict[Path, str]
+) -> dict[str, list[list[Path]]]:
+    """The images of each class by split.
+
+    Raises:
+        Refusal: a class has a single image.
+    """
+    classes = members.paths["all"]
+    for name, paths in zip(members.class_names, classes, strict=True):
+        if len(paths) < 2:
+            raise Refusal(
+                f"dataset.folder: the class {shown(name)} has {len(paths)} images in "
+                f"{user_data.path}; it needs one for train and one for test"
+            )
+    if groups:
+        labels = {path: label for label, paths in enumerate(classes) for path in paths}
+        names = groups_of_test(labels, groups, user_data)
+        in_test = {path for path, group in groups.items() if group in names}
+    else:
+        in_test = {
+            paths[row]
+            for number, paths in enumerate(classes)
+            for row in chosen_for_test(len(paths), user_data, number).tolist()
+        }
+    return {
+        split: [[path for path in paths if (path in in_test) == wanted] for paths in classes]
+        for split, wanted in (("train", False), ("test", True))
+    }
 
 
 def mixed(classes: list[list[Path]]) -> Listing:

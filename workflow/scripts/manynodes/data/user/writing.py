@@ -34,6 +34,7 @@ class Imported:
         images: number by split.
         skipped: names of unreadable images that were left out.
         shared: images of the test split that are in the train split too.
+        similar: those that are there in another size or quality.
     """
 
     class_names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Imported:
     images: dict[str, int]
     skipped: tuple[str, ...]
     shared: int
+    similar: int = 0
 
 
 class ArrayFile:

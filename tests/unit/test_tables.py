@@ -1,0 +1,320 @@
+"""A CSV file instead of folders of classes, and images that stay in one split."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder
+from manynodes.data.user.declaration import UserData
+from manynodes.data.user.groups import groups_of_test
+from manynodes.data.user.origins import files_of
+from manynodes.experiment.config import Experiment
+from pictures import CLASSES, write_folder
+from programs import program
+
+
+def fetch(root: Path, output: Path, **keys: Any) -> subprocess.CompletedProcess[str]:
+    data = UserData("shapes", "folder", str(root), **keys)
+    return program(
+        "fetch", "--dataset", "shapes", "--user-data", data.to_json(), "--output", output
+    )
+
+
+def imported(root: Path, output: Path, **keys: Any) -> DataFolder:
+    done = fetch(root, output, **keys)
+    assert done.returncode == 0, done.stderr
+    return DataFolder.read(output)
+
+
+def refused(root: Path, output: Path, **keys: Any) -> str:
+    done = fetch(root, output, **keys)
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert len(last) <= 200
+    return last.removeprefix("fetch: ")
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("shapes") / "images", train=12, test=4)
+
+
+@pytest.fixture
+def flat(shapes: Path, tmp_path: Path) -> Path:
+    """All images in one folder, with a table beside it."""
+    root = tmp_path / "flat"
+    root.mkdir()
+    rows = ["file,label,split,camera"]
+    for path in sorted(shapes.glob("*/*/*.png")):
+        split, name = path.parts[-3:-1]
+        shutil.copy(path, root / f"{split}-{name}-{path.name}")
+        rows.append(f"{split}-{name}-{path.name},{name},{split},7")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def changed(table: Path, change: dict[str, str]) -> Path:
+    text = table.read_text()
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    table.write_text(text)
+    return table
+
+
+def contents(folder: DataFolder, split: str) -> list[tuple[int, bytes]]:
+    images, labels = folder.split(split)
+    return sorted(zip(labels.tolist(), map(bytes, images), strict=True))
+
+
+def test_a_table_is_the_same_data_as_folders_of_classes(
+    shapes: Path, flat: Path, tmp_path: Path
+) -> None:
+    folders = imported(shapes, tmp_path / "folders")
+    table = imported(flat, tmp_path / "table", table=str(tmp_path / "labels.csv"))
+    assert table.class_names == folders.class_names == list(CLASSES)
+    for split in ("train", "test"):
+        assert contents(table, split) == contents(folders, split)
+    assert table.sha256 != folders.sha256
+    files = files_of(table, "test")
+    assert sorted(files) == sorted(path.name for path in flat.glob("test-*"))
+    # Excel writes a mark in front, and other ends of lines.
+    text = (tmp_path / "labels.csv").read_text().replace("\n", "\r\n") + ",,,\r\n"
+    (tmp_path / "excel.csv").write_bytes(text.encode("utf-8-sig"))
+    again = imported(flat, tmp_path / "again", table=str(tmp_path / "excel.csv"))
+    assert again.sha256 == table.sha256
+
+
+def test_a_table_without_splits_is_split_by_a_seed(flat: Path, tmp_path: Path) -> None:
+    table = changed(tmp_path / "labels.csv", {"label,split": "label,part"})
+    line = refused(flat, tmp_path / "data", table=str(table))
+    assert line.endswith("labels.csv has no column split; add it, or give dataset.test_fraction, "
+                         "such as 0.2")  # fmt: skip
+    folder = imported(flat, tmp_path / "data", table=str(table), test_fraction=0.25)
+    assert np.bincount(folder.split("test")[1]).tolist() == [4, 4, 4]
+    # The order of the rows does not count.
+    head, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([head, *reversed(rows)]))
+    again = imported(flat, tmp_path / "again", table=str(table), test_fraction=0.25)
+    assert again.manifest == folder.manifest
+
+
+FIRST = "test-circle-000.png,circle,test,7"
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ({"file,label": "name,label"}, "has no column file; its columns are name, label, spl"),
+    ({",": ";"}, "has no column file; its columns are file;label;split;camera"),
+    ({"camera": "label"}, "has two columns label; keep one"),
+    ({FIRST: "gone.png,circle,test,7"}, "line 2: gone.png is not a file in "),
+    ({FIRST: "test-circle-000.png,,test,7"}, 'line 2: "" is not a label'),
+    ({FIRST: "test-circle-000.png,circle,,7"}, "line 2: has no split"),
+    ({FIRST: "test-circle-000.png,circle,val,7"}, 'has the split "val"; use train and test'),
+    ({FIRST: "test-circle-000.png,circle,test"}, "line 2: has 3 cells, not 4"),
+    ({FIRST: f"{FIRST}\n./test-circle-000.png,cross,train,7"}, "line 3: names ./test-circle"),
+    ({FIRST: "../labels.csv,circle,test,7"}, 'line 2: "../labels.csv" is not a path in'),
+    ({FIRST: "a/../../flat/x.png,circle,test,7"}, "x.png\" is not a path in dataset.folder"),
+    ({FIRST: "/etc/passwd,circle,test,7"}, 'line 2: "/etc/passwd" is not a path in dataset.folder'),
+    ({FIRST: ",circle,test,7"}, 'line 2: "" is not a path in dataset.folder'),
+    ({FIRST: ".hidden/a.png,circle,test,7"}, "is hidden, or in a folder of previews"),
+    ({FIRST: '"test-circle-000.png,circle,test,7'}, "is not a CSV file: unexpected end of data"),
+    ({",test,7": ",train,7"}, 'the class "circle" has no test images in '),
+])  # fmt: skip
+def test_a_table_that_cannot_be_used(
+    flat: Path, tmp_path: Path, change: dict[str, str], line: str
+) -> None:
+    table = changed(tmp_path / "labels.csv", change)
+    assert line in refused(flat, tmp_path / "data", table=str(table))
+
+
+def test_a_file_that_is_no_table_is_refused(flat: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    text = table.read_text()
+    at = {"table": str(table)}
+    assert "line" not in (line := refused(flat, tmp_path / "data", **at, test_fraction=0.2))
+    assert line.endswith("labels.csv has test images already; leave test_fraction out")
+    table.write_bytes(text.replace("camera", "kamera ä").encode("latin-1"))
+    assert "labels.csv is not UTF-8; save it as CSV in UTF-8" in refused(
+        flat, tmp_path / "data", **at
+    )
+    table.write_text("file,label\n")
+    assert "labels.csv has no rows; give one per image" in refused(flat, tmp_path / "data", **at)
+    table.write_text("")
+    assert "has no column file; its columns are none" in refused(flat, tmp_path / "data", **at)
+    os.truncate(table, 10**12)
+    assert "has 1,000,000,000,000 bytes, " in refused(flat, tmp_path / "data", **at)
+    table.unlink()
+    os.mkfifo(table)
+    assert "labels.csv is not a CSV file: is not a reg" in refused(flat, tmp_path / "data", **at)
+    table.unlink()
+    assert refused(flat, tmp_path / "data", **at).startswith("config: dataset.table: ")
+
+
+def test_images_that_the_table_does_not_name_are_told(flat: Path, tmp_path: Path) -> None:
+    table = changed(tmp_path / "labels.csv", {f"{FIRST}\n": ""})
+    done = fetch(flat, tmp_path / "data", table=str(table))
+    assert f"fetch: warning: 1 images in {flat} are not in {table} and not used" in done.stderr
+
+
+def test_a_changed_table_is_imported_again(flat: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    data = UserData("shapes", "folder", str(flat), table=str(table), group=str(table))
+    before = data.fingerprint
+    assert data.fingerprint == before
+    changed(table, {"7": "8"})
+    assert data.fingerprint != before
+    assert UserData.from_json(data.to_json()) == data
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of 40 images of 10 patients; each patient has images of two classes."""
+    root = tmp_path_factory.mktemp("patients") / "images"
+    source = write_folder(root.with_name("source"), train=40, test=1) / "train"
+    for label, name in enumerate(CLASSES):
+        for number, path in enumerate(sorted((source / name).iterdir())):
+            folder = root / name / f"p{number // 6 + 7 * (label == 2)}" / "left"
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder)
+    return root
+
+
+def patient(path: str) -> str:
+    return path.split("/")[1]
+
+
+def test_a_group_is_in_one_split(patients: Path, tmp_path: Path) -> None:
+    how = {"group": "folder", "test_fraction": 0.25}
+    folder = imported(patients, tmp_path / "data", **how)
+    train, test = ({*map(patient, files_of(folder, split))} for split in ("train", "test"))
+    assert not train & test
+    assert len(train | test) == 14
+    # Groups of 6 images come no nearer to 10 of each class.
+    assert np.bincount(folder.split("test")[1]).tolist() == [12, 12, 12]
+    done = fetch(patients, tmp_path / "again", **how)
+    assert "fetch: 14 groups, 4 of them in test" in done.stderr
+    assert DataFolder.read(tmp_path / "again").manifest == folder.manifest
+    other = imported(patients, tmp_path / "other", **how, split_seed=1)
+    assert {*map(patient, files_of(other, "test"))} != test
+    # Without groups, the patients of train are in test too.
+    mixed = imported(patients, tmp_path / "mixed", test_fraction=0.25)
+    assert {*map(patient, files_of(mixed, "test"))} & {*map(patient, files_of(mixed, "train"))}
+
+
+def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:
+    paths = [path.relative_to(patients) for path in sorted(patients.glob("*/*/*/*.png"))]
+    groups = "".join(f"{path},{path.parts[1]}/left\n" for path in paths)
+    (tmp_path / "groups.csv").write_text(f"file,group\n{groups}elsewhere.png,x\n")
+    rows = "".join(f"{path},{path.parts[0]},{path.parts[1]}/left\n" for path in paths)
+    (tmp_path / "labels.csv").write_text(f"file,label,group\n{rows}")
+    ways: tuple[dict[str, str], ...] = (
+        {"group": "folder"},
+        {"group": str(tmp_path / "groups.csv")},
+        {"table": str(tmp_path / "labels.csv")},
+    )
+    found = [
+        imported(patients, tmp_path / str(number), **way, test_fraction=0.2)
+        for number, way in enumerate(ways)
+    ]
+    assert len({tuple(sorted(files_of(folder, "test"))) for folder in found}) == 1
+    assert [UserData("x", "folder", "", **way).grouped for way in ways] == [True] * 3
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("file,group\ncircle/p0/left/000.png,a\n", "has no group for circle/p0/left/001.png"),
+    ("file,group\ncircle/p0/left/000.png,\n", "line 2: has no group"),
+    ("file,group\na.png,1\n./a.png,2\n", "line 3: names ./a.png for a second time"),
+    ("file,patient\n", "has no column group; its columns are file, patient"),
+])  # fmt: skip
+def test_groups_that_cannot_be_used(patients: Path, tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "groups.csv").write_text(text)
+    how = {"group": str(tmp_path / "groups.csv"), "test_fraction": 0.2}
+    assert line in refused(patients, tmp_path / "data", **how)
+
+
+def test_what_contradicts_groups_is_refused(shapes: Path, flat: Path, tmp_path: Path) -> None:
+    assert refused(shapes, tmp_path / "data", group="folder") == (
+        "dataset.group: train/circle/000.png is in no folder of a group; move it into one, or give "
+        "a CSV file with the columns file and group"
+    )
+    table = changed(tmp_path / "labels.csv", {"camera": "group"})
+    line = refused(flat, tmp_path / "data", table=str(table))
+    assert line == (
+        'dataset.group: 1 groups have images in train and in test, such as "7"; move each into one '
+        "split"
+    )
+    line = refused(flat, tmp_path / "data", table=str(table), group="folder")
+    assert "labels.csv has a column group already; leave dataset.group out" in line
+    changed(table, {"label,split": "label,part"})
+    line = refused(flat, tmp_path / "data", table=str(table), test_fraction=0.2)
+    assert 'the class "circle" has no test images in ' in line
+    assert line.endswith("; give another dataset.test_fraction or split_seed")
+
+
+def test_groups_of_any_size_come_near_to_the_fraction() -> None:
+    random = np.random.default_rng(0)
+    labels, groups = {}, {}
+    for number in range(3000):
+        path = Path(str(number))
+        groups[path] = str(random.zipf(1.5) % 400)
+        labels[path] = int(random.integers(0, 5))
+    data = UserData("x", "folder", "", test_fraction=0.2)
+    chosen = groups_of_test(labels, groups, data)
+    of_class, in_test = (Counter(labels[path] for path in paths) for paths in (
+        labels, [path for path in labels if groups[path] in chosen]))  # fmt: skip
+    for label, count in of_class.items():
+        assert 0.15 < in_test[label] / count < 0.25
+
+
+def test_what_would_divide_groups_is_refused_before_any_job() -> None:
+    """The validation images and folds are chosen without the groups."""
+    for given, line in (
+        ({}, "validation_fraction: would divide the groups of shapes, which only train and test"),
+        ({"folds": 3, "validation_fraction": 0}, "folds: would divide the groups of shapes"),
+    ):
+        config = {"experiment": "x", "dataset": {"name": "shapes", "folder": "x"}} | given
+        experiment = Experiment.from_config(config)
+        experiment.check({"shapes": {"name": "shapes"}})
+        with pytest.raises(Refusal, match=line):
+            experiment.check({"shapes": {"name": "shapes", "grouped": True}})
+    config = {"dataset": {"name": "shapes", "folder": "x"}, "validation_fraction": 0}
+    Experiment.from_config(config | {"experiment": "x"}).check(
+        {"shapes": {"name": "shapes", "grouped": True}}
+    )
+
+
+@pytest.mark.parametrize("key", ["table", "group"])
+def test_both_are_for_a_folder(key: str) -> None:
+    dataset = {"name": "x", "arrays": "x.npz", key: "a.csv"}
+    with pytest.raises(Refusal, match=f"dataset.{key}: dataset.arrays has no use for it"):
+        Experiment.from_config({"experiment": "x", "dataset": dataset})
+
+
+def test_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a.csv").touch()
+    for group, wanted in (("folder", "folder"), ("a.csv", os.path.relpath(tmp_path / "a.csv"))):
+        dataset = {"name": "x", "folder": "folder", "group": group, "table": "a.csv"}
+        found = Experiment.from_files({"experiment": "x", "dataset": dataset}, [tmp_path])
+        assert found.user_data is not None
+        assert found.user_data.group == wanted
+        assert found.user_data.table == os.path.relpath(tmp_path / "a.csv")
+        assert json.loads(found.user_data.to_json())["group"] == wanted
+
+
+def test_images_in_both_splits_are_counted_in_the_manifest(shapes: Path, tmp_path: Path) -> None:
+    assert "in_train" not in imported(shapes, tmp_path / "before").manifest
+    copy = Path(shutil.copytree(shapes, tmp_path / "images"))
+    for number in (0, 1):
+        os.link(copy / f"train/cross/{number:03}.png", copy / f"test/cross/again{number}.png")
+    folder = imported(copy, tmp_path / "data")
+    assert folder.manifest["in_train"] == {"same": 2, "similar": 0}

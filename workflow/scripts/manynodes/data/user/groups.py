@@ -1,0 +1,81 @@
+"""Images that belong together, such as those of one patient: all of them in one split."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from manynodes.base.errors import Refusal, shown
+from manynodes.data.user.declaration import UserData
+
+
+def by_folder(root: Path, depth: int, paths: Sequence[Path]) -> dict[Path, str]:
+    """The group of each image: the folder in which it lies, below the one of its class.
+
+    Args:
+        depth: of the folders of classes below `root`.
+
+    Raises:
+        Refusal: an image lies in none.
+    """
+    found = {path: "/".join(path.relative_to(root).parts[depth:-1]) for path in paths}
+    for path, group in found.items():
+        if not group:
+            raise Refusal(
+                f"dataset.group: {path.relative_to(root)} is in no folder of a group; move it into "
+                "one, or give a CSV file with the columns file and group"
+            )
+    return found
+
+
+def groups_of_test(
+    labels: Mapping[Path, int], groups: Mapping[Path, str], user_data: UserData
+) -> set[str]:
+    """The groups whose images become test images: in random order, each that brings the numbers of
+    test images nearer to `test_fraction` of every class.
+
+    Args:
+        labels: of all images.
+        groups: of all images.
+    """
+    members: dict[str, Counter[int]] = {}
+    for path, group in groups.items():
+        members.setdefault(group, Counter())[labels[path]] += 1
+    fraction = user_data.test_fraction or 0.0
+    missing = {
+        label: max(1, round(fraction * count)) for label, count in Counter(labels.values()).items()
+    }
+    chosen = set()
+    names = sorted(members)
+    for number in np.random.default_rng(user_data.split_seed).permutation(len(names)).tolist():
+        counts = members[names[number]]
+        nearer = sum(abs(missing[label]) - abs(missing[label] - n) for label, n in counts.items())
+        if nearer > 0:
+            chosen.add(names[number])
+            for label, n in counts.items():
+                missing[label] -= n
+    return chosen
+
+
+def refuse_divided(
+    splits: Mapping[str, Sequence[Sequence[Path]]], groups: Mapping[Path, str]
+) -> None:
+    """Refuse a group with images in both splits.
+
+    Args:
+        splits: the images of each class, by split.
+        groups: of all images, or of none.
+
+    Raises:
+        Refusal: naming it.
+    """
+    train, test = (
+        {groups[path] for paths in classes for path in paths if groups}
+        for classes in splits.values()
+    )
+    if both := sorted(train & test):
+        raise Refusal(
+            f"dataset.group: {len(both):,} groups have images in train and in test, such as "
+            f"{shown(both[0])}; move each into one split"
+        )

@@ -1,0 +1,155 @@
+"""CSV files of the user's: which images of a folder there are, and which belong together."""
+
+import csv
+import io
+import os
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.reading import MOST, is_file, read_bytes
+from manynodes.data.user.declaration import UserData, is_image, is_wanted
+from manynodes.data.user.writing import MOST_CLASSES, SPLITS
+from manynodes.data.walk import walk
+
+
+@dataclass(frozen=True)
+class Members:
+    """The images of a data set.
+
+    Attributes:
+        class_names: by label.
+        paths: by split, those of each class; `all` if they are not split yet.
+        groups: the group of each image; empty without groups.
+    """
+
+    class_names: list[str]
+    paths: dict[str, list[list[Path]]]
+    groups: dict[Path, str]
+
+
+def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
+    """The images that `dataset.table` names, in the order of their names.
+
+    Raises:
+        Refusal: it is no such table, or an image is not there.
+    """
+    root, table = Path(user_data.path), str(user_data.table)
+    found: dict[Path, dict[str, str]] = {}
+    for line, row in rows_of("table", table, ("file", "label"), ("split", "group")):
+        path = root / inside("table", table, line, row["file"])
+        if path in found:
+            raise refusal("table", table, line, f"names {row['file']} for a second time")
+        if not is_file(path):
+            raise refusal("table", table, line, f"{row['file']} is not a file in {root}")
+        label = row["label"] = unicodedata.normalize("NFC", row["label"])
+        if not label.isprintable() or not 0 < len(label) <= 100:
+            raise refusal("table", table, line, f"{shown(label)} is not a label")
+        for key in {"split", "group"} & row.keys():
+            if not row[key]:
+                raise refusal("table", table, line, f"has no {key}")
+        found[path] = row
+    names = sorted({row["label"] for row in found.values()})
+    if len(names) > MOST_CLASSES:
+        raise Refusal(f"dataset.table: {table} has {len(names):,} labels; are they classes?")
+    if unused := sum(
+        is_image(name) and place / name not in found
+        for place, files in walk(root, is_wanted, [])
+        for name in files
+    ):
+        tell(f"warning: {unused:,} images in {root} are not in {table} and not used")
+    splits = SPLITS if "split" in next(iter(found.values())) else ("all",)
+    paths: dict[str, list[list[Path]]] = {split: [[] for _ in names] for split in splits}
+    number = {name: label for label, name in enumerate(names)}
+    for path in sorted(found):
+        split = found[path].get("split", "all")
+        if split not in paths:
+            raise Refusal(
+                f"dataset.table: {table} has the split {shown(split)}; use train and test"
+            )
+        paths[split][number[found[path]["label"]]].append(path)
+    if user_data.group and "group" in next(iter(found.values())):
+        raise Refusal(f"dataset.group: {table} has a column group already; leave dataset.group out")
+    groups = {path: row["group"] for path, row in found.items() if "group" in row}
+    return Members(names, paths, groups)
+
+
+def groups_in(user_data: UserData, paths: Sequence[Path]) -> dict[Path, str]:
+    """The group of each image, from the file that `dataset.group` names.
+
+    Raises:
+        Refusal: it is no such file, or an image has no group.
+    """
+    root, table = Path(user_data.path), str(user_data.group)
+    known: dict[Path, str] = {}
+    for line, row in rows_of("group", table, ("file", "group")):
+        path = root / inside("group", table, line, row["file"])
+        if path in known:
+            raise refusal("group", table, line, f"names {row['file']} for a second time")
+        if not row["group"]:
+            raise refusal("group", table, line, "has no group")
+        known[path] = row["group"]
+    for path in paths:
+        if path not in known:
+            raise Refusal(f"dataset.group: {table} has no group for {path.relative_to(root)}")
+    return {path: known[path] for path in paths}
+
+
+def rows_of(
+    key: str, table: str, needed: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with the number of their line; other columns are left out.
+
+    Raises:
+        Refusal: it is missing, too large, or is no such table.
+    """
+    try:
+        text = read_bytes(Path(table), MOST).decode("utf-8-sig")
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header = [name.strip() for name in next(lines, [])]
+        for name in needed:
+            if name not in header:
+                columns = ", ".join(header) or "none"
+                raise Refusal(
+                    f"dataset.{key}: {table} has no column {name}; its columns are {columns}"
+                )
+        for name in (*needed, *optional):
+            if header.count(name) > 1:
+                raise Refusal(f"dataset.{key}: {table} has two columns {name}; keep one")
+        some = False
+        for cells in lines:
+            # A spreadsheet may leave rows of empty cells behind.
+            if not any(map(str.strip, cells)):
+                continue
+            if len(cells) != len(header):
+                problem = f"has {len(cells)} cells, not {len(header)}"
+                raise refusal(key, table, lines.line_num, problem)
+            row = dict(zip(header, map(str.strip, cells), strict=True))
+            some = True
+            yield lines.line_num, {name: row[name] for name in (*needed, *optional) if name in row}
+    except UnicodeDecodeError:
+        raise Refusal(f"dataset.{key}: {table} is not UTF-8; save it as CSV in UTF-8") from None
+    except (OSError, csv.Error) as error:
+        raise Refusal(f"dataset.{key}: {table} is not a CSV file: {reason(error)}") from None
+    if not some:
+        raise Refusal(f"dataset.{key}: {table} has no rows; give one per image")
+
+
+def inside(key: str, table: str, line: int, name: str) -> str:
+    """A path in the folder of the images, in its shortest form.
+
+    Raises:
+        Refusal: it is none, or leads out of the folder.
+    """
+    path = os.path.normpath(name)
+    if not name or "\0" in name or Path(path).is_absolute() or path.split("/")[0] == "..":
+        raise refusal(key, table, line, f"{shown(name)} is not a path in dataset.folder")
+    if not all(map(is_wanted, path.split("/"))):
+        raise refusal(key, table, line, f"{shown(name)} is hidden, or in a folder of previews")
+    return path
+
+
+def refusal(key: str, table: str, line: int, problem: str) -> Refusal:
+    return Refusal(f"dataset.{key}: {table}, line {line}: {problem}")
