@@ -57,6 +57,7 @@ def report(
         figures: SVG files by name, the most important first.
         mistakes: of the most accurate run.
         seen: of `in_train`.
+        manifests: of the data sets.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
