@@ -11,6 +11,7 @@ from torch import nn
 
 from classifier.pixels.batches import share
 from classifier.training.gradients import distributed
+from classifier.training.losses import batch_weights
 from classifier.training.steps import Stepper, average_batchnorm
 from manynodes.experiment.config import Experiment
 from manynodes.ranks.process_group import all_reduce, process_group
@@ -39,10 +40,12 @@ with process_group("cpu") as process:
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
     stepper = Stepper(run, network, gradients, optimizer, process.device)
     sums = []
+    given = run.class_weights and torch.tensor(list(run.class_weights.values()))
     # 11, 10 and 7 images: shares of different sizes on 2 and on 3 processes.
-    for batch in torch.arange(28).split([11, 10, 7]):
+    batches = torch.arange(28).split([11, 10, 7])
+    for batch, weights in zip(batches, batch_weights(given, labels, batches), strict=True):
         mine = share(batch, process.rank, process.world_size)
-        done = stepper.step(0.1, images[mine], labels[mine], len(batch))
+        done = stepper.step(0.1, images[mine], labels[mine], len(batch), weights)
         sums.append(done[0])
     totals = all_reduce(torch.stack(sums))
     norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval())

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as transform_functional
 
 from classifier.pixels import batches
 from classifier.pixels.batches import Augmentation
@@ -53,6 +55,14 @@ def test_an_epoch_is_dealt_into_the_fewest_equal_batches(n, size) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_part_begins_with_the_image_before_it(world_size) -> None:
+    batch = torch.arange(20, 31)
+    found = [batches.share(batch, rank, world_size, before=True) for rank in range(world_size)]
+    assert torch.equal(torch.cat([part[1:] for part in found]), batch)
+    assert torch.equal(torch.cat([part[:-1] for part in found]), batch.roll(1))
+
+
 def test_an_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
     first, again, later, other = (
         batches.epoch_plan(1000, seed, epoch, how(flip=True, shift=2)).order
@@ -62,6 +72,26 @@ def test_an_epoch_sees_every_image_once_in_an_order_of_its_own() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     assert not torch.equal(first, other)
+
+
+def test_balanced_draws_are_uniform_over_classes_and_over_the_images_of_each() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [9000, 900, 100]))
+    plain, first, again, later = (
+        batches.epoch_plan(10_000, 0, epoch, how(flip=True, shift=2), labels=given)
+        for epoch, given in ((1, None), (1, labels), (1, labels), (2, labels))
+    )
+    assert plain.drawn is None
+    assert first.drawn is not None
+    assert torch.equal(first.drawn, again.drawn)
+    assert not torch.equal(first.drawn, later.drawn)
+    # All other draws are those of an epoch of all images.
+    assert torch.equal(first.order, plain.order)
+    assert torch.equal(first.down, plain.down)
+    counts = np.bincount(labels[first.drawn])
+    # 3333 draws of each class, and 33.3 of each of the rarest class's images: five deviations.
+    assert np.abs(counts[[0, 1, 3]] - 3333.3).max() < 5 * np.sqrt(10_000 * 2 / 9)
+    rarest = np.bincount(first.drawn, minlength=10_000)[labels == 3]
+    assert np.abs(rarest - 33.3).max() < 5 * np.sqrt(33.3)
 
 
 def test_an_image_s_augmentation_does_not_depend_on_its_batch() -> None:
@@ -119,11 +149,60 @@ def test_the_validation_split_has_a_seed_of_its_own_and_loses_nothing() -> None:
     assert len(batches.validation_split(10, 0, 0)[1]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_are_mixed_as_torchvision_mixes_them(dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (7, 20, 24, 3), generator=generator).to(dtype)
+    labels = torch.arange(7)
+    box = batches.cut_mix(0.4, (3, 20), (20, 24))
+    mixes = [(v2.MixUp, batches.Mix(0.7), {"lam": 0.7}),
+             (v2.CutMix, box, {"box": (11, 0, 24, 10), "lam_adjusted": box.kept})]  # fmt: skip
+    for kind, mix, params in mixes:
+        transform = kind(num_classes=7)
+        params |= {"labels": labels, "batch_size": 7}
+        found = batches.mixed(torch.cat((images[-1:], images)), mix)
+        due = transform.transform(images.float().permute(0, 3, 1, 2), params).permute(0, 2, 3, 1)
+        assert found.dtype == dtype
+        # uint8 stays so, in whole levels.
+        assert torch.equal(found, due.round().to(dtype) if dtype == torch.uint8 else due)
+
+
+def test_the_box_of_a_mixture_is_torchvision_s() -> None:
+    cutmix = v2.CutMix(alpha=1.0, num_classes=7)
+    images = torch.zeros(2, 3, 20, 24)
+    for seed in range(200):
+        torch.manual_seed(seed)
+        due = cutmix.make_params([images])
+        torch.manual_seed(seed)
+        kept = float(torch.distributions.Beta(1.0, 1.0).sample(()))
+        right, down = (int(torch.randint(edge, (1,))) for edge in (24, 20))
+        found = batches.cut_mix(kept, (down, right), (20, 24))
+        assert found.box is not None
+        rows, columns = found.box
+        assert due["box"] == (columns.start, rows.start, columns.stop, rows.stop)
+        assert due["lam_adjusted"] == found.kept
+
+
+def test_a_step_is_mixed_by_its_seed_epoch_and_number_alone() -> None:
+    both = how(mixup=0.2, cutmix=1.0)
+    mixes = [batches.mix_of(0, 1, step, both) for step in range(1000)]
+    assert mixes == [batches.mix_of(0, 1, step, both) for step in range(1000)]
+    assert batches.mix_of(1, 1, 0, both) != mixes[0] != batches.mix_of(0, 2, 0, both)
+    assert 420 < sum(mix.box is None for mix in mixes) < 580
+    # Of Beta(a, a) the variance is 1 / (4 (2 a + 1)), that of the mean of 1000 a 1000th of it.
+    for alpha in (0.2, 1.0):
+        kept = [batches.mix_of(0, 1, step, how(mixup=alpha)).kept for step in range(1000)]
+        assert np.mean(kept) == pytest.approx(0.5, abs=0.05)
+        assert np.var(kept) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.1)
+    assert batches.mix_of(0, 1, 0, how()) is None
+    assert all(batches.mix_of(0, 1, step, how(cutmix=1.0)).box for step in range(20))
+
+
 def test_holes_are_whole_anywhere_and_of_one_colour() -> None:
     images = torch.randint(0, 200, (300, 32, 32, 3), dtype=torch.uint8)
     plan = batches.epoch_plan(300, 0, 1, how(flip=True, shift=2, cutout=12))
     colour = torch.tensor([201, 202, 203], dtype=torch.uint8)
-    covered = batches.cut_out(images, torch.arange(300), plan, 12, colour)
+    covered = batches.cut_out(images, plan.top, plan.left, 12, 12, colour)
     hole = (covered == colour).all(-1)
     assert torch.equal(covered[~hole], images[~hole])
     assert (hole.sum((1, 2)) == 12 * 12).all()
@@ -136,3 +215,52 @@ def test_holes_are_whole_anywhere_and_of_one_colour() -> None:
         == list(range(21))
         == sorted(set(columns.float().argmax(1).tolist()))
     )
+
+
+def test_the_holes_of_random_erasing_are_torchvision_s() -> None:
+    erasing = v2.RandomErasing()
+    image = torch.randint(0, 200, (3, 20, 24), dtype=torch.uint8)
+    colour = torch.tensor([201, 202, 203], dtype=torch.uint8)
+    drawn = 0
+    for seed in range(300):
+        torch.manual_seed(seed)
+        due = erasing.make_params([image])
+        torch.manual_seed(seed)
+        for _ in range(10):
+            drawn += 1
+            area, log_ratio = (
+                torch.empty(1).uniform_(*limits).numpy()
+                for limits in ((0.02, 0.33), erasing._log_ratio.tolist())
+            )
+            height, width = batches.hole_edges(area, np.exp(log_ratio), (20, 24))[0]
+            if height < 20 and width < 24:
+                break
+        assert (height, width) == (due["h"], due["w"])
+        where = (torch.tensor([due[name]]) for name in ("i", "j", "h", "w"))
+        found = batches.cut_out(image.permute(1, 2, 0)[None], *where, colour)
+        filled = transform_functional.erase(
+            image, due["i"], due["j"], due["h"], due["w"], colour[:, None, None]
+        )
+        assert torch.equal(found[0].permute(2, 0, 1), filled)
+    assert drawn > 300
+
+
+def test_holes_fit_in_the_window_and_are_as_frequent_as_asked() -> None:
+    plan, again, plain = (
+        batches.epoch_plan(4000, 0, 1, Augmentation((32, 40), (20, 24), **keys))
+        for keys in ({"random_erasing": 0.25}, {"random_erasing": 0.25}, {})
+    )
+    assert plain.holes is None
+    assert torch.equal(plan.order, plain.order)
+    assert torch.equal(plan.holes, again.holes)
+    top, left, height, width = plan.holes.unbind(1)
+    there = height > 0
+    assert 850 < there.sum() < 1150
+    assert torch.equal(there, width > 0)
+    assert (top.min(), left.min()) == (0, 0)
+    assert (height.max() < 20, width.max() < 24) == (True, True)
+    assert (top + height).max() == 20
+    assert (left + width).max() == 24
+    share = (height * width)[there] / (20 * 24)
+    # Rounding to whole pixels widens the limits of 0.02 and 0.33.
+    assert 0.01 < share.min() < 0.04 < 0.31 < share.max() < 0.35

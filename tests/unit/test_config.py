@@ -54,7 +54,19 @@ REFUSED = [
         'runs.dataset: "my data" is not letters, digits, - and _, the first a letter or digit',
     ),
     ({"lr": 0.1}, "lr: unknown key; did you mean learning_rate?"),
-    ({"class_weights": 1}, "class_weights: unknown key; the keys are in config/README.md"),
+    ({"weights_of_steps": 1}, "weights_of_steps: unknown key; the keys are in config/README.md"),
+    ({"class_weights": 1}, "class_weights: 1 is not one of balanced, null"),
+    ({"class_weights": {"cat": 0}}, "class_weights.cat: 0 is too small; it must be above 0"),
+    (
+        {"class_weights": "balanced", "sampling": "balanced"},
+        "sampling: balanced and class_weights: balanced weight rare classes twice; keep one of "
+        "them",
+    ),
+    (
+        {"order": "blocks", "sampling": "balanced"},
+        "sampling: balanced draws images from anywhere, and order: blocks reads neighbours; keep "
+        "one of them",
+    ),
     ({"dataset": {"nam": "digits"}}, "dataset.nam: unknown key; did you mean name?"),
     ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
     (
@@ -438,10 +450,15 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         "initial_weights": "other.safetensors",
         "schedule": "cosine",
         "loss": "focal",
+        "class_weights": {"cat": 2},
+        "sampling": "balanced",
         "crop": "resized",
         "crop_size": [24, 28],
         "test_size": [24, 28],
         "colour": 0.5,
+        "random_erasing": 0.5,
+        "mixup": 0.5,
+        "cutmix": 0.5,
         "order": "blocks",
         "widths": [1, 2, 3],
         "optimizer": "adamw",
@@ -485,6 +502,10 @@ def test_every_key_of_a_run_can_be_an_axis() -> None:
         )
         assert list(experiment.axes) == [name], name
         assert len(experiment.runs) == 2, name
+
+
+def test_names_in_a_mapping_are_text_as_in_the_json_that_a_program_reads() -> None:
+    assert typed({"class_weights": {7: "2.5"}}) == {"class_weights": {"7": 2.5}}
 
 
 def test_names_too_long_for_a_folder_are_refused() -> None:

@@ -20,7 +20,17 @@ WAYS = {
     "shifted": {"shift": 3},
     "in a window": {"shift": 1, "window": (24, 28)},
     "resized": {"area": 0.3, "window": (24, 20)},
-    "with everything": {"area": 0.3, "window": (24, 20), "colour": 0.4, "cutout": 6},
+    "mixed": {"shift": 3, "mixup": 0.8},
+    "trivially augmented": {"shift": 3, "trivial_augment": True},
+    "with everything": {
+        "area": 0.3,
+        "window": (24, 20),
+        "colour": 0.4,
+        "cutout": 6,
+        "random_erasing": 0.5,
+        "mixup": 0.8,
+        "cutmix": 1.0,
+    },
 }
 
 
@@ -31,18 +41,17 @@ def made(form: tuple[int, int, int], resident: bool, **keys) -> Shares:
     return Shares(images, rows, how, CPU, resident)
 
 
-def pixels(of: Shares, world_size: int, order: str = "random") -> list[torch.Tensor]:
+def pixels(of: Shares, world_size: int, labels: np.ndarray | None = None) -> list[torch.Tensor]:
     """The pixels of each global batch of an epoch."""
-    block = 5 if order == "blocks" else None
-    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place, block)
+    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place, labels=labels)
     steps = plan.order.split(batches.batch_sizes(len(of), 12))
-    ranks = [
-        [
-            found
-            for _, found in of.of_epoch(plan, [batches.share(s, rank, world_size) for s in steps])
-        ]
+    mixes = [batches.mix_of(3, 1, step, of.how) for step in range(len(steps))]
+    shares_of = [
+        [batches.share(step, rank, world_size, before=mix is not None)
+         for step, mix in zip(steps, mixes, strict=True)]
         for rank in range(world_size)
-    ]
+    ]  # fmt: skip
+    ranks = [[found for _, found in of.of_epoch(plan, parts, mixes)] for parts in shares_of]
     return [torch.cat(parts) for parts in zip(*ranks, strict=True)]
 
 
@@ -55,6 +64,22 @@ def test_the_pixels_of_a_batch_depend_on_nothing_but_seed_and_epoch(form: str, w
             found = pixels(made(FORMS[form], resident, **WAYS[way]), world_size)
             assert all(map(torch.equal, found, wanted)), (world_size, resident)
     assert wanted[0].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_balanced_epoch_is_the_same_on_any_geometry(form: str) -> None:
+    labels = (np.arange(50) < 3).astype(np.int64)
+    wanted = pixels(made(FORMS[form], True), 1, labels)
+    for world_size in (2, 3):
+        found = pixels(made(FORMS[form], False), world_size, labels)
+        assert all(map(torch.equal, found, wanted))
+    # Half of the draws are of the three first images, some of them mirrored.
+    of = made(FORMS[form], True)
+    rare = of.images[of.rows[:3]]
+    both = torch.cat((rare, rare.flip(2)))
+    seen = [sum(bool((each == one).all()) for each in torch.cat(wanted)) for one in both]
+    assert min(seen) > 0
+    assert 15 <= sum(seen) <= 35
 
 
 def test_large_images_are_copied_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +109,8 @@ class Copies(TorchFunctionMode):
         return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+# torchvision's operations take numbers of images, which this device lacks.
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "trivially augmented"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
     """A GPU would compute all before first. torch's device without data stands for it."""
@@ -93,7 +119,8 @@ def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
     of.colour = of.colour.to("meta")
     plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place)
     with Copies() as copies:
-        steps = of.of_epoch(plan, plan.order.split(batches.batch_sizes(len(of), 12)))
+        mixes = [batches.mix_of(3, 1, step, of.how) for step in range(5)]
+        steps = of.of_epoch(plan, plan.order.split(batches.batch_sizes(len(of), 12)), mixes)
         next(steps)
         before = copies.blocking
         assert sum(1 for _ in steps) == 4

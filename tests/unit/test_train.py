@@ -10,15 +10,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.nn import functional as F
+from torchvision.transforms import v2
 
 from classifier.models.classifier import Classifier, build
 from classifier.pixels import batches
-from classifier.training import gradients, optimizers, steps
+from classifier.training import data, gradients, losses, optimizers, steps
 from forked import run_ranks
+from manynodes.base.errors import Refusal
+from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Experiment, Run
 from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, program
@@ -78,8 +83,8 @@ def test_the_global_gradient_is_clipped(alone, tmp_path, processes, micro_batche
     assert one["weight"].norm() <= 3 * 0.1 * 0.2 < alone["weight"].norm()
 
 
-def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
-    """The same three steps with plain autograd."""
+def plain_steps(weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias after the same three steps with plain autograd."""
     generator = torch.Generator().manual_seed(0)
     images, labels = (
         torch.randn(64, 12, generator=generator),
@@ -88,14 +93,79 @@ def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
     weight, bias = torch.zeros(10, 12, requires_grad=True), torch.zeros(10, requires_grad=True)
     for batch in torch.arange(28).split([11, 10, 7]):
         loss = F.cross_entropy(
-            images[batch] @ weight.T + bias, labels[batch], label_smoothing=RUN.label_smoothing
+            images[batch] @ weight.T + bias,
+            labels[batch],
+            weight=weights,
+            label_smoothing=RUN.label_smoothing,
         )
         gradients = torch.autograd.grad(loss, (weight, bias))
         with torch.no_grad():
             for parameter, gradient in zip((weight, bias), gradients, strict=True):
                 parameter -= 0.1 * gradient
-    torch.testing.assert_close(alone["weight"], weight.detach(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(alone["bias"], bias.detach(), rtol=1e-5, atol=1e-6)
+    return weight.detach(), bias.detach()
+
+
+def test_one_process_steps_along_the_mean_loss_of_the_batch(alone) -> None:
+    for name, plain in zip(("weight", "bias"), plain_steps(), strict=True):
+        torch.testing.assert_close(alone[name], plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 1), (2, 1), (3, 2)])
+def test_weights_of_classes_are_torch_s_over_the_global_batch(
+    tmp_path, processes, micro_batches
+) -> None:
+    weights = [0.1, 1, 7, 1, 1, 2, 1, 1, 0.5, 3]
+    by_name = {str(label): weight for label, weight in enumerate(weights)}
+    found = take_steps(
+        processes, tmp_path / "weights.pt", micro_batches=micro_batches, class_weights=by_name
+    )
+    for name, plain in zip(("weight", "bias"), plain_steps(torch.tensor(weights)), strict=True):
+        torch.testing.assert_close(found[name], plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_a_weight_counts_an_image_so_many_times(name) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(30, 3, generator=generator), torch.arange(30) % 3
+    loss = losses.LOSSES[name]
+    weighted = loss(logits, labels, 0.0, torch.tensor([1.0, 3.0, 2.0]))
+    often = torch.arange(30).repeat_interleave(torch.tensor([1, 3, 2]).repeat(10))
+    torch.testing.assert_close(weighted, loss(logits[often], labels[often], 0.0, None))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_of_mixed_images_is_torch_s_for_soft_labels(smoothing) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(30, 10, generator=generator), torch.arange(30) % 10
+    both = torch.stack((labels, labels.roll(1)), dim=1)
+    found = losses.mixed_loss("cross_entropy", logits, both, smoothing, None, 0.3)
+    params = {"lam": 0.3, "labels": labels, "batch_size": 30}
+    soft = v2.MixUp(num_classes=10).transform(labels, params)
+    due = F.cross_entropy(logits, soft, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(found, due)
+
+
+def test_balanced_weights_are_scikit_learn_s_and_others_go_by_name(digits) -> None:
+    folder = DataFolder.read(digits)
+    _, labels = folder.split("train")
+    some = np.concatenate((labels, labels[labels < 4]))
+    found = data.class_weights(RUN.with_values(class_weights="balanced"), some, folder)
+    due = compute_class_weight("balanced", classes=np.arange(10), y=some)
+    torch.testing.assert_close(found, torch.from_numpy(due).float())
+    named = data.class_weights(RUN.with_values(class_weights={"7": 2.5, "0": 3}), labels, folder)
+    assert named.tolist() == [3, 1, 1, 1, 1, 1, 1, 2.5, 1, 1]
+    line = "class_weights: digits has no class cat; its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    with pytest.raises(Refusal, match=f"^{line}$"):
+        data.class_weights(RUN.with_values(class_weights={"cat": 2}), labels, folder)
+
+
+@pytest.mark.parametrize("key", ["class_weights", "sampling"])
+def test_a_class_without_images_cannot_be_balanced(digits, key) -> None:
+    labels = np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
+    with pytest.raises(Refusal, match=f"^{key}: balanced needs training images .* none of 3; use"):
+        data.refuse_empty_class(
+            RUN.with_values(**{key: "balanced"}), labels, DataFolder.read(digits)
+        )
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])

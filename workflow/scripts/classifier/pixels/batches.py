@@ -3,12 +3,15 @@ processes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from classifier.pixels.trivial_augment import choices
 
 
 def validation_split(n: int, held_out: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,9 +52,14 @@ def batch_sizes(n: int, global_batch_size: int) -> list[int]:
     ]
 
 
-def share(batch: Tensor, rank: int, world_size: int) -> Tensor:
-    """This rank's part of a global batch; the parts of all ranks, in order, are the batch."""
-    return batch.tensor_split(world_size)[rank]
+def share(batch: Tensor, rank: int, world_size: int, before: bool = False) -> Tensor:
+    """This rank's part of a global batch; the parts of all ranks, in order, are the batch.
+
+    Args:
+        before: begin with the image before the part; before the first image is the last one.
+    """
+    part = batch.tensor_split(world_size)[rank]
+    return torch.cat((share(batch.roll(1), rank, world_size)[:1], part)) if before else part
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,11 @@ class Augmentation:
         shift: of the window beyond the image's edge, where the image is mirrored, in pixels.
         area: least share of the image's area in a random resized crop; None: a window of the
             image as it is.
+        trivial_augment: one random operation on each image, see `trivial_augment.py`.
         colour: largest change of brightness, contrast and saturation, as a share.
         cutout: edge of a hole in the mean colour, in pixels.
+        random_erasing: probability of a hole of random size and shape in the mean colour.
+        mixup, cutmix: alpha of the mixtures of a step's images; 0 is off.
     """
 
     size: tuple[int, int]
@@ -74,13 +85,19 @@ class Augmentation:
     flip: bool = False
     shift: int = 0
     area: float | None = None
+    trivial_augment: bool = False
     colour: float = 0.0
     cutout: int = 0
+    random_erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
 
 
 @dataclass(frozen=True)
 class Epoch:
     """The order and augmentation of an epoch's images, on the device of the images.
+
+    With `sampling: balanced`, image i is draw i of the epoch.
 
     Attributes:
         order: order of the n images, int64 (n,).
@@ -91,6 +108,10 @@ class Epoch:
             (n, 4); None without them.
         colours: factors of image i's brightness, contrast and saturation, float32 (n, 3); None
             without them.
+        choices: of the operation of TrivialAugment on image i, int64 (n,); None without them.
+        holes: of random erasing in image i's window: top, left, height and width, int64 (n, 4);
+            None without them.
+        drawn: the training image of draw i, int64 (n,); None: each image once.
     """
 
     order: Tensor
@@ -101,6 +122,13 @@ class Epoch:
     left: Tensor
     boxes: Tensor | None = None
     colours: Tensor | None = None
+    choices: Tensor | None = None
+    holes: Tensor | None = None
+    drawn: Tensor | None = None
+
+    def images(self, part: Tensor) -> Tensor:
+        """The numbers of some images among the training images."""
+        return part if self.drawn is None else self.drawn[part]
 
     def to(self, device: torch.device) -> "Epoch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -115,6 +143,7 @@ def epoch_plan(
     how: Augmentation,
     device: torch.device | str = "cpu",
     block: int | None = None,
+    labels: np.ndarray | None = None,
 ) -> Epoch:
     """Order and augmentation of the n images in an epoch.
 
@@ -124,6 +153,7 @@ def epoch_plan(
 
     Args:
         block: images of a block that is read in one piece, see `block_order`; None: any order.
+        labels: of the images, (n,), to draw each class with equal chance; None: each image once.
     """
     each_epoch = np.random.default_rng((seed, epoch))
     order = block_order(n, block, each_epoch) if block else each_epoch.permutation(n)
@@ -141,10 +171,64 @@ def epoch_plan(
     if how.colour:
         drawn = np.random.default_rng((seed, epoch, 2)).uniform(-how.colour, how.colour, (n, 3))
         colours = (1 + drawn).astype(np.float32)
-    arrays = (order, flipped, down, right, top, left, boxes, colours)
+    chosen = choices(n, np.random.default_rng((seed, epoch, 6))) if how.trivial_augment else None
+    holes = (
+        random_holes(n, how, np.random.default_rng((seed, epoch, 5)))
+        if how.random_erasing
+        else None
+    )
+    draws = (
+        balanced_draws(labels, np.random.default_rng((seed, epoch, 3)))
+        if labels is not None
+        else None
+    )
+    arrays = (order, flipped, down, right, top, left, boxes, colours, chosen, holes, draws)
     return Epoch(
         *(None if array is None else torch.from_numpy(array).to(device) for array in arrays)  # type: ignore[arg-type]
     )
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How the images of a step are mixed, each with the one before it.
+
+    Attributes:
+        kept: share of each image that stays, and of the loss for its label.
+        box: rows and columns that become the other image's (CutMix); None: all pixels are mixed
+            (MixUp).
+    """
+
+    kept: float
+    box: tuple[slice, slice] | None = None
+
+
+def mix_of(seed: int, epoch: int, step: int, how: Augmentation) -> Mix | None:
+    """The mixture of a step; None if its images are not mixed.
+
+    Source: torchvision.transforms.v2.MixUp and CutMix, and RandomChoice of both.
+    """
+    if not (how.mixup or how.cutmix):
+        return None
+    random = np.random.default_rng((seed, epoch, 4, step))
+    cut = not how.mixup or (how.cutmix > 0 and random.random() < 0.5)
+    alpha = how.cutmix if cut else how.mixup
+    kept = random.beta(alpha, alpha)
+    return cut_mix(kept, random.integers(how.window).tolist(), how.window) if cut else Mix(kept)
+
+
+def cut_mix(kept: float, centre: Sequence[int], size: tuple[int, int]) -> Mix:
+    """The box about a centre that leaves this share of an image, without what is beyond its edges.
+
+    Args:
+        centre, size: down and right, in pixels.
+    """
+    half = 0.5 * math.sqrt(1 - kept)
+    rows, columns = (
+        slice(max(0, middle - int(half * edge)), min(edge, middle + int(half * edge)))
+        for middle, edge in zip(centre, size, strict=True)
+    )
+    area = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return Mix(1 - area / math.prod(size), (rows, columns))
 
 
 # Blocks whose images are mixed with each other.
@@ -165,6 +249,16 @@ def block_order(n: int, block: int, random: np.random.Generator) -> np.ndarray:
     )
 
 
+def balanced_draws(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """As many images as there are labels, drawn with replacement, of each class with equal chance:
+    int64 (n,).
+    """
+    by_class = np.argsort(labels, kind="stable")
+    _, first, count = np.unique(labels[by_class], return_index=True, return_counts=True)
+    classes = random.integers(0, len(count), len(labels))
+    return by_class[first[classes] + random.integers(0, count[classes])]
+
+
 def random_boxes(n: int, how: Augmentation, random: np.random.Generator) -> np.ndarray:
     """Boxes of random area and of aspect ratio 3:4 to 4:3, as shares of the image: float32 (n, 4).
 
@@ -177,6 +271,32 @@ def random_boxes(n: int, how: Augmentation, random: np.random.Generator) -> np.n
     wide = np.minimum(np.sqrt(area * ratio), width) / width
     top, left = random.uniform(size=(2, n)) * (1 - np.stack((high, wide)))
     return np.stack((top, left, high, wide), axis=1).astype(np.float32)
+
+
+def random_holes(n: int, how: Augmentation, random: np.random.Generator) -> np.ndarray:
+    """Holes of random erasing: top, left, height and width, int64 (n, 4); 0 x 0 for no hole.
+
+    Source: torchvision.transforms.v2.RandomErasing, which draws a hole that does not fit again, up
+        to ten times in all.
+    """
+    edges = np.zeros((n, 2), dtype=np.int64)
+    left = np.flatnonzero(random.random(n) < how.random_erasing)
+    for _ in range(10):
+        area = random.uniform(0.02, 0.33, len(left))
+        ratio = np.exp(random.uniform(math.log(0.3), math.log(3.3), len(left)))
+        drawn = hole_edges(area, ratio, how.window)
+        fits = (drawn < how.window).all(1)
+        edges[left[fits]] = drawn[fits]
+        left = left[~fits]
+    return np.concatenate((random.integers(0, how.window - edges + 1), edges), axis=1)
+
+
+def hole_edges(area: np.ndarray, ratio: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+    """Height and width, int64 (n, 2), of holes of these shares of a window, (n,), and these ratios
+    of height to width, (n,).
+    """
+    pixels = area * math.prod(window)
+    return np.rint(np.sqrt((pixels * ratio, pixels / ratio))).astype(np.int64).T
 
 
 def mirrored(size: int, border: int, device: torch.device | str = "cpu") -> Tensor:
@@ -320,18 +440,44 @@ def levels(pixels: Tensor, like: Tensor) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8) if like.dtype == torch.uint8 else pixels
 
 
-def cut_out(pixels: Tensor, indices: Tensor, plan: Epoch, cutout: int, colour: Tensor) -> Tensor:
-    """The pixels of some images, each with a square hole of `cutout` pixels in one colour.
+def mixed(pixels: Tensor, mix: Mix) -> Tensor:
+    """Images, each mixed with the one before it.
 
     Args:
-        pixels: of the images `indices`, (b, h, w, c).
+        pixels: (b + 1, h, w, c); the first is only mixed in.
+
+    Returns:
+        (b, h, w, c), of the type of the pixels.
+    """
+    own, other = pixels[1:], pixels[:-1]
+    if mix.box is None:
+        other = other.to(torch.float32) * (1 - mix.kept)
+        return levels(other + own.to(torch.float32) * mix.kept, pixels)
+    own = own.clone()
+    own[:, *mix.box] = other[:, *mix.box]
+    return own
+
+
+def cut_out(
+    pixels: Tensor,
+    top: Tensor,
+    left: Tensor,
+    height: Tensor | int,
+    width: Tensor | int,
+    colour: Tensor,
+) -> Tensor:
+    """Images, each with a hole in one colour.
+
+    Args:
+        pixels: (b, h, w, c).
+        top, left, height, width: of the holes, (b,).
         colour: (c,), of the type of the pixels.
     """
     in_rows, in_columns = (
-        (pixel >= start) & (pixel < start + cutout)
-        for start, pixel in (
-            (plan.top[indices, None], torch.arange(pixels.shape[1], device=pixels.device)),
-            (plan.left[indices, None], torch.arange(pixels.shape[2], device=pixels.device)),
+        (pixel >= start[:, None]) & (pixel < (start + length)[:, None])
+        for start, length, pixel in (
+            (top, height, torch.arange(pixels.shape[1], device=pixels.device)),
+            (left, width, torch.arange(pixels.shape[2], device=pixels.device)),
         )
     )
     return torch.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], colour, pixels)

@@ -6,6 +6,8 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +16,16 @@ from torch import Tensor
 from classifier.pixels.batches import (
     Augmentation,
     Epoch,
+    Mix,
     centred,
     changed_colours,
     copy_windows,
     crop,
     cut_out,
+    mixed,
     resized_boxes,
 )
+from classifier.pixels.trivial_augment import trivially_augmented
 
 # From this size of an image on, windows are copied one by one, in threads, while earlier steps are
 # computed. For smaller images one gather of all pixels is faster.
@@ -36,6 +41,20 @@ def mapped_tensor(images: np.ndarray) -> Tensor:
     """A tensor of a read-only array, without a copy."""
     with warnings.catch_warnings(action="ignore"):  # nobody writes to it
         return torch.from_numpy(images)
+
+
+class Part(NamedTuple):
+    """What a rank needs of a step's plan.
+
+    Attributes:
+        images: numbers of training images, int64 (b,), on the device.
+        choices: see `Epoch.choices`, (b,), on the host; None without them.
+        mix: of the step; then the first image is only mixed in.
+    """
+
+    images: Tensor
+    choices: Tensor | None
+    mix: Mix | None
 
 
 class Shares:
@@ -81,11 +100,14 @@ class Shares:
             self.device
         )
 
-    def of_epoch(self, plan: Epoch, parts: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def of_epoch(
+        self, plan: Epoch, parts: Iterable[Tensor], mixes: Iterable[Mix | None] = repeat(None)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each step, this rank's part of the batch and its pixels, on the device.
 
         Args:
             parts: numbers of training images, on `place`.
+            mixes: of the steps; the part of a step with one has the image before it too.
         """
         parts = list(parts)
         if not parts:
@@ -93,29 +115,33 @@ class Shares:
         # Once per epoch: in a step, such a copy would wait until a GPU has computed all before.
         there = plan.to(self.device)
         parts_there = torch.cat(parts).to(self.device).split([len(part) for part in parts])
-        both = zip(parts, parts_there, strict=True)
+        # On the host, which starts the operations: in a step, this copy would wait too.
+        chosen: Iterable[Tensor | None] = repeat(None)
+        if plan.choices is not None:
+            chosen = plan.choices[torch.cat(parts)].cpu().split([len(part) for part in parts])
+        both = list(zip(parts, map(Part, parts_there, chosen, mixes), strict=True))
         if not self.large:
             for part, mine in both:
-                yield mine, self.augmented(self.gathered(plan, part), mine, there)
+                yield mine.images, self.augmented(self.gathered(plan, part), there, mine)
             return
-        waiting: deque[tuple[Tensor, Future[Tensor]]] = deque()
+        waiting: deque[tuple[Future[Tensor], Part]] = deque()
         with ThreadPoolExecutor(THREADS, "gather") as threads:
             try:
                 for part, mine in both:
-                    waiting.append((mine, threads.submit(self.gathered, plan, part)))
+                    waiting.append((threads.submit(self.gathered, plan, part), mine))
                     if len(waiting) > AHEAD:
-                        first, pixels = waiting.popleft()
-                        yield first, self.augmented(pixels.result(), first, there)
+                        pixels, first = waiting.popleft()
+                        yield first.images, self.augmented(pixels.result(), there, first)
                 while waiting:
-                    first, pixels = waiting.popleft()
-                    yield first, self.augmented(pixels.result(), first, there)
+                    pixels, first = waiting.popleft()
+                    yield first.images, self.augmented(pixels.result(), there, first)
             finally:
                 # The training may stop between two steps.
                 threads.shutdown(cancel_futures=True)
 
     def gathered(self, plan: Epoch, part: Tensor) -> Tensor:
         """The windows of some images, in the memory where the images are."""
-        rows = self.rows[part]
+        rows = self.rows[plan.images(part)]
         if self.how.area is not None:
             # The whole images: their boxes are resized on the device.
             plan, how = whole(plan), Augmentation(self.how.size, self.how.size)
@@ -135,23 +161,30 @@ class Shares:
         copy_windows(self.mapped, rows, part, plan, how, out)
         return out
 
-    def augmented(self, pixels: Tensor, part: Tensor, plan: Epoch) -> Tensor:
+    def augmented(self, pixels: Tensor, plan: Epoch, part: Part) -> Tensor:
         """What remains to be done on the device.
 
         Args:
-            part, plan: on the device too.
+            plan: on the device too.
         """
+        mine = part.images
         pixels = pixels.to(self.device, non_blocking=True)
         if plan.boxes is not None:
-            pixels = resized_boxes(pixels, plan.boxes[part], self.how.window)
+            pixels = resized_boxes(pixels, plan.boxes[mine], self.how.window)
         if self.how.flip and (self.large or plan.boxes is not None):
-            flipped = plan.flipped[part][:, None, None, None]
+            flipped = plan.flipped[mine][:, None, None, None]
             pixels = torch.where(flipped, pixels.flip(2), pixels)
+        if part.choices is not None:
+            pixels = trivially_augmented(pixels, part.choices.tolist())
         if plan.colours is not None:
-            pixels = changed_colours(pixels, plan.colours[part])
+            pixels = changed_colours(pixels, plan.colours[mine])
         if self.how.cutout:
-            pixels = cut_out(pixels, part, plan, self.how.cutout, self.colour)
-        return pixels
+            edge = self.how.cutout
+            pixels = cut_out(pixels, plan.top[mine], plan.left[mine], edge, edge, self.colour)
+        if plan.holes is not None:
+            top, left, height, width = plan.holes[mine].unbind(1)
+            pixels = cut_out(pixels, top, left, height, width, self.colour)
+        return pixels if part.mix is None else mixed(pixels, part.mix)
 
 
 def whole(plan: Epoch) -> Epoch:

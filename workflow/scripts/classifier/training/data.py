@@ -3,20 +3,25 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from classifier.models.classifier import build
 from classifier.models.fitting import refuse_unfit_model
 from classifier.models.names import Form, is_user_model
 from classifier.pixels.batches import Augmentation
+from classifier.pixels.trivial_augment import operations
 from classifier.training.choosing import freeze, rates
 from classifier.training.limits import (
     refuse_bad_patterns,
     refuse_contradictions,
     refuse_unfit_counts,
+    refuse_unfit_pixels,
     refuse_unfit_sizes,
 )
 from classifier.training.sizes import edges
+from manynodes.base.errors import Refusal, one_line
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Run
 
@@ -35,9 +40,57 @@ def how(run: Run, data: DataFolder) -> Augmentation:
         flip=run.flip,
         shift=0 if resized else run.shift,
         area=run.crop_area if resized else None,
+        trivial_augment=run.trivial_augment,
         colour=run.colour,
         cutout=run.cutout,
+        random_erasing=run.random_erasing,
+        mixup=run.mixup,
+        cutmix=run.cutmix,
     )
+
+
+def class_weights(run: Run, labels: np.ndarray, data: DataFolder) -> Tensor | None:
+    """The weights of the classes in a run's loss, float32 (classes,); None for none.
+
+    Balanced ones are those of scikit-learn's `compute_class_weight`.
+
+    Args:
+        labels: of the training images.
+
+    Raises:
+        Refusal: a class is named that the data set has not.
+    """
+    given = run.class_weights
+    if given is None:
+        return None
+    names = data.class_names
+    if given == "balanced":
+        counts = np.bincount(labels, minlength=len(names))
+        return torch.from_numpy(len(labels) / (len(names) * counts)).float()
+    if unknown := [name for name in given if name not in names]:
+        raise Refusal(
+            f"class_weights: {data.dataset} has no class {unknown[0]}; its classes are "
+            f"{one_line(', '.join(names), 100)}"
+        )
+    return torch.tensor([given.get(name, 1.0) for name in names])
+
+
+def refuse_empty_class(run: Run, labels: np.ndarray, data: DataFolder) -> None:
+    """Refuse to balance classes of which one has no training image.
+
+    Args:
+        labels: of the training images.
+
+    Raises:
+        Refusal: naming the class.
+    """
+    empty = np.setdiff1d(np.arange(data.classes), labels)
+    for key in ("class_weights", "sampling"):
+        if getattr(run, key) == "balanced" and len(empty):
+            raise Refusal(
+                f"{key}: balanced needs training images of every class, and validation_fraction "
+                f"leaves none of {data.class_names[empty[0]]}; use a smaller one"
+            )
 
 
 def refuse_unfit_data(run: Run, data: DataFolder) -> None:
@@ -51,6 +104,9 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
     refuse_contradictions(run)
     refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
     refuse_unfit_sizes(run, data.dataset, height, width)
+    if run.trivial_augment:
+        refuse_unfit_pixels(data.dataset, data.manifest["dtype"], channels)
+        operations()  # they need torchvision
     refuse_unfit_network(run, Form(height, width, channels, data.classes))
 
 

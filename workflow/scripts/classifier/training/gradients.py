@@ -132,7 +132,7 @@ def distributed(
                     torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
                     autocast(run, images),
                 ):
-                    LOSSES[run.loss](network(images).float(), labels, 0.0).backward()
+                    LOSSES[run.loss](network(images).float(), labels, 0.0, None).backward()
                 unused = [
                     name
                     for name, parameter in classifier.named_parameters()

@@ -27,6 +27,16 @@ def refuse_contradictions(run: Any) -> None:
             f"model_args: {run.model} takes none; they are for your own model, timm's or "
             "torchvision's"
         )
+    if run.sampling == "balanced" and run.class_weights == "balanced":
+        raise Refusal(
+            "sampling: balanced and class_weights: balanced weight rare classes twice; keep one of "
+            "them"
+        )
+    if run.sampling == "balanced" and run.order == "blocks":
+        raise Refusal(
+            "sampling: balanced draws images from anywhere, and order: blocks reads neighbours; "
+            "keep one of them"
+        )
     if run.optimizer == "muon" and run.model not in with_muon():
         raise Refusal(
             f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
@@ -89,6 +99,19 @@ def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:
         raise Refusal(
             f"cutout: {run.cutout} is more than the {window[0]} x {window[1]} pixels of an "
             "image; use less"
+        )
+
+
+def refuse_unfit_pixels(dataset: str, dtype: str, channels: int) -> None:
+    """Refuse images that TrivialAugment does not know.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    if dtype != "uint8" or channels not in (1, 3):
+        raise Refusal(
+            f"trivial_augment: {dataset} has {dtype} images of {channels} channels; it is for "
+            "uint8 images of 1 or 3; use trivial_augment: false"
         )
 
 

@@ -23,8 +23,9 @@ from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
 from classifier.training.averaging import WeightAverage
 from classifier.training.choosing import freeze
-from classifier.training.data import how, refuse_unfit_data
+from classifier.training.data import class_weights, how, refuse_empty_class, refuse_unfit_data
 from classifier.training.gradients import distributed
+from classifier.training.losses import batch_weights
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
 from classifier.training.sizes import edges, validation_images
 from classifier.training.steps import (
@@ -61,6 +62,8 @@ class Training:
         sizes: of an epoch's global batches.
         shares: the images that this rank trains on.
         frozen: the layers that stay in evaluation mode.
+        balanced: labels of the training images, if each class is drawn with equal chance.
+        class_weights: in the loss, (classes,); None for none.
         held_out, val_labels: the validation images' rows and labels.
         per_rank: (ranks, 3), the same on all of them: mean seconds of a forward pass and of waiting
             for pixels in the last epoch, and the most bytes on the GPU so far.
@@ -106,6 +109,10 @@ class Training:
             torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
             for rows in (held_in, held_out)
         )
+        refuse_empty_class(run, labels[held_in], data)
+        self.balanced = labels[held_in] if run.sampling == "balanced" else None
+        weights = class_weights(run, labels[held_in], data)
+        self.class_weights = None if weights is None else weights.to(process.device)
         self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
 
         torch.manual_seed(run.seed)
@@ -335,18 +342,40 @@ class Training:
         if run.order == "blocks":
             block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
         plan = batches.epoch_plan(
-            len(self.labels), run.seed, self.epoch + 1, self.shares.how, self.shares.place, block
+            len(self.labels),
+            run.seed,
+            self.epoch + 1,
+            self.shares.how,
+            self.shares.place,
+            block,
+            self.balanced,
         )
+        labels = self.labels
+        if plan.drawn is not None:
+            labels = labels[plan.drawn.to(labels.device)]
         self.network.train()
         for layer in self.frozen:
             layer.eval()
         votes: deque[tuple[int, Vote]] = deque()
         steps = plan.order.split(self.sizes)[self.step :]
-        parts = [batches.share(batch, rank, run.world_size) for batch in steps]
-        batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts))
-        for batch, (mine, pixels) in zip(steps, batches_of, strict=True):
+        mixes = [
+            batches.mix_of(run.seed, self.epoch + 1, step, self.shares.how)
+            for step in range(self.step, len(self.sizes))
+        ]
+        parts = [
+            batches.share(batch, rank, run.world_size, before=mix is not None)
+            for batch, mix in zip(steps, mixes, strict=True)
+        ]
+        batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts, mixes))
+        weights_of = batch_weights(self.class_weights, labels, steps)
+        for batch, (mine, pixels), weights, mix in zip(
+            steps, batches_of, weights_of, mixes, strict=True
+        ):
+            named, kept = labels[mine], 1.0
+            if mix:
+                named, kept = torch.stack((named[1:], named[:-1]), dim=1), mix.kept
             lr = learning_rate(run, len(self.sizes), self.steps_done)
-            sums, gradient = self.stepper.step(lr, pixels, self.labels[mine], len(batch))
+            sums, gradient = self.stepper.step(lr, pixels, named, len(batch), weights, kept)
             self.average.update()
             self.totals += sums
             self.step += 1

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from classifier.pixels.batches import centred, images_per_pass
 from classifier.training.gradients import Gradients, autocast
-from classifier.training.losses import LOSSES
+from classifier.training.losses import mixed_loss
 from classifier.training.timing import Clock
 from manynodes.experiment.config import Run
 from manynodes.ranks.device import numbers
@@ -42,11 +42,21 @@ class Stepper:
         self.clock = Clock(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
 
-    def step(self, lr: float, images: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    def step(
+        self,
+        lr: float,
+        images: Tensor,
+        labels: Tensor,
+        batch: int,
+        weights: Tensor | None = None,
+        kept: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
         """One optimizer step, without any wait of the CPU for a GPU.
 
         Args:
             images, labels: this rank's share of a global batch of size `batch`.
+            weights: of the classes, see `batch_weights`.
+            kept: of mixed images, see `mixed_loss`.
 
         Returns:
             This rank's sums of loss and of correct predictions, float64 (2,), and the total of its
@@ -57,7 +67,7 @@ class Stepper:
             *(each.tensor_split(run.micro_batches) for each in (images, labels)), strict=True
         )
         sums = [
-            self.add_gradient(pixels, named, batch, last=number == run.micro_batches)
+            self.add_gradient(pixels, named, batch, weights, kept, last=number == run.micro_batches)
             for number, (pixels, named) in enumerate(parts, 1)
         ]
         total = self.gradients.take_total()
@@ -74,7 +84,15 @@ class Stepper:
         self.optimizer.zero_grad()
         return reduce(torch.add, sums), total
 
-    def add_gradient(self, images: Tensor, labels: Tensor, batch: int, last: bool) -> Tensor:
+    def add_gradient(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch: int,
+        weights: Tensor | None,
+        kept: float,
+        last: bool,
+    ) -> Tensor:
         """Add the gradient of a part of this rank's share to that of the parts before.
 
         Args:
@@ -88,12 +106,13 @@ class Stepper:
         with cast(DistributedDataParallel, self.network).no_sync() if waits else nullcontext():
             with self.clock.forward_pass(), autocast(run, images):
                 logits = self.network(images).float()
-                loss = LOSSES[run.loss](logits, labels, run.label_smoothing)
+                loss = mixed_loss(run.loss, logits, labels, run.label_smoothing, weights, kept)
             # The sum of the ranks' gradients is that of the global batch's mean loss, even if
             # shares differ in size.
             self.scaler.scale(loss / batch).backward()
         with torch.no_grad():
-            return torch.stack((loss.double(), (logits.argmax(1) == labels).sum().double()))
+            own = labels if labels.ndim == 1 else labels[:, 0]
+            return torch.stack((loss.double(), (logits.argmax(1) == own).sum().double()))
 
 
 def is_statistic(name: str) -> bool:

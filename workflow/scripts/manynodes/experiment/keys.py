@@ -479,7 +479,8 @@ def wanted(value: Any, spec: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         inside = spec.get("properties", {})
         return {
-            key: wanted(part, inside[key]) if key in inside else parsed(part)
+            # The run reaches its program as JSON, in which names are text.
+            str(key): wanted(part, inside[key]) if key in inside else parsed(part)
             for key, part in value.items()
         }
     if not isinstance(value, str):
