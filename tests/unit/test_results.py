@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from manynodes.base.errors import Refusal, spreadsheet_text
+from manynodes.experiment.config import read_run
 from manynodes.reporting.numbers import unused
-from manynodes.reporting.results import Missing, read_evaluation, write_missing
+from manynodes.reporting.results import Missing, differences, read_evaluation, write_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
 from programs import program
 from trainings import RUN
@@ -188,3 +189,9 @@ def test_a_column_of_a_program_never_replaces_another() -> None:
     assert unused("lr", "measured", ["epoch", "loss"]) == "lr"
     assert unused("lr", "measured", ["lr", "loss"]) == "lr (measured)"
     assert unused("lr", "measured", ["lr", "lr (measured)"]) == "lr (measured) (measured)"
+
+
+def test_a_key_that_is_newer_than_a_run_had_its_default() -> None:
+    before = {key: value for key, value in read_run(json.dumps(RUN)).values.items() if key != "ema"}
+    assert differences(before, read_run(json.dumps(RUN))) == []
+    assert differences(before, read_run(json.dumps(RUN | {"ema": 0.9}))) == ["ema 0.0 -> 0.9"]

@@ -473,6 +473,7 @@ def test_another_number_of_processes_goes_on(digits, reference, tmp_path) -> Non
 # Notes each image that it is trained on.
 SEEN = """
 import hashlib, os, time
+import torch
 from torch import nn
 
 class Seen(nn.Module):
@@ -487,7 +488,9 @@ class Seen(nn.Module):
         # Not in the looks at a network before its training: of blank images, and of two.
         if self.training and len(images) > 2 and images.std() > 0:
             time.sleep(0.02)
-            with open(f"{os.environ['SEEN']}/{os.getpid()}", "a") as file:
+            with open(f"{os.environ['SEEN']}/{os.getpid()}.draws", "a") as file:
+                print(torch.rand(()).item(), file=file)
+            with open(f"{os.environ['SEEN']}/{os.getpid()}.images", "a") as file:
                 for image in images:
                     print(hashlib.sha256(image.numpy().tobytes()).hexdigest(), file=file)
         return self.head(images)
@@ -514,9 +517,13 @@ def test_within_an_epoch_another_number_of_processes_sees_every_image_once(
         if newest_place(output)[1]:
             break
     complete(output, digits, "--resume=anyway", processes=3, **where, **how)
-    images = Counter(line for file in seen.iterdir() for line in file.read_text().splitlines())
+    images = Counter(
+        line for file in seen.glob("*.images") for line in file.read_text().splitlines()
+    )
     assert images.total() == 2 * 1298
     assert all(times % 2 == 0 for times in images.values())
+    # Dropout would not cover the same on two of three ranks.
+    assert len({file.read_text().splitlines()[0] for file in seen.glob("*.draws")}) == 3
 
 
 def test_a_changed_processor_is_warned_of(digits, left) -> None:

@@ -1,7 +1,6 @@
 """One rank's training loop: model, data, progress, checkpoint and restore."""
 
 import math
-import random
 import socket
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from classifier.training.steps import (
     average_batchnorm,
     is_statistic,
     random_state,
+    seed_generators,
     set_random_state,
     validate,
 )
@@ -115,10 +115,7 @@ class Training:
         self.class_weights = None if weights is None else weights.to(process.device)
         self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
 
-        torch.manual_seed(run.seed)
-        # A user's network may draw its weights from these.
-        random.seed(run.seed)
-        np.random.seed(run.seed % 2**32)
+        seed_generators(run.seed)
         stored, window = data.image_shape[:2], self.shares.how.window
         self.classifier = build(
             run.model,
@@ -161,6 +158,9 @@ class Training:
         self.average = WeightAverage(run.ema, self.classifier)
         self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
+        # Dropout must not cover the same units on all ranks.
+        if process.rank:
+            seed_generators(run.seed + process.rank * 1_000_003)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
         self.history: list[dict[str, Any]] = []

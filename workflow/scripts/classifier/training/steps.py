@@ -170,6 +170,13 @@ def validate(
     return loss_sum / len(labels), correct / len(labels)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the generators of `random_state`; a user's network may draw its weights from them."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The states of this process's random generators: torch's by device type, which dropout uses,
     Python's and numpy's, which a user's network may use.

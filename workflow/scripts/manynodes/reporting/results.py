@@ -12,7 +12,7 @@ from manynodes.base import atomic, failure
 from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
-from manynodes.experiment.config import Run
+from manynodes.experiment.config import Run, default_run
 from manynodes.reporting.history import read_history
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
@@ -62,8 +62,10 @@ def form_of(run: Run) -> str:
 def differences(before: dict[str, Any], run: Run) -> list[str]:
     """What a configuration of run.json has differently, as `key before -> now`."""
     now = json.loads(run.to_json())
-    # A key of the built-in trainer that is not there is newer than the run.
-    keys = dict.fromkeys([*before, *now]) if run.command else [key for key in now if key in before]
+    if not run.command:
+        # A key that is not there is newer than the run, which then had its default.
+        before = json.loads(default_run().to_json()) | before
+    keys = dict.fromkeys([*before, *now]) if run.command else now
     different = [
         (key, *apart(before.get(key, "not given"), now.get(key, "not given")))
         for key in keys
