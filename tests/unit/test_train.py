@@ -154,6 +154,9 @@ def test_balanced_weights_are_scikit_learn_s_and_others_go_by_name(digits) -> No
     torch.testing.assert_close(found, torch.from_numpy(due).float())
     named = data.class_weights(RUN.with_values(class_weights={"7": 2.5, "0": 3}), labels, folder)
     assert named.tolist() == [3, 1, 1, 1, 1, 1, 1, 2.5, 1, 1]
+    numbers = {str(label): 3 for label in range(10)}
+    whole = data.class_weights(RUN.with_values(class_weights=numbers), labels, folder)
+    assert whole.dtype == torch.float32
     line = "class_weights: digits has no class cat; its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     with pytest.raises(Refusal, match=f"^{line}$"):
         data.class_weights(RUN.with_values(class_weights={"cat": 2}), labels, folder)

@@ -72,7 +72,7 @@ def class_weights(run: Run, labels: np.ndarray, data: DataFolder) -> Tensor | No
             f"class_weights: {data.dataset} has no class {unknown[0]}; its classes are "
             f"{one_line(', '.join(names), 100)}"
         )
-    return torch.tensor([given.get(name, 1.0) for name in names])
+    return torch.tensor([given.get(name, 1) for name in names], dtype=torch.float32)
 
 
 def refuse_empty_class(run: Run, labels: np.ndarray, data: DataFolder) -> None:
