@@ -157,12 +157,18 @@ def test_images_are_mixed_as_torchvision_mixes_them(dtype) -> None:
     box = batches.cut_mix(0.4, (3, 20), (20, 24))
     mixes = [(v2.MixUp, batches.Mix(0.7), {"lam": 0.7}),
              (v2.CutMix, box, {"box": (11, 0, 24, 10), "lam_adjusted": box.kept})]  # fmt: skip
+    both = batches.mixed_labels(torch.cat((labels[-1:], labels)))
     for kind, mix, params in mixes:
         transform = kind(num_classes=7)
         params |= {"labels": labels, "batch_size": 7}
         found = batches.mixed(torch.cat((images[-1:], images)), mix)
         due = transform.transform(images.float().permute(0, 3, 1, 2), params).permute(0, 2, 3, 1)
         assert found.dtype == dtype
+        soft = transform.transform(labels, params)
+        for own, other, due_label in zip(*both.T, soft, strict=True):
+            shares = torch.zeros(7)
+            shares[own], shares[other] = mix.kept, 1 - mix.kept
+            torch.testing.assert_close(due_label, shares)
         # uint8 stays so, in whole levels.
         assert torch.equal(found, due.round().to(dtype) if dtype == torch.uint8 else due)
 

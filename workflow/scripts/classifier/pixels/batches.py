@@ -458,6 +458,15 @@ def mixed(pixels: Tensor, mix: Mix) -> Tensor:
     return own
 
 
+def mixed_labels(labels: Tensor) -> Tensor:
+    """For `mixed` images the own label and that of the image before, (b, 2).
+
+    Args:
+        labels: (b + 1,), as the pixels.
+    """
+    return torch.stack((labels[1:], labels[:-1]), dim=1)
+
+
 def cut_out(
     pixels: Tensor,
     top: Tensor,

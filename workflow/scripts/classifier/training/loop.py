@@ -373,7 +373,7 @@ class Training:
         ):
             named, kept = labels[mine], 1.0
             if mix:
-                named, kept = torch.stack((named[1:], named[:-1]), dim=1), mix.kept
+                named, kept = batches.mixed_labels(named), mix.kept
             lr = learning_rate(run, len(self.sizes), self.steps_done)
             sums, gradient = self.stepper.step(lr, pixels, named, len(batch), weights, kept)
             self.average.update()
