@@ -1,6 +1,7 @@
 """Which of the user's files each image is, from the import to the predictions."""
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,4 +87,11 @@ def test_names_of_other_images_are_refused(shapes: Path, tmp_path: Path, change,
     changed = change(path.read_text(encoding="utf-8"))
     path.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
     with pytest.raises(Refusal, match=f"files.csv is damaged.*{line}.*delete "):
+        files_of(folder, "test")
+
+
+def test_a_file_of_a_terabyte_is_not_read(shapes: Path, tmp_path: Path) -> None:
+    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    os.truncate(folder.path / "files.csv", 10**12)
+    with pytest.raises(Refusal, match=r"files.csv is damaged \(has 1,000,000,000,000 bytes, "):
         files_of(folder, "test")

@@ -1,6 +1,7 @@
 """predictions.csv: one row per test image, the same on any number of processes."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,9 @@ def test_a_table_that_is_not_the_run_s_is_refused(folder: Path, tmp_path: Path) 
     path = tmp_path / "run" / predictions.FILE
     path.write_text(path.read_text().replace("circle", "cross"))
     with pytest.raises(Refusal, match=r"predictions.csv is not that of evaluation.json beside it"):
+        predictions.read(tmp_path / "run")
+    os.truncate(path, 10**12)
+    with pytest.raises(Refusal, match=r"predictions.csv cannot be read \(has 1,000,000,000,000 "):
         predictions.read(tmp_path / "run")
     path.unlink()
     with pytest.raises(Refusal, match=r"predictions.csv cannot be read"):

@@ -17,6 +17,7 @@ from manynodes.reporting.results import read_evaluation
 from manynodes.reporting.sums import REMAKE
 
 FILE = "predictions.csv"
+MOST_ROW = 30_000  # bytes, most of them of the path
 COLUMNS = (
     *("row", "file", "true_class", "predicted_class", "true_name", "predicted_name"),
     *("probability", "true_probability"),
@@ -82,7 +83,7 @@ def read(run: Path) -> Predictions | None:
     if "predictions_sha256" not in evaluation:
         return None
     try:
-        content = read_bytes(run / FILE)
+        content = read_bytes(run / FILE, MOST_ROW * (evaluation["n"] + 1))
     except OSError as error:
         raise Refusal(f"{run / FILE} cannot be read ({reason(error)}); {REMAKE}") from None
     if hashlib.sha256(content).hexdigest() != evaluation["predictions_sha256"]:

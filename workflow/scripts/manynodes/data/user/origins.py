@@ -14,6 +14,8 @@ from manynodes.data.folder import DataFolder
 
 FILE = "files.csv"
 COLUMNS = ["split", "row", "class", "path"]
+# Bytes of a row: a path has at most 4,096, and each may be written as an escape.
+MOST_ROW = 30_000
 
 
 def write_origins(
@@ -44,11 +46,12 @@ def files_of(data: DataFolder, split: str) -> list[str]:
     label_of = {cell(name): label for label, name in enumerate(data.class_names)}
     found: list[tuple[int | None, str]] = []
     try:
-        with open_file(path) as file:
-            rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), strict=True)
-            if next(rows, None) != COLUMNS:
+        rows = sum(data.manifest["images"].values())
+        with open_file(path, MOST_ROW * (rows + 1)) as file:
+            lines = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), strict=True)
+            if next(lines, None) != COLUMNS:
                 raise ValueError("its first line is another one")
-            for of_split, _, name, origin in rows:
+            for of_split, _, name, origin in lines:
                 if of_split == split:
                     found.append((label_of.get(name), origin))
     except FileNotFoundError:
