@@ -800,7 +800,7 @@ def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(
     folder = imported(user_data(shapes), output)
     assert folder.image_shape == (48, 64, 1)
     assert sorted(path.name for path in output.iterdir() if path.name[0] != ".") == [
-        "manifest.json", *sorted(folder.manifest["files"]),
+        "files.csv", "manifest.json", *sorted(folder.manifest["files"]),
     ]  # fmt: skip
 
 

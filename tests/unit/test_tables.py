@@ -141,7 +141,7 @@ def test_a_file_that_is_no_table_is_refused(flat: Path, tmp_path: Path) -> None:
     text = table.read_text()
     at = {"table": str(table)}
     assert "line" not in (line := refused(flat, tmp_path / "data", **at, test_fraction=0.2))
-    assert line.endswith("labels.csv has test images already; leave test_fraction out")
+    assert line.endswith("labels.csv has a column split already; leave test_fraction out")
     table.write_bytes(text.replace("camera", "kamera ä").encode("latin-1"))
     assert "labels.csv is not UTF-8; save it as CSV in UTF-8" in refused(
         flat, tmp_path / "data", **at

@@ -189,7 +189,6 @@ def list_images(
     found = (from_table if user_data.table else from_folders)(user_data, tell)
     names, groups = found.class_names, found.groups or groups_of(user_data, found)
     if "all" not in found.paths:
-        refuse_fraction(user_data)
         splits = found.paths
         refuse_divided(splits, groups)
     elif user_data.test_fraction is None:
@@ -237,7 +236,10 @@ def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
             )
         if not train.is_dir():
             raise Refusal(f"dataset.folder: {root} has {test.name}/ but no train/; add it")
-        refuse_fraction(user_data)
+        if user_data.test_fraction is not None:
+            raise Refusal(
+                f"dataset.test_fraction: {root} has {test.name}/ already; leave test_fraction out"
+            )
         classes, of_test = class_folders(train), class_folders(test)
         names = list(classes)
         if unknown := [folder for name, folder in of_test.items() if name not in classes]:
@@ -259,15 +261,6 @@ def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
         found = {"all": [search.images_below(classes[name]) for name in names]}
     search.tell(tell)
     return Members(names, found, {})
-
-
-def refuse_fraction(user_data: UserData) -> None:
-    """Refuse `test_fraction` beside test images."""
-    if user_data.test_fraction is not None:
-        what = user_data.table or user_data.path
-        raise Refusal(
-            f"dataset.test_fraction: {what} has test images already; leave test_fraction out"
-        )
 
 
 def groups_of(user_data: UserData, members: Members) -> dict[Path, str]:

@@ -61,6 +61,10 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     ):
         tell(f"warning: {unused:,} images in {root} are not in {table} and not used")
     splits = SPLITS if "split" in next(iter(found.values())) else ("all",)
+    if splits == SPLITS and user_data.test_fraction is not None:
+        raise Refusal(
+            f"dataset.test_fraction: {table} has a column split already; leave test_fraction out"
+        )
     paths: dict[str, list[list[Path]]] = {split: [[] for _ in names] for split in splits}
     number = {name: label for label, name in enumerate(names)}
     for path in sorted(found):
