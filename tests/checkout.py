@@ -12,6 +12,8 @@ from cluster.handle import Cluster, PbsCluster
 from forked import server
 
 ROOT = Path(__file__).resolve().parents[1]
+# The nodes of a test cluster claim more CPUs than the machine has.
+ONE_THREAD = ["--set-threads", "evaluate=1"]
 
 
 class Checkout:
@@ -88,14 +90,16 @@ class Checkout:
 
     def jobs(self, *arguments: str) -> dict[str, int]:
         """The jobs of a dry run, by rule."""
-        said = self.run("--dry-run", *arguments)
-        if "Nothing to be done" in said:
-            return {}
-        table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", said, re.MULTILINE | re.DOTALL)
-        assert table, said
-        return {
-            rule: int(count) for rule, count in (line.split() for line in table[1].splitlines())
-        }
+        return jobs_in(self.run("--dry-run", *arguments))
+
+
+def jobs_in(said: str) -> dict[str, int]:
+    """The jobs that Snakemake has announced, by rule."""
+    if "Nothing to be done" in said:
+        return {}
+    table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", said, re.MULTILINE | re.DOTALL)
+    assert table, said
+    return {rule: int(count) for rule, count in (line.split() for line in table[1].splitlines())}
 
 
 class SlurmCheckout(Checkout):
@@ -106,39 +110,16 @@ class SlurmCheckout(Checkout):
         super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
         # Faster than a site's accounting would like.
         often = [
-            "--slurm-init-seconds-before-status-checks",
-            "2",
-            "--seconds-between-status-checks",
-            "2",
+            *("--slurm-init-seconds-before-status-checks", "2"),
+            *("--seconds-between-status-checks", "2"),
         ]
-        self.command += [*often, "--latency-wait", "10"]
+        self.command += [*often, "--latency-wait", "10", *ONE_THREAD]
 
     @property
     def environment(self) -> dict[str, str]:
         # Of a user who looks at other jobs.
         return super().environment | {"SQUEUE_PARTITION": "none", "SQUEUE_USERS": "nobody",
                                       "SACCT_FORMAT": "Account"}  # fmt: skip
-
-    def on_the_login_node(self, *arguments: str) -> None:
-        """Run the same checkout with the profile for one machine."""
-        command = [
-            *self.inside,
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--profile",
-            "profiles/local",
-            *arguments,
-        ]
-        done = subprocess.run(
-            command,
-            cwd=self.path,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 class PbsCheckout(Checkout):
@@ -149,7 +130,7 @@ class PbsCheckout(Checkout):
         self.cluster = cluster
         super().__init__(folder, profile, cluster.inside())
         cluster.give(folder)
-        often = ["--seconds-between-status-checks", "2", "--latency-wait", "10"]
+        often = ["--seconds-between-status-checks", "2", "--latency-wait", "10", *ONE_THREAD]
         self.command += often if profile == "profiles/pbs" else []
 
     @property

@@ -34,7 +34,7 @@ class Launched:
     """A training, endless unless told otherwise.
 
     Args:
-        way: pbs, ssh, or local: three nodes on one machine.
+        way: pbs or ssh.
         changes: of the run.
         options: of launch.
         program: instead of the training, with its arguments.

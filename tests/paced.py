@@ -33,6 +33,7 @@ parameters: {{lr: 0.1, epochs: {epochs}}}
 dataset: {{name: digits}}
 outputs: [model.pt]
 nodes: 2
+cpus_per_proc: 1
 preflight: false
 """
 

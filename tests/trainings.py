@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,20 @@ def complete_on_ranks(
     output: Path, data: Path, processes: int, *options: object, **changes: Any
 ) -> str:
     """Train to the end on several processes, without `launch`; returns what rank 0 printed."""
-    run = json.dumps(RUN | {"nproc_per_node": processes} | changes)
-    ranks = run_ranks(train_command(run, data, output, *options), processes)
+    run = RUN | {"nproc_per_node": processes} | changes
+    return train_on_ranks(run, data, output, processes, *options)
+
+
+def train_on_ranks(
+    run: Mapping[str, object],
+    data: Path,
+    output: Path,
+    processes: int,
+    *options: object,
+    cwd: Path | None = None,
+) -> str:
+    """The same of any run; a launched one, here or on a cluster, must be equal."""
+    ranks = run_ranks(train_command(json.dumps(run), data, output, *options), processes, cwd)
     assert [rank.returncode for rank in ranks] == processes * [0], [rank.stdout for rank in ranks]
     return ranks[0].stdout
 

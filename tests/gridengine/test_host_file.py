@@ -1,5 +1,6 @@
 """The whole graph inside a job of a real Grid Engine, whose host file names the nodes."""
 
+import json
 import shlex
 import shutil
 import sys
@@ -10,6 +11,7 @@ import pytest
 from checkout import PbsCheckout
 from cluster.handle import GridEngineCluster, bring_up, check_after
 from submissions import TINY, sha256
+from trainings import train_on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,6 @@ def test_the_host_file_of_a_job_is_enough(
     lines = [
         f"cd {shlex.quote(str(checkout.path))}",
         f"{command} experiment=hosts hosts=$PE_HOSTFILE",
-        f"{command} experiment=local 'hosts=[]' --set-resources "
-        "stage:transport=local train:transport=local",
     ]
     script = checkout.path.parent / "job.sh"
     script.write_text("\n".join(lines))
@@ -67,5 +67,8 @@ def test_the_host_file_of_a_job_is_enough(
     log = results / "hosts/run/logs/rank=0.log"
     assert log.exists(), said.read_text()
     assert "preflight: 2 ranks on n" in (results / "hosts/run/train.log").read_text()
+    # The same on one machine.
+    run = json.loads((results / "hosts/run/run.json").read_text())["config"]
+    train_on_ranks(run, results / "data/digits", results / "local/run", 2, cwd=checkout.path)
     found = [sha256(results / name / "run/model.safetensors") for name in ("hosts", "local")]
     assert found[0] == found[1]

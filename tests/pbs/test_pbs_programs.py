@@ -28,18 +28,19 @@ def test_a_loop_in_its_own_environment_comes_to_the_same_numbers_through_pbs_and
     (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
     environment = json.dumps({"python": str(venv)})
     one = [*example("loop"), "--config", "parameters={lr: 0.1}", "preflight=false",
-           f"environment={environment}"]  # fmt: skip
-    said = checkout.run(*one)
+           "cpus_per_proc=1", "evaluate=null", f"environment={environment}"]  # fmt: skip
+    said = checkout.run("--until", "train", *one)
     assert re.search(r"loop/run: accuracy 0\.9", said), said
     done = cluster.run(
         sys.executable, "-m", "snakemake", "--profile", "profiles/ssh", "--cores", "3",
-        *one, "hosts=[n1, n2, n3]", "experiment=ssh",
+        "--until", "train", *one, "hosts=[n1, n2, n3]", "experiment=loop-ssh",
         cwd=checkout.path, node="n1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = [checkout.path / f"results/{name}/run" for name in ("loop", "ssh")]
-    by_pbs, by_ssh = (json.loads((run / "evaluation.json").read_text()) for run in runs)
-    assert by_pbs == by_ssh
+    runs = [checkout.path / f"results/{name}/run" for name in ("loop", "loop-ssh")]
+    for name in ("metrics.csv", "result.json"):
+        by_pbs, by_ssh = ((run / name).read_bytes() for run in runs)
+        assert by_pbs == by_ssh
     for run in runs:
         found = json.loads((run / "environment.json").read_text())
         assert found["interpreter"] == str(venv / "bin/python")

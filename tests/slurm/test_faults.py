@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from programs import program
+from launched import WAITS
+from programs import program, train_command
 from submissions import TINY, cheap, on, submitted
 from waiting import until, until_none
 
@@ -35,6 +37,8 @@ ENDLESS = [
     "nodes=3",
     "save_every_epochs=1000000",
 ]
+# A fault that needs no training: a program of the same name waits, without torch.
+WAITING = "launcher-killed"
 RUN = {
     "dataset": "digits",
     "model": sleeping.MODEL,
@@ -92,38 +96,20 @@ class Launched:
         self.results = checkout.path / f"results/{name}/run"
         self.results.mkdir(parents=True)
         self.said = self.results / "job.out"
-        done = program(
-            "fetch",
-            "--dataset",
-            "digits",
-            "--output",
-            checkout.path / "results/data/digits",
-            cwd=checkout.path,
-        )
+        data = checkout.path / "results/data/digits"
+        done = program("fetch", "--dataset", "digits", "--output", data)
         assert done.returncode == 0, done.stderr
         folder = f"results/{name}/run"
-        train = [
-            "workflow/scripts/train.py",
-            "--run",
-            json.dumps(RUN | changes),
-            "--data",
-            "results/data/digits",
-            "--output",
-            folder,
-        ]
+        train = train_command(json.dumps(RUN | changes), "results/data/digits", folder,
+                              scripts=Path("workflow/scripts"))  # fmt: skip
+        if name == WAITING:
+            waiting = self.results / "train.py"
+            waiting.write_text(WAITS)
+            train = [str(waiting), str(self.results)]
         launch = [
-            "workflow/scripts/launch.py",
-            "--nodes",
-            "3",
-            "--log",
-            f"{folder}/train.log",
-            "--rank-logs",
-            f"{folder}/logs",
-            "--timeout",
-            str(HUNG),
-            "--",
-            *train,
-        ]
+            "workflow/scripts/launch.py", "--nodes", "3", "--log", f"{folder}/train.log",
+            "--rank-logs", f"{folder}/logs", "--timeout", str(HUNG), "--", *train,
+        ]  # fmt: skip
         script = self.results / "job.sh"
         script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch])}\necho status $?\n")
         done = cluster.run(
@@ -131,7 +117,13 @@ class Launched:
         )
         assert done.returncode == 0, done.stderr
         self.job = done.stdout.split()[-1]
-        until(lambda: (self.results / "history.csv").exists() or self.job not in cluster.jobs())
+        until(
+            lambda: (
+                (self.results / "history.csv").exists()
+                or len(list(self.results.glob("begun-*"))) == 3
+                or self.job not in cluster.jobs()
+            )
+        )
 
     def await_end(self) -> tuple[float, str]:
         seconds = until_none(lambda: left(self))

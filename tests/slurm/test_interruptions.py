@@ -26,6 +26,7 @@ from cluster.handle import Cluster
 from pausing import ranks_of, slowed
 from programs import program
 from submissions import on, sha256, submitted
+from trainings import train_on_ranks
 from waiting import until
 
 SEED = 20261121
@@ -111,6 +112,14 @@ class Training:
         return [pid for node in self.cluster.nodes for pid in on(self.cluster, node, what)]
 
 
+def fetched(checkout: SlurmCheckout) -> Path:
+    """The data folder."""
+    data = checkout.path / "results/data/digits"
+    done = program("fetch", "--dataset", "digits", "--output", data)
+    assert done.returncode == 0, done.stderr
+    return data
+
+
 class Job(Training):
     """A training in its own job, submitted with sbatch."""
 
@@ -126,9 +135,7 @@ class Job(Training):
         super().__init__(cluster, checkout.path / f"results/{name}/run")
         self.checkout, self.nodes = checkout, nodes
         self.results.mkdir(parents=True)
-        data = checkout.path / "results/data/digits"
-        done = program("fetch", "--dataset", "digits", "--output", data, cwd=checkout.path)
-        assert done.returncode == 0, done.stderr
+        data = fetched(checkout)
         output = f"results/{name}/run"
         train = [
             RANK,
@@ -257,11 +264,16 @@ GROUPS: dict[str, tuple[bool, dict[str, Fault]]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster, checkout: SlurmCheckout) -> Job:
-    """An uninterrupted training."""
-    job = Job(cluster, checkout, "whole")
-    job.await_end()
-    return job
+def whole(cluster: Cluster, checkout: SlurmCheckout) -> Training:
+    """An uninterrupted training, on this machine."""
+    return left_alone(cluster, checkout, 2)
+
+
+def left_alone(cluster: Cluster, checkout: SlurmCheckout, nodes: int) -> Training:
+    output = checkout.path / f"results/whole-{nodes}/run"
+    run = RUN | {"nodes": nodes}
+    train_on_ranks(run, fetched(checkout), output, nodes, cwd=checkout.path)
+    return Training(cluster, output)
 
 
 def assert_same(job: Training, whole: Training) -> None:
@@ -285,7 +297,7 @@ def tell(fault: str, seconds: float, before: int, resumed: dict[str, int]) -> No
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_whatever_ends_a_job_its_training_goes_on(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job, group: str
+    cluster: Cluster, checkout: SlurmCheckout, whole: Training, group: str
 ) -> None:
     by_hand, faults = GROUPS[group]
     rng = random.Random(f"{SEED}-{group}")
@@ -312,7 +324,7 @@ def test_whatever_ends_a_job_its_training_goes_on(
 
 
 def test_a_job_that_is_suspended_for_longer_than_its_ranks_wait_continues(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Training
 ) -> None:
     job = Job(cluster, checkout, "suspended")
     job.go_on(3)
@@ -334,7 +346,7 @@ def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
     """Its storage still within reach, it does not notice; Slurm has given it up and begins the job
     anew elsewhere.
     """
-    alone = Job(cluster, checkout, "alone", 1)
+    alone = left_alone(cluster, checkout, 1)
     job = Job(cluster, checkout, "cut", 1)
     job.go_on(3)
     (node,) = job.hosts
@@ -355,7 +367,6 @@ def test_a_node_that_trains_on_while_it_is_cut_off_gives_way(
     cluster.kill(node)
     cluster.start(node)
     job.await_end()
-    alone.await_end()
     assert_same(job, alone)
     print(
         f"| node cut, rank 0 on it | training elsewhere after {seconds:.0f} s | at epoch {before} "
@@ -380,7 +391,7 @@ def config(name: str, nodes: int, **more: object) -> list[str]:
 
 
 def test_a_limit_that_is_lowered_meanwhile_is_noticed(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Training
 ) -> None:
     """Three minutes, of which the last is kept for the end. `launch` asks once a minute. A busy
     controller requeues the job before it answers: the job still says why.
@@ -408,7 +419,7 @@ def test_a_limit_that_is_lowered_meanwhile_is_noticed(
 
 
 def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Training
 ) -> None:
     said = checkout.path / "survivor.out"
     with said.open("w") as out:
@@ -433,11 +444,12 @@ def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(
 
 
 def test_a_snakemake_that_was_killed_finds_its_jobs_work(
-    cluster: Cluster, checkout: SlurmCheckout, whole: Job
+    cluster: Cluster, checkout: SlurmCheckout, whole: Training
 ) -> None:
     said = checkout.path / "orphan.out"
+    orphan = ["--until", "train", *config("orphan", 2)]
     with said.open("w") as out:
-        snakemake = checkout.start(*config("orphan", 2), stdout=out, stderr=subprocess.STDOUT)
+        snakemake = checkout.start(*orphan, stdout=out, stderr=subprocess.STDOUT)
     training = Training(cluster, checkout.path / "results/orphan/run")
     training.go_on(3, snakemake)
     snakemake.kill()
@@ -445,14 +457,14 @@ def test_a_snakemake_that_was_killed_finds_its_jobs_work(
     training.id = submitted(said.read_text())[0]
     # On a loaded machine, Snakemake takes longer to ask than the training to end.
     with slowed(ranks_of(cluster, "results/orphan/"), 0.2):
-        checkout.run("--unlock", *config("orphan", 2))
-        done = checkout.snakemake(*config("orphan", 2))
+        checkout.run("--unlock", *orphan)
+        done = checkout.snakemake(*orphan)
     assert done.returncode == 1
     refused = f"results/orphan/run is being trained by Slurm job {training.id} on "
     assert refused in done.stdout, done.stdout
     assert not submitted(done.stdout)
     until(lambda: not training.hosts)
-    checkout.run(*config("orphan", 2))
+    checkout.run(*orphan)
     assert_same(training, whole)
     # Nothing of the first job was touched, and nothing is trained again.
     assert [attempt["from"]["epoch"] for attempt in training.attempts] == [0]

@@ -32,10 +32,9 @@ def rows(run: Path) -> list[str]:
     ("name", "options", "number"),
     [
         ("procid", ["launcher=srun"], r"accuracy 0\.9"),
-        ("accelerated", ["preflight=false"], r"accuracy 0\.9"),
+        ("accelerated", [], r"accuracy 0\.9"),
         # A parameter that changes no result travels apart from the others.
-        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1",
-          "preflight=false"],
+        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1"],
          r"characters \d+, test_loss 2\.\d+, perplexity"),
     ],
     ids=["procid", "accelerated", "text"],
@@ -43,7 +42,10 @@ def rows(run: Path) -> list[str]:
 def test_the_examples_complete_on_two_nodes(
     checkout: SlurmCheckout, name: str, options: list[str], number: str
 ) -> None:
-    said = checkout.run(*example(name), *(["--config", *options] if options else []))
+    # The preflight of procid is that of all.
+    few = ["cpus_per_proc=1", f"preflight={json.dumps(name == 'procid')}"]
+    last = "evaluate" if name == "text/text" else "train"
+    said = checkout.run(*example(name), "--until", last, "--config", *few, *options)
     assert re.search(rf"{Path(name).name}/\S+: {number}", said), said
 
 
@@ -51,7 +53,7 @@ def test_out_of_time_the_job_continues(cluster: Cluster, checkout: SlurmCheckout
     """The job ends with 75 and is queued again by `launch`; Snakemake is started once."""
     # At first 150 s of pauses; a job of three minutes is asked to stop a minute before its end.
     said = checkout.run(
-        *paced(checkout), "experiment=paced",
+        *paced(checkout), "experiment=paced", "--until", "train",
         "--set-resources", "stage:runtime=1", "train:runtime=2",
     )  # fmt: skip
     run = checkout.path / "results/paced/run"
@@ -85,7 +87,7 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
         "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\npreflight: false\n"
         f"environment: {json.dumps(environment)}\n"
     )
-    checkout.run("--configfile", "site/site.yaml")
+    checkout.run("--configfile", "site/site.yaml", "--until", "evaluate")
     run = checkout.path / "results/site/run"
     hosts = {path.name for path in (run / "work").glob("n*-*")}
     assert {name.partition("-")[2] for name in hosts} == {"0", "1"}
@@ -99,7 +101,7 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
         assert hidden.returncode == 0, hidden.stderr
     try:
         staged = ["experiment=staged", "environment={stage: true}", 'scratch=["/scratch"]']
-        checkout.run("--configfile", "site/site.yaml", "--config", *staged)
+        checkout.run("--configfile", "site/site.yaml", "--until", "train", "--config", *staged)
     finally:
         for node in NODES:
             cluster.run("umount", str(folder / "env"), node=node)
