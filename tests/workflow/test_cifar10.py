@@ -28,6 +28,7 @@ experiment: small
 widths: [16, 32, 32]
 epochs: 1
 nodes: [1]
+cpus_per_proc: 1
 dataset: {source: npm}
 """
 

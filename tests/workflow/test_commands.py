@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkout import Checkout
+from checkout import Checkout, jobs_in
 from waiting import until
 
 TINY = {
@@ -21,6 +21,7 @@ TINY = {
     "global_batch_size": 64,
     "learning_rate": 0.5,
     "flip": False,
+    "cpus_per_proc": 1,
     "seed": [0, 1],
 }
 
@@ -45,12 +46,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return Small(tmp_path_factory.mktemp("commands"))
 
 
-@pytest.fixture
-def fresh(tmp_path: Path) -> Small:
-    """The same, of one test alone."""
-    return Small(tmp_path)
-
-
 @dataclass(frozen=True)
 class Partial:
     """The experiment when one of its two runs had failed: what Snakemake said, the partial page,
@@ -65,11 +60,16 @@ class Partial:
 
 @pytest.fixture(scope="module")
 def partial(small: Small) -> Partial:
+    """In a job of several nodes, of Slurm's and of PBS's."""
     # Where the state is to be written there is a file: seed 1 cannot train.
     blocked = small.results / "seed~1" / "state"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("")
-    failed = small.snakemake()
+    (small.path / "nodes").write_text("n1\nn1\nn2\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_JOB_NUM_NODES", "3")
+        patch.setenv("PBS_NODEFILE", "nodes")
+        failed = small.snakemake()
     assert failed.returncode == 1
     blocked.unlink()
     return Partial(
@@ -82,42 +82,24 @@ def partial(small: Small) -> Partial:
 
 @pytest.fixture(scope="module")
 def completed(small: Small, partial: Partial) -> str:
-    """What the same command said after that."""
+    """What the same command said after that, in a job of one node."""
     assert partial
-    return small.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_JOB_NUM_NODES", "1")
+        return small.run()
 
 
-def test_an_experiment_file_stands_alone(fresh: Small) -> None:
+def test_an_experiment_file_stands_alone(small: Small) -> None:
     """It is laid over the schema's defaults, not over the quickstart; a dry run says what it would
     do.
     """
-    assert fresh.jobs() == {
-        "fetch": 1,
-        "stage": 2,
-        "train": 2,
-        "evaluate": 2,
-        "aggregate": 1,
-        "all": 1,
-    }
-    said = fresh.run("-n")
+    said = small.run("-n", "--forceall")
+    assert jobs_in(said) == {
+        "fetch": 1, "stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "all": 1,
+    }  # fmt: skip
     assert "experiment small: 2 runs, varying seed (0, 1)" in said.splitlines()
     assert '"optimizer"' not in said
     assert "--views plain" in said
-
-
-def test_the_command_line_wins_over_the_file(small: Small) -> None:
-    assert "experiment small: 1 run, nothing varies" in small.run("-n", "--config", "seed=0")
-
-
-def test_an_experiment_without_a_name_is_refused(small: Small) -> None:
-    small.write({key: value for key, value in TINY.items() if key != "experiment"})
-    done = small.snakemake("-n")
-    small.write(TINY)
-    assert done.returncode == 1
-    assert (
-        done.stdout.splitlines()[-1]
-        == "config: experiment: is missing; name the experiment, its results go to results/<name>/"
-    )
 
 
 REFUSED = [
@@ -201,10 +183,20 @@ def test_a_partial_experiment_is_completed_and_its_results_are_not_replaced_unas
     # Another test may have left weights that are put back, and evaluated again.
     small.run()
     assert small.jobs() == {}
-    small.run(
-        "--config", "epochs=2", "replace=true", "--", "results/small/seed~0/model.safetensors"
-    )
-    assert json.loads((small.results / "seed~0" / "run.json").read_text())["config"]["epochs"] == 2
+
+
+IDLE = [
+    "warning: this Slurm job has 3 nodes, and profiles/local uses only this one; leave the job and "
+    "run `snakemake --profile profiles/slurm` on the login node, which submits jobs itself",
+    "warning: this PBS job has 2 nodes, and profiles/local uses only this one; leave the job and "
+    "run `snakemake --profile profiles/pbs` on the login node, or use --config hosts=$PBS_NODEFILE",
+]
+
+
+def test_idle_nodes_of_a_job_are_warned_of(partial: Partial, completed: str) -> None:
+    for said, wanted in ((partial.said, IDLE), (completed, [])):
+        warnings = [line for line in said.splitlines() if line.startswith("warning: this")]
+        assert sorted(warnings) == sorted(wanted)
 
 
 BACK = "small/seed~1: its earlier results are back"
@@ -305,35 +297,6 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
         first.wait()
 
 
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        (
-            {"SLURM_JOB_NUM_NODES": "3"},
-            "warning: this Slurm job has 3 nodes, and profiles/local uses only this one; leave the "
-            "job "
-            "and run "
-            "`snakemake --profile profiles/slurm` on the login node, which submits jobs itself",
-        ),
-        (
-            {"PBS_NODEFILE": "nodes"},
-            "warning: this PBS job has 2 nodes, and profiles/local uses only this one; leave the "
-            "job and run `snakemake --profile profiles/pbs` on the login node, or use --config "
-            "hosts=$PBS_NODEFILE",
-        ),
-        ({"SLURM_JOB_NUM_NODES": "1"}, None),
-    ],
-)
-def test_idle_nodes_of_a_job_are_warned_of(
-    fresh: Small, monkeypatch, variables: dict[str, str], line: str | None
-) -> None:
-    (fresh.path / "nodes").write_text("n1\nn1\nn2\n")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    said = fresh.run("--force", "results/data/digits/manifest.json").splitlines()
-    assert [text for text in said if text.startswith("warning: this")] == ([line] if line else [])
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
     folder = small.path / "results" / "full"
@@ -344,6 +307,8 @@ def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
     assert done.returncode == 1
+    # The command line wins over the file.
+    assert "experiment full: 1 run, nothing varies" in done.stdout
     (line,) = (
         line for line in done.stdout.splitlines() if line.startswith("full/run: not finished: ")
     )

@@ -152,7 +152,7 @@ def test_more_epochs_start_from_the_weights_in_a_folder_of_their_own(done: Check
     weights = done.path / "results/your-own/nodes~2/model.safetensors"
     before = weights.read_bytes()
     more = done.snakemake(
-        *FILE, "--config", "experiment=longer", "epochs=1", "nodes=1",
+        *FILE, "--config", "experiment=longer", "epochs=1", "nodes=1", "cpus_per_proc=1",
         "initial_weights=results/your-own/nodes~2/model.safetensors",
         "--", "results/longer/run/evaluation.json",
     )  # fmt: skip

@@ -1,0 +1,72 @@
+"""A user's mistakes in the file of a program of their own, as the first checks of Snakemake find
+them. tests/workflow/test_mistakes.py runs Snakemake itself.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.file import read_config
+from manynodes.schedulers.registry import on_hosts
+from session import refuse_missing_program
+
+REFUSED = {
+    "program: nowhere.py": "config: program: nowhere.py is not there",
+    "program: bad.py": "bad.py:1: invalid syntax",
+    "program: fit.sh": 'config: program: "fit.sh" is neither a Python file nor a module; give',
+    "program: p.py --lr 0.1": 'config: program: "p.py --lr 0.1" is neither a Python file nor a',
+    "program: p.py\nevaluate: evalaute": 'config: evaluate: "evalaute" is neither a Python file',
+    "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
+    "program: p.py\ncommand: [ls]": "config: command: program is given too",
+    "program: p.py\narguments: ['{lr}']": "config: arguments: {lr} stands for nothing",
+    "program: p.py\noutputs: [../x]": 'config: outputs: "../x" is not a path inside',
+    "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
+    "program: p.py\nparameters: {a-b: 2}": 'config: parameters: "a-b" is not a name of letters',
+    "command: [./sovler]": 'config: command: "./sovler" is not there; give the path of a file',
+    "arguments: [a]": "config: arguments: is for your own program; give program or command",
+    "environment: {uv: .}": "config: environment: is for your own program",
+    "program: p.py\nhosts: ~nosuchuser/hosts": "hosts: ~nosuchuser/hosts: No such file or",
+    "program: p.py\nhosts: ./pipe": "pipe: is not a regular file; give",
+    "program: p.py\nhosts: [-oProxyCommand=x]": "hosts: -oProxyCommand=x is not the name of a host",
+    "program: p.py\nenvironment: {python: a, uv: b}": (
+        "config: environment: python and uv are given; keep one of them"
+    ),
+    "program: p.py\nenvironment: {pythn: a}": (
+        "config: environment.pythn: unknown key; did you mean python?"
+    ),
+    "program: p.py\nenvironment: {modules: []}": (
+        "config: environment.modules: [] is too short; give at least one value"
+    ),
+    "dataset: {name: digits}\nglobal_batch_size: 64\nmodel: ends.py:Net": (
+        "ends.py ends Python when it is imported; put what runs it below"
+    ),
+}
+
+
+def check(path: Path) -> None:
+    experiment = Experiment.from_files(read_config(path), [path.parent])
+    if experiment.hosts:
+        on_hosts(experiment.hosts)
+    refuse_missing_program(experiment)
+
+
+@pytest.mark.parametrize("keys", REFUSED)
+def test_what_cannot_start_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").touch()
+    Path("bad.py").write_text("def (:\n")
+    Path("ends.py").write_text("raise SystemExit(0)\n")
+    os.mkfifo("pipe")
+    path = Path("wrong.yaml")
+    path.write_text(f"experiment: wrong\n{keys}\n")
+    with pytest.raises(Refusal) as refused:
+        check(path)
+    said = str(refused.value)
+    assert REFUSED[keys] in said
+    assert len(said) <= 200
+    assert "\n" not in said
