@@ -84,7 +84,6 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
         digits,
         "--output",
         trained,
-        env=os.environ | VARIABLES,
     )
     assert done.returncode == 0, done.stderr
     weights = [
@@ -106,8 +105,9 @@ def jobs(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Jo
         Job("aggregate", lambda folder: [*config, "--results", results, "--output", folder]),
     ]
     by_name = {job.name: job for job in listed}
-    by_name["evaluate"].run(trained)
-    by_name["aggregate"].run(results)
+    for name, folder in (("evaluate", trained), ("aggregate", results)):
+        done = program(name, *by_name[name].arguments(folder))
+        assert done.returncode == 0, done.stderr
     return by_name
 
 

@@ -100,16 +100,9 @@ def test_a_program_that_stops_with_status_75_was_preempted(tmp_path) -> None:
 
 
 def test_a_rank_s_own_error_comes_through_torchrun(digits, tmp_path) -> None:
-    run = '{"dataset": "digits", "nodes": 1, "global_batch_size": 64}'
-    done = program(
-        "launch",
-        "--nodes",
-        2,
-        "--log",
-        tmp_path / "log",
-        "--",
-        *train_command(run, digits, tmp_path / "out"),
-    )
+    run = '{"dataset": "digits", "nproc_per_node": 1, "global_batch_size": 64}'
+    where = ["--nproc-per-node", 2, "--log", tmp_path / "log"]
+    done = program("launch", *where, "--", *train_command(run, digits, tmp_path / "out"))
     assert done.returncode == 1
     (first,) = done.stderr.splitlines()
     assert first.startswith("launch: train failed: rank ")
@@ -267,10 +260,7 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     command = [
         sys.executable,
         str(SCRIPTS / "launch.py"),
-        "--cpus",
-        "2",
-        "--log",
-        str(tmp_path / "log"),
+        *("--cpus", "1", "--log", str(tmp_path / "log")),
         "--",
         *train_command(run, digits, tmp_path / "out"),
     ]

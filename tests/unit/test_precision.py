@@ -59,13 +59,14 @@ def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_training_goes_on_as_it_began_whatever_auto_is_here(digits, tmp_path, precision) -> None:
-    complete(tmp_path / "alone", digits, precision=precision)
+    how = {"epochs": 10}
+    complete(tmp_path / "alone", digits, precision=precision, **how)
     output = tmp_path / "out"
-    training = Training(output, digits, precision=precision)
+    training = Training(output, digits, precision=precision, **how)
     training.reach(2)
     training.process.send_signal(signal.SIGTERM)
     assert training.end() == 75, training.said
-    resumed = complete(output, digits, precision="auto")
+    resumed = complete(output, digits, precision="auto", **how)
     assert "resumed after" in str(resumed.said)
     assert "chosen by auto" not in str(resumed.said)
     about = json.loads((output / "run.json").read_text())

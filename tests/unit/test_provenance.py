@@ -122,12 +122,14 @@ def test_every_module_that_a_program_imports_is_followed(scripts, program) -> No
     ).stdout.split()
     ours = [name for name in listed if name.partition(".")[0] in provenance.LIBRARIES]
     assert len(ours) > 20
+    before = code_sha256(program)
     for module in ours:
         path = provenance.library_file(module)
         if path.is_file() and not provenance.is_no_result(module):
-            before = code_sha256(program)
             path.write_text(path.read_text() + "\nADDED = 1\n")
-            assert code_sha256(program) != before, module
+            after = code_sha256(program)
+            assert after != before, module
+            before = after
 
 
 def test_the_commit_and_whether_there_are_changes(scripts) -> None:
