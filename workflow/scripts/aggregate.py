@@ -8,11 +8,13 @@ SHA256SUMS says of which bytes all of these are made.
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, told_in_one_line
@@ -30,6 +32,7 @@ from manynodes.reporting import (
 )
 from manynodes.reporting.figures import STYLE
 from manynodes.reporting.mistakes import Mistake
+from manynodes.reporting.numbers import Numbers
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.tables import refuse_mixture, write_table
 
@@ -78,51 +81,30 @@ def aggregate(args: argparse.Namespace) -> None:
     title = experiment.name + (
         f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
     )
-    shown = numbers.drawn(experiment, tables["curves"], runs)
-    figures = result_figures.draw(shown, tables["summary"], list(experiment.axes),
-                                  experiment.numeric_axes, results, title)  # fmt: skip
-    together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
-    ranked = next((key for key in ("val_accuracy", *results) if key in tables["summary"]), None)
-    if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
-        figures["search"] = result_figures.draw_search(tables["summary"], together, ranked, title)
+    figures = figures_of(experiment, runs, tables, results, title)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
     worst: list[Mistake] = []
     seen = ""
-    if "confusion" in tables:
-        figures["confusion"] = result_figures.draw_confusion(tables["confusion"])
+    if "confusion" in tables and experiment.built_in:
         best = str(tables["confusion"]["run"].iloc[0])
         judged = [name for name in runs if numbers.pool(name, experiment.axis_values(name)) == best]
-        predicted = (
-            predictions.pooled([predictions.read(args.results / name) for name in judged])
-            if experiment.built_in
-            else None
-        )
+        predicted = predictions.pooled([predictions.read(args.results / name) for name in judged])
+        found = data.get(str(experiment.runs[judged[0]].dataset))
         if predicted is not None:
             figures |= result_figures.draw_predictions(best, predicted)
-            if (found := data.get(str(experiment.runs[judged[0]].dataset))) is not None:
-                split, tested = images_of(predicted, found)
-                worst = mistakes.surest(predicted.table, tested)
-                seen = page.in_train(found.manifest, split)
+        if predicted is not None and found is not None:
+            split, tested = images_of(predicted, found)
+            worst = mistakes.surest(predicted.table, tested)
+            seen = page.in_train(found.manifest, split)
     if "scaling" in tables:
-        figures["scaling"] = scaling_figure.draw(
-            experiment, tables["scaling"], int(tables["summary"]["n"].min()), title
-        )
         for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
             print(f"scaling: {sentence}")
     made = []
     for name, table in tables.items():
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
-    folder = args.output / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        for form, dated in (("pdf", "CreationDate"), ("svg", "Date")):
-            made.append(folder / f"{name}.{form}")
-            with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
-                figure.savefig(temporary, format=form, metadata={dated: None})
-    for path in {*folder.glob("*.svg"), *folder.glob("*.pdf")} - set(made):
-        path.unlink(missing_ok=True)  # of an earlier report, which had more
-    images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
+    made += write_figures(figures, args.output / "figures")
+    images = {path.stem: path.read_bytes() for path in made if path.suffix == ".svg"}
     made.append(args.output / "report.html")
     manifests = [each.manifest for each in data.values()]
     text = page.report(experiment, tables, results, missing, images, worst, seen, manifests)
@@ -137,6 +119,45 @@ def aggregate(args: argparse.Namespace) -> None:
         for file, sha256 in run.sums.items()
     }
     sums.write(args.output, made, sources)
+
+
+def figures_of(
+    experiment: Experiment,
+    runs: Mapping[str, Numbers],
+    tables: Mapping[str, pd.DataFrame],
+    results: Sequence[str],
+    title: str,
+) -> dict[str, Figure]:
+    """The figures of the tables, by name, the most important first."""
+    summary = tables["summary"]
+    found = result_figures.draw(
+        numbers.drawn(experiment, tables["curves"], runs),
+        summary, list(experiment.axes), experiment.numeric_axes, results, title,
+    )  # fmt: skip
+    together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
+    ranked = next((key for key in ("val_accuracy", *results) if key in summary), None)
+    if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
+        found["search"] = result_figures.draw_search(summary, together, ranked, title)
+    if "confusion" in tables:
+        found["confusion"] = result_figures.draw_confusion(tables["confusion"])
+    if "scaling" in tables:
+        images = int(summary["n"].min())
+        found["scaling"] = scaling_figure.draw(experiment, tables["scaling"], images, title)
+    return found
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write each as PDF and as SVG, and remove those of an earlier report, which had more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for name, figure in figures.items():
+        for form, dated in (("pdf", "CreationDate"), ("svg", "Date")):
+            made.append(folder / f"{name}.{form}")
+            with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
+                figure.savefig(temporary, format=form, metadata={dated: None})
+    for path in {*folder.glob("*.svg"), *folder.glob("*.pdf")} - set(made):
+        path.unlink(missing_ok=True)
+    return made
 
 
 def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
