@@ -144,6 +144,7 @@ def test_every_run_has_everything(done) -> None:
             "history.csv",
             "run.json",
             "evaluation.json",
+            "predictions.csv",
             "staging.json",
             "train.log",
             "evaluate.log",
@@ -392,7 +393,7 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
 
 def test_the_same_results_give_the_same_report(done, tmp_path) -> None:
     config = json.dumps(yaml.safe_load(CONFIG))
-    places = ["--results", done.results, "--output", tmp_path]
+    places = ["--results", done.results, "--data", "results/data", "--output", tmp_path]
     done.program("aggregate", "--config", config, *places)
     paths = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     made = [path for path in paths if path.name != "SHA256SUMS"]
