@@ -37,8 +37,8 @@ def test_comments_docstrings_and_formatting_do_not_count(scripts) -> None:
     edit(scripts / "train.py", '"""Train one run', '# a comment\n"""Teach one run')
     edit(
         scripts / "classifier" / "pixels" / "batches.py",
-        "    return batch.tensor_split(world_size)[rank]",
-        "    return (batch . tensor_split( world_size ) [rank])  # so",
+        "    part = batch.tensor_split(world_size)[rank]",
+        "    part = (batch . tensor_split( world_size ) [rank])  # so",
     )
     edit(
         scripts / "classifier" / "models" / "weights.py",
@@ -95,8 +95,8 @@ def test_code_in_a_package_below_a_package_counts(scripts) -> None:
     (scripts / "classifier" / "training" / "deep" / "factor.py").write_text("FACTOR = 1\n")
     edit(
         scripts / "classifier" / "training" / "steps.py",
-        "from typing import Any\n",
-        "from typing import Any\n\nfrom classifier.training.deep.factor import FACTOR\n",
+        "import torch\n",
+        "import torch\n\nfrom classifier.training.deep.factor import FACTOR\n",
     )
     before = code_sha256("train.py")
     edit(scripts / "classifier" / "training" / "deep" / "factor.py", "1", "2")
