@@ -11,7 +11,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.schedulers.registry import on_hosts
-from session import refuse_missing_program
+from session import is_module, refuse_missing_program
 
 REFUSED = {
     "program: nowhere.py": "config: program: nowhere.py is not there",
@@ -70,3 +70,13 @@ def test_what_cannot_start_is_refused_in_one_line(
     assert REFUSED[keys] in said
     assert len(said) <= 200
     assert "\n" not in said
+
+
+def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatch) -> None:
+    (tmp_path / "loud").mkdir()
+    (tmp_path / "loud/__init__.py").write_text("raise SystemExit('was run')")
+    (tmp_path / "loud/quiet.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [is_module(name) for name in ("loud", "loud.quiet", "json.decoder")]
+    absent = [is_module(name) for name in ("loud.none", "loud.quiet.x", "train.sh", ".x", "")]
+    assert (found, absent) == ([True] * 3, [False] * 5)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -727,11 +728,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
         # One beside a configuration has its folder in front.
         if name is None or name.endswith(".py") or "/" in name or ":" in name:
             continue
-        try:
-            found = importlib.util.find_spec(name)
-        except (Exception, SystemExit):  # of the user's own package
-            found = None
-        if found is None:
+        if not is_module(name):
             raise Refusal(
                 f"config: {key}: {shown(name)} is neither a Python file nor a module; give the "
                 "file, and its options in arguments; for other programs there is command"
@@ -741,6 +738,16 @@ def refuse_unknown_program(experiment: Experiment) -> None:
     relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
     if relative and not is_file(first):
         raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
+
+
+def is_module(name: str) -> bool:
+    """Whether there is such a module; runs none of the packages that it lies in."""
+    first, *inside = name.split(".")
+    spec = importlib.util.find_spec(first) if first else None
+    for part in inside:
+        places = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(part, places) if places else None
+    return spec is not None
 
 
 def parts(job: Any) -> Iterable[Any]:
