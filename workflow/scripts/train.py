@@ -30,11 +30,12 @@ from typing import Any
 # time.
 gc.disable()
 
+import numpy as np
 import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from classifier.models.names import code_of
+from classifier.models.names import code_of, with_whitening
 from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
 from classifier.states.state import (
@@ -85,6 +86,8 @@ SLOW = 50_000_000
 # gone, and Python does not hear of the signal. Most checkpoints of rank 0 are written by then, and
 # SUPERVISE_GRACE is not over.
 BLOCKED = 15
+# Of the training images, to see whether they have colours.
+LOOKED_AT = 1000
 WHEN_FULL = "use a smaller global_batch_size, more processes, or images_in: disk"
 # Bytes of data that are checked again before the last state is saved: ten seconds of the minute
 # that a job has left when it is asked to stop.
@@ -279,7 +282,11 @@ def begin(
     content, skipped = newest(folder, request, tell) if process.first else (None, [])
     content = broadcast(content, process)
     state = State.decode(content) if content is not None else None
-    precision = state.run["precision"] if state else agreed_precision(request.run, process)
+    if state:
+        precision = state.run["precision"]
+    else:
+        images = data.at(Path(staged.path)).array("train_images")
+        precision = agreed_precision(request.run, process, images)
     training = Training(
         request.run.with_values(precision=precision),
         process,
@@ -301,21 +308,35 @@ def begin(
     return training, state is not None
 
 
-def agreed_precision(run: Run, process: Process) -> str:
-    """The precision of a run that begins: `auto` becomes one that is fast on every rank."""
+def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
+    """The precision of a run that begins: `auto` becomes one that is fast on every rank, and in
+    which the network trains on such images.
+
+    Args:
+        images: of the train split, (n, h, w, c).
+    """
     if run.precision != "auto":
         return run.precision
     here = socket.gethostname()
     where = f"the {'CPU' if process.device.type == 'cpu' else 'GPU'} of {here}"
     without = gather("" if computes_in_bf16(process.device) else where, process)
     slow = ", ".join(dict.fromkeys(filter(None, without)))
-    chosen = "fp32" if slow else "bf16"
+    chosen = None
     if process.first:
-        tell(
-            f"precision: {chosen}, chosen by auto: "
-            + (f"{slow} has no bf16" if slow else "every process has bf16")
-        )
-    return (broadcast(chosen.encode() if process.first else None, process) or b"").decode()
+        if slow:
+            chosen, why = "fp32", f"{slow} has no bf16"
+        elif run.model in with_whitening() and are_grey(images[:LOOKED_AT]):
+            # Whitened, the difference of equal channels is bf16's rounding error and nothing else.
+            chosen, why = "fp32", f"the images are grey in all channels: {run.model} needs it"
+        else:
+            chosen, why = "bf16", "every process has bf16"
+        tell(f"precision: {chosen}, chosen by auto: {why}")
+    return (broadcast(chosen.encode() if chosen else None, process) or b"").decode()
+
+
+def are_grey(images: np.ndarray) -> bool:
+    """Whether there are several channels that are all equal, as of grey pictures stored as RGB."""
+    return images.shape[3] > 1 and bool((images == images[..., :1]).all())
 
 
 def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:

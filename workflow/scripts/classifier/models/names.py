@@ -36,7 +36,8 @@ BUILT_IN_MODELS = {
 }
 
 
-def with_widths() -> list[str]:
+def with_whitening() -> list[str]:
+    """Those whose first filters bring the principal directions of patches to unit variance."""
     return [name for name, model in BUILT_IN_MODELS.items() if model.widths]
 
 
