@@ -62,6 +62,17 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
     )
 
 
+def test_one_view_is_shown_once_and_different_numbers_of_images_are_told() -> None:
+    table = summary("plain", [0.9, 0.8])
+    assert list(page.every_run(table, [], ["accuracy", "plain_accuracy"])) == [
+        "run", "views", "accuracy", "attempts",
+    ]  # fmt: skip
+    two = page.every_run(summary("flip", [0.9]), [], ["accuracy", "plain_accuracy"])
+    assert "accuracy, one view" in two
+    table["n"] = [481, 480]
+    assert "480 to 481 test images: accuracy" in page.result_sentence(table, [], ["accuracy"])
+
+
 def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> None:
     table = summary("plain", [0.9, 0.81, 0.79], nodes=[1, 2, 2], seed=[0, 0, 1])
     means = page.means(table, ["nodes"], results_of(table, ["nodes", "seed"]))

@@ -24,8 +24,9 @@ TEMPLATE = Path(__file__).with_name("page.html")
 MOST_NUMBERS = 4
 MOST_CLASSES = 50  # of the table of classes
 MOST_PAIRS = 10  # of confused classes
+PLAIN = ("plain_accuracy", "plain_loss")
 # Columns that do not differ between seeds, or only go with others.
-NOT_AVERAGED = ("n", "views", "plain_accuracy", "plain_loss", "seconds")
+NOT_AVERAGED = ("n", "views", *PLAIN, "seconds")
 # Of the classifier's columns; another program's have the names that it gives them.
 TITLES = {
     "n": "test images (n)",
@@ -110,8 +111,8 @@ def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequenc
     if "views" not in summary:
         shown = [between(summary, column) for column in results[:MOST_NUMBERS]]
         return f"{runs}: {', '.join(shown)}."
-    images = summary["n"].unique()
-    n = f"{images[0]:,} test images" if len(images) == 1 else "test images"
+    least, most = summary["n"].min(), summary["n"].max()
+    n = f"{least:,}{f' to {most:,}' if most > least else ''} test images"
     views = " or ".join(VIEWS.get(name, str(name)) for name in summary["views"].unique())
     plain = between(summary, "plain_accuracy").removeprefix("plain_accuracy ")
     more = "" if views == VIEWS["plain"] else f" ({plain} with one view)"
@@ -200,7 +201,9 @@ def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) ->
     found = summary[axes or ["run"]].copy()
     if "views" in summary:
         found["views"] = summary["views"].map(VIEWS)
-    for column in [*results, "attempts"]:
+    # With one view only they are the same numbers again.
+    again = PLAIN if "views" in summary and set(summary["views"]) == {"plain"} else ()
+    for column in [each for each in (*results, "attempts") if each not in again]:
         values, form = summary[column], form_of(summary, column)
         found[title_of(column, summary)] = values.map(form.format).where(values.notna(), "–")
     return found

@@ -51,6 +51,7 @@ MOST_NAMES = 100  # and up to which their names
 LONGEST = 28  # characters of a name in a figure
 # Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
 WIDE = 8
+ASIDE = 0.025  # of the width of a panel
 LEAST_RANGE = 0.02  # of an axis of accuracies
 
 
@@ -171,8 +172,11 @@ def draw_panel(
         colour = colour_of(number, len(groups))
         axes.plot([], [], color=colour, linewidth=3,
                   label=named([hue], [value]) if hue else "all runs")  # fmt: skip
+        # Points of several colours at the same place stand side by side.
+        aside = (number - (len(groups) - 1) / 2) * ASIDE * max(float(np.ptp(panel[count])), 1.0)
         for split, column in splits.items():
             points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
+            points.index = points.index + (aside if split == "test" else 0)
             axes.plot(points.index, points["mean"], color=colour, **style[split])
             if split == "test":
                 axes.vlines(points.index, points["min"], points["max"], color=colour)
@@ -181,8 +185,8 @@ def draw_panel(
                                   alpha=0.15, linewidth=0)  # fmt: skip
         if views and "test" in splits:
             final = summary[summary["run"].isin(group["run"])][metric].mean()
-            axes.plot([group[count].max()], [final], color=colour, marker="*", markersize=11,
-                      linestyle="none")  # fmt: skip
+            axes.plot([group[count].max() + aside], [final], color=colour, marker="*",
+                      markersize=11, linestyle="none")  # fmt: skip
     for split in splits:
         if split:
             text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
