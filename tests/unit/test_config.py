@@ -58,6 +58,11 @@ REFUSED = [
     ({"class_weights": 1}, "class_weights: 1 is not one of balanced, null"),
     ({"class_weights": {"cat": 0}}, "class_weights.cat: 0 is too small; it must be above 0"),
     (
+        {"class_weights": {"cat": 2, "zebra": 3}},
+        "class_weights: cifar10 has no class zebra; its classes are airplane, automobile, bird, "
+        "cat, deer, dog, frog, horse, ship, truck",
+    ),
+    (
         {"class_weights": "balanced", "sampling": "balanced"},
         "sampling: balanced and class_weights: balanced weight rare classes twice; keep one of "
         "them",

@@ -380,7 +380,8 @@ class Session:
         grouped = {"grouped": True} if user_data.grouped else {}
         if (data := self.data_folder(user_data.name)) is not None:
             images = data.manifest["images"]
-            return facts(user_data.name, data.image_shape, data.classes, images) | grouped
+            known = (data.image_shape, data.classes, images, data.class_names)
+            return facts(user_data.name, *known) | grouped
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
         return facts(user_data.name, shape, user_data.classes, {}) | grouped
 

@@ -10,6 +10,7 @@ from classifier.training.limits import (
     refuse_contradictions,
     refuse_unfit_counts,
     refuse_unfit_sizes,
+    refuse_unknown_classes,
 )
 from manynodes.base.errors import Refusal
 from manynodes.data.datasets import DATASETS
@@ -37,6 +38,8 @@ def check(
                 f"{key}: would divide the groups of {dataset['name']}, which only train and test "
                 f"keep together; give {key}: {off}"
             )
+    if dataset.get("class_names"):
+        refuse_unknown_classes(run, dataset["name"], dataset["class_names"])
     if dataset.get("train_images"):
         refuse_unfit_counts(run, dataset["name"], dataset["train_images"])
         refuse_unfit_sizes(run, dataset["name"], dataset["height"], dataset["width"])

@@ -19,9 +19,10 @@ from classifier.training.limits import (
     refuse_unfit_counts,
     refuse_unfit_pixels,
     refuse_unfit_sizes,
+    refuse_unknown_classes,
 )
 from classifier.training.sizes import edges
-from manynodes.base.errors import Refusal, one_line
+from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Run
 
@@ -67,11 +68,7 @@ def class_weights(run: Run, labels: np.ndarray, data: DataFolder) -> Tensor | No
     if given == "balanced":
         counts = np.bincount(labels, minlength=len(names))
         return torch.from_numpy(len(labels) / (len(names) * counts)).float()
-    if unknown := [name for name in given if name not in names]:
-        raise Refusal(
-            f"class_weights: {data.dataset} has no class {unknown[0]}; its classes are "
-            f"{one_line(', '.join(names), 100)}"
-        )
+    refuse_unknown_classes(run, data.dataset, names)
     return torch.tensor([given.get(name, 1) for name in names], dtype=torch.float32)
 
 

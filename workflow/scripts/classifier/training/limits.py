@@ -1,12 +1,12 @@
 """What a run cannot ask of its data and processes; free of torch, because every dry run looks."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from classifier.models.names import BUILT_IN_MODELS, with_muon
 from classifier.training.sizes import edges, training_images, validation_images
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, one_line
 
 
 def refuse_contradictions(run: Any) -> None:
@@ -79,6 +79,23 @@ def refuse_bad_patterns(run: Any) -> None:
                 re.compile(pattern)
             except re.error as error:
                 raise Refusal(f"{key}: {pattern} is no regular expression: {error}") from None
+
+
+def refuse_unknown_classes(run: Any, dataset: str, names: Sequence[str]) -> None:
+    """Refuse weights of classes that a data set has not.
+
+    Args:
+        names: of its classes.
+
+    Raises:
+        Refusal: naming one.
+    """
+    given = run.class_weights if isinstance(run.class_weights, dict) else {}
+    if unknown := [name for name in given if name not in names]:
+        raise Refusal(
+            f"class_weights: {dataset} has no class {unknown[0]}; its classes are "
+            f"{one_line(', '.join(names), 100)}"
+        )
 
 
 def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:

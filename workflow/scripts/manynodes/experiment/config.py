@@ -506,7 +506,7 @@ def facts_of(dataset: str) -> dict[str, Any]:
         return {"name": dataset}
     known = DATASETS[dataset]
     images = {"train": known.train_images, "test": known.test_images}
-    return facts(dataset, known.image_shape, known.classes, images)
+    return facts(dataset, known.image_shape, known.classes, images, known.class_names)
 
 
 def facts(
@@ -514,16 +514,19 @@ def facts(
     image_shape: Sequence[int | None],
     classes: int | None,
     images: Mapping[str, int],
+    class_names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What a program's `check` is told of a data set.
 
     Args:
         image_shape: height, width and channels; each None if it is not known yet.
         images: their number by split; empty if it is not known yet.
+        class_names: by label; empty if they are not known yet.
     """
     shape = dict(zip(("height", "width", "channels"), image_shape, strict=True))
     numbers = {f"{split}_images": number for split, number in images.items()}
-    return {"name": dataset, "classes": classes} | shape | numbers
+    names = {"class_names": list(class_names)} if class_names else {}
+    return {"name": dataset, "classes": classes} | shape | numbers | names
 
 
 def per_process(keys: Keys, key: str, config: Mapping[str, Any]) -> int | None:
