@@ -182,9 +182,13 @@ REFUSED = [
         "BatchNorm; use 8 or more",
     ),
     (
-        {"validation_fraction": 0, "validation_seed": [0, 1]},
-        "validation_seed: an axis that validation_fraction: 0.0 ignores; give one value, or "
-        "another validation_fraction",
+        {"compile": "cuda_graphs", "micro_batches": 2},
+        "micro_batches: torch does not sum gradients with compile: cuda_graphs; use compile: "
+        "default",
+    ),
+    (
+        {"dataset": {"name": "digits"}, "freeze": "head", "rates": {"head": 2}},
+        "rates: head matches only parameters that are not trained",
     ),
     ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
     (

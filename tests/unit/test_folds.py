@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from classifier.pixels.batches import fold_split
@@ -13,7 +14,9 @@ from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.numbers import pooled
+from manynodes.reporting import page
+from manynodes.reporting.difference import difference
+from manynodes.reporting.numbers import added_up, judged_together
 from programs import SCRIPTS, program
 from trainings import complete
 
@@ -106,6 +109,8 @@ def test_a_fold_is_evaluated_alike_on_one_process_and_on_two(data, trained, tmp_
                  "--batch-size", 100, "--fold", 1, 3, 0]  # fmt: skip
     one = program("evaluate", *arguments, "--output", tmp_path / "1.json")
     assert one.returncode == 0, one.stderr
+    other = program("evaluate", *arguments[:-3], 0, 3, 0, "--output", tmp_path / "0.json")
+    assert "was trained on the images of that fold; use --fold 1 3 0" in other.stderr
     command = [SCRIPTS / "evaluate.py", *arguments, "--output", tmp_path / "2.json"]
     assert {rank.returncode for rank in run_ranks(list(map(str, command)), 2)} == {0}
     found = json.loads((tmp_path / "1.json").read_text())
@@ -115,9 +120,28 @@ def test_a_fold_is_evaluated_alike_on_one_process_and_on_two(data, trained, tmp_
     assert [sum(row) for row in found["confusion_matrix"]] == np.bincount(tested).tolist()
 
 
-def test_the_matrices_of_all_folds_are_added_up() -> None:
-    matrices = {f"fold~{fold}_lr~1": (["a", "b"], [[fold, 1], [0, 2]]) for fold in range(3)}
-    axes = {name: {"run": name, "fold": name[5], "lr": 1} for name in matrices}
-    assert pooled(axes, matrices) == {"all folds of lr~1": (["a", "b"], [[3, 3], [0, 6]])}
-    alone = {name: {"run": name} for name in matrices}
-    assert pooled(alone, matrices) == matrices
+def test_the_folds_of_a_setting_are_judged_together_and_missing_ones_are_told() -> None:
+    config = {"experiment": "x", "folds": 3, "learning_rate": [0.1, 0.2]}
+    experiment = Experiment.from_config(config)
+    runs = [name for name in experiment.runs if name != "learning_rate~0.1_fold~1"]
+    assert judged_together(experiment, runs) == {
+        "2 of 3 folds of learning_rate~0.1": runs[:2],
+        "all folds of learning_rate~0.2": runs[2:],
+    }
+    alone = Experiment.from_config({"experiment": "x", "seed": [0, 1]})
+    assert judged_together(alone, list(alone.runs)) == {name: [name] for name in alone.runs}
+    assert added_up([(["a", "b"], [[fold, 1], [0, 2]]) for fold in range(3)]) == (
+        ["a", "b"], [[3, 3], [0, 6]],
+    )  # fmt: skip
+
+
+def test_the_seeds_of_a_fold_count_once() -> None:
+    rows = [(fold, seed, 0.1 * fold + 0.001 * seed) for fold in range(3) for seed in range(4)]
+    table = pd.DataFrame(rows, columns=["fold", "seed", "accuracy"])
+    found = page.means(table, [], ["accuracy"])
+    assert found is not None
+    assert found["folds (n)"].tolist() == [3]
+    # Student's t of two degrees of freedom, 4.303, times 0.1 / sqrt(3).
+    assert found["± accuracy (95 %)"].tolist() == ["24.84%"]
+    runs = {((seed, str(fold)), 0): {"accuracy": value} for fold, seed, value in rows}
+    assert difference("", "accuracy", runs, runs).before == pytest.approx((0.0015, 0.1015, 0.2015))

@@ -58,6 +58,7 @@ def test_points_are_combined_with_axes_and_survive_a_command_line() -> None:
         ({"runs": 0, "momentum": "uniform(0, 1)"}, "runs: 0 is not a whole number from 1"),
         ({"momentum": "uniform(0, 1)"}, "runs: 0 is not a whole number from 1"),
         ({"runs": 3}, "no key to search"),
+        ({"runs": 3, "epochs": "uniform(1.5, 4)"}, "must have whole ends, as epochs is whole"),
         ([3], r"\[3\] is no mapping"),
     ],
 )
@@ -65,6 +66,13 @@ def test_what_cannot_be_drawn_is_refused(search, words) -> None:
     with pytest.raises(Refusal, match=words) as refused:
         experiment(search)
     assert "\n" not in str(refused.value)
+
+
+def test_files_of_a_search_are_relative_to_the_configuration(tmp_path) -> None:
+    (tmp_path / "a.safetensors").touch()
+    given = {"experiment": "x", "search": {"runs": 1, "initial_weights": ["a.safetensors"]}}
+    (run,) = Experiment.from_files(given, [tmp_path]).runs.values()
+    assert Path(run.initial_weights).resolve() == tmp_path / "a.safetensors"
 
 
 def test_runs_and_a_search_are_not_both() -> None:

@@ -744,7 +744,9 @@ def refuse_unknown_program(experiment: Experiment) -> None:
 def is_module(name: str) -> bool:
     """Whether there is such a module; runs none of the packages that it lies in."""
     first, *inside = name.split(".")
-    spec = importlib.util.find_spec(first) if first else None
+    spec = None
+    with suppress(ValueError):  # __main__, and an empty name
+        spec = importlib.util.find_spec(first)
     for part in inside:
         places = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(part, places) if places else None

@@ -8,7 +8,8 @@ SHA256SUMS says of which bytes all of these are made.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib as mpl
@@ -87,15 +88,17 @@ def aggregate(args: argparse.Namespace) -> None:
     seen = ""
     if "confusion" in tables and experiment.built_in:
         best = str(tables["confusion"]["run"].iloc[0])
-        judged = [name for name in runs if numbers.pool(name, experiment.axis_values(name)) == best]
+        judged = numbers.judged_together(experiment, list(runs))[best]
         predicted = predictions.pooled([predictions.read(args.results / name) for name in judged])
         found = data.get(str(experiment.runs[judged[0]].dataset))
         if predicted is not None:
             figures |= result_figures.draw_predictions(best, predicted)
         if predicted is not None and found is not None:
-            split, tested = images_of(predicted, found)
-            worst = mistakes.surest(predicted.table, tested)
-            seen = page.in_train(found.manifest, split)
+            # No number depends on the pictures.
+            with told_if_refused():
+                split, tested = images_of(predicted, found)
+                worst = mistakes.surest(predicted.table, tested)
+                seen = page.in_train(found.manifest, split)
     if "scaling" in tables:
         for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
             print(f"scaling: {sentence}")
@@ -135,7 +138,7 @@ def figures_of(
         summary, list(experiment.axes), experiment.numeric_axes, results, title,
     )  # fmt: skip
     together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
-    ranked = next((key for key in ("val_accuracy", *results) if key in summary), None)
+    ranked = next((key for key in ("val_accuracy", *results) if key in results), None)
     if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
         found["search"] = result_figures.draw_search(summary, together, ranked, title)
     if "confusion" in tables:
@@ -165,12 +168,22 @@ def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
     found = {}
     for name in experiment.datasets:
         if (folder / name / MANIFEST).exists():
-            found[name] = DataFolder.read(folder / name)
+            with told_if_refused():
+                found[name] = DataFolder.read(folder / name)
         else:
             print(
                 f"aggregate: {folder / name} is not there: the page has no pictures of its images"
             )
     return found
+
+
+@contextmanager
+def told_if_refused() -> Iterator[None]:
+    """Print a refusal, and go on without what was refused."""
+    try:
+        yield
+    except Refusal as refusal:
+        print(f"aggregate: without pictures: {refusal}")
 
 
 def images_of(predicted: Predictions, data: DataFolder) -> tuple[str, np.ndarray]:

@@ -101,7 +101,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     Checkpoints are for curves, beside the validation after each epoch, which has one view too.
     """
     data = DataFolder.read(args.data)
-    refuse_other_weights(args.model, args.checkpoints, data)
+    refuse_other_weights(args.model, args.checkpoints, data, args.fold)
     split = "train" if args.fold else "test"
     # What the ranks read is what each of them has checked.
     guard = Guard(data, [f"{split}_images.npy"])
@@ -205,8 +205,11 @@ def evaluate_weights(
     return found, predicted
 
 
-def refuse_other_weights(model: Path, checkpoints: Path | None, data: DataFolder) -> None:
-    """Refuse weights in the folder of a run that its training has not written, and other data.
+def refuse_other_weights(
+    model: Path, checkpoints: Path | None, data: DataFolder, fold: list[int] | None
+) -> None:
+    """Refuse weights in the folder of a run that its training has not written, other data, and
+    images that the run was trained on.
 
     Raises:
         Refusal: run.json lies beside them and names others.
@@ -218,6 +221,11 @@ def refuse_other_weights(model: Path, checkpoints: Path | None, data: DataFolder
     kept = {f"checkpoints/{path.name}" for _, path in kept_weights(checkpoints)}
     named = {name for name in about["files"] if "/" in name} if checkpoints else set()
     refuse_changed(model.parent, about["files"], [model.name, *sorted(kept | named)])
+    run = about["config"]
+    held_out = [run["fold"], run["folds"], run["validation_seed"]] if run.get("folds") else None
+    if fold != held_out:
+        option = f"--fold {' '.join(map(str, held_out))}" if held_out else "no --fold"
+        raise Refusal(f"{model.parent} was trained on the images of that fold; use {option}")
     if about["data_sha256"] != data.sha256:
         raise Refusal(
             f"{model.parent} was trained on other data than {data.path} (data_sha256); train again "

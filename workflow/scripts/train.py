@@ -35,7 +35,8 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from classifier.models.names import code_of, with_whitening
+from classifier.models.names import code_of
+from classifier.models.networks import WHITENING
 from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
 from classifier.states.state import (
@@ -325,7 +326,7 @@ def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
     if process.first:
         if slow:
             chosen, why = "fp32", f"{slow} has no bf16"
-        elif run.model in with_whitening() and are_grey(images[:LOOKED_AT]):
+        elif run.model in WHITENING and are_grey(images[:LOOKED_AT]):
             # Whitened, the difference of equal channels is bf16's rounding error and nothing else.
             chosen, why = "fp32", f"the images are grey in all channels: {run.model} needs it"
         else:

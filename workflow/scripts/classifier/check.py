@@ -9,10 +9,12 @@ from classifier.training.limits import (
     refuse_bad_patterns,
     refuse_contradictions,
     refuse_unfit_counts,
+    refuse_unfit_pixels,
     refuse_unfit_sizes,
     refuse_unknown_classes,
 )
 from manynodes.base.errors import Refusal
+from manynodes.base.optional import torchvision
 from manynodes.data.datasets import DATASETS
 
 
@@ -38,6 +40,10 @@ def check(
                 f"{key}: would divide the groups of {dataset['name']}, which only train and test "
                 f"keep together; give {key}: {off}"
             )
+    if run.trivial_augment:
+        torchvision()
+        if dataset.get("channels"):
+            refuse_unfit_pixels(dataset["name"], "uint8", dataset["channels"])
     if dataset.get("class_names"):
         refuse_unknown_classes(run, dataset["name"], dataset["class_names"])
     if dataset.get("train_images"):

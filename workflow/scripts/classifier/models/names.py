@@ -36,11 +36,6 @@ BUILT_IN_MODELS = {
 }
 
 
-def with_whitening() -> list[str]:
-    """Those whose first filters bring the principal directions of patches to unit variance."""
-    return [name for name, model in BUILT_IN_MODELS.items() if model.widths]
-
-
 def with_muon() -> list[str]:
     return [name for name, model in BUILT_IN_MODELS.items() if model.muon]
 

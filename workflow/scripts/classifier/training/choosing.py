@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from classifier.training.limits import listed
 from manynodes.base.errors import Refusal, one_line
 
 
@@ -21,7 +20,7 @@ def freeze(run: Any, network: nn.Module) -> list[nn.Module]:
     Raises:
         Refusal: a regular expression matches nothing, or no parameter is left to train.
     """
-    patterns = list(listed(run.freeze))
+    patterns = [run.freeze] if isinstance(run.freeze, str) else run.freeze or []
     if not patterns:
         return []
     for name in chosen("freeze", patterns, network):
@@ -42,9 +41,13 @@ def rates(run: Any, network: nn.Module) -> dict[Tensor, float]:
     """The factors on the learning rate that `rates` gives to parameters.
 
     Raises:
-        Refusal: a regular expression matches nothing.
+        Refusal: a regular expression matches nothing, or nothing that is trained.
     """
     found = chosen("rates", run.rates, network)
+    for pattern in run.rates:
+        named = [name for name in found if re.search(pattern, name)]
+        if not any(network.get_parameter(name).requires_grad for name in named):
+            raise Refusal(f"rates: {pattern} matches only parameters that are not trained")
     return {network.get_parameter(name): run.rates[pattern] for name, pattern in found.items()}
 
 

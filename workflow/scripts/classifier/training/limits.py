@@ -1,7 +1,7 @@
 """What a run cannot ask of its data and processes; free of torch, because every dry run looks."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from classifier.models.names import BUILT_IN_MODELS, with_muon
@@ -55,16 +55,16 @@ def refuse_contradictions(run: Any) -> None:
             "compile: cuda_graphs is for one process: with several, torch has open defects; use "
             "compile: default"
         )
+    if run.compile == "cuda_graphs" and run.micro_batches > 1:
+        raise Refusal(
+            "micro_batches: torch does not sum gradients with compile: cuda_graphs; use compile: "
+            "default"
+        )
     if run.optimizer == "muon" and run.precision == "fp16":
         raise Refusal(
             "precision: muon cannot skip the steps that the gradient scaler of fp16 "
             "rejects; use bf16, or sgd or adamw"
         )
-
-
-def listed(patterns: Any) -> Iterable[str]:
-    """The regular expressions of `freeze` or `rates`."""
-    return [patterns] if isinstance(patterns, str) else patterns or []
 
 
 def refuse_bad_patterns(run: Any) -> None:
@@ -74,7 +74,8 @@ def refuse_bad_patterns(run: Any) -> None:
         Refusal: naming the key to change.
     """
     for key in ("freeze", "rates"):
-        for pattern in listed(getattr(run, key)):
+        given = getattr(run, key)
+        for pattern in [given] if isinstance(given, str) else given or []:
             try:
                 re.compile(pattern)
             except re.error as error:

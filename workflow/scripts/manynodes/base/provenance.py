@@ -22,7 +22,8 @@ LIBRARIES = ("manynodes", "classifier")
 NO_RESULT = (
     "classifier.models.fitting",
     "classifier.models.names",
-    "classifier.states",
+    "classifier.states.saver",
+    "classifier.states.state",
     "classifier.training.limits",
     "manynodes.base",
     "manynodes.checkpointing",

@@ -256,7 +256,7 @@ class Experiment:
         keys = keys_of(located)
         located = with_paths(keys.with_types(located), folders, keys)
         located = with_table(located, folders, keys)
-        return Experiment.from_config(with_search(located, keys))
+        return Experiment.from_config(with_search(located, folders, keys))
 
     def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the program's own `check` look at every run, and refuse an axis without an effect.

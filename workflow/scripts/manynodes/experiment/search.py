@@ -3,11 +3,13 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, shown
 from manynodes.experiment.keys import MOST_RUNS, Keys, kinds
+from manynodes.experiment.paths import with_paths
 
 NUMBER = r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*"
 RANGE = re.compile(rf"(log|uniform)\({NUMBER},{NUMBER}\)")
@@ -17,10 +19,13 @@ OWN = ("runs", "seed")
 TRIES = 16
 
 
-def with_search(config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+def with_search(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -> dict[str, Any]:
     """The configuration with the points of `search` as its `runs`.
 
     The first points stay the same when more are asked for.
+
+    Args:
+        folders, keys: as for `with_paths`.
 
     Source: scrambled Sobol points of scipy.stats.qmc; I. M. Sobol, "The distribution of points in
         a cube and the accurate evaluation of integrals", 1967.
@@ -49,9 +54,8 @@ def with_search(config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         point = {key: of(part) for (key, of), part in zip(drawn.items(), row, strict=True)}
         found.setdefault(repr(point), point)
         if len(found) == count:
-            return {key: value for key, value in config.items() if key != "search"} | {
-                "runs": list(found.values())
-            }
+            rows = [with_paths(row, folders, keys) for row in found.values()]
+            return {key: value for key, value in config.items() if key != "search"} | {"runs": rows}
     raise Refusal(
         f"config: search: runs: {count} is more than the {len(found)} different points there are; "
         "ask for fewer"
@@ -96,6 +100,10 @@ def scale(key: Any, value: Any, keys: Keys) -> Callable[[float], Any]:
         raise Refusal(f"config: search: {key}: {shown(value)} must have a lower end first{least}")
     types = kinds(keys.axes.get(key, {}))
     integer = "integer" in types and "number" not in types
+    if integer and not (low.is_integer() and high.is_integer()):
+        raise Refusal(
+            f"config: search: {key}: {shown(value)} must have whole ends, as {key} is whole"
+        )
 
     def of(part: float) -> float | int:
         if integer and not logarithmic:

@@ -227,7 +227,7 @@ def common_names(one: Runs, other: Runs) -> list[str]:
 def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
     """Of the means; paired if both have the same two or more seeds or folds."""
     before, after = (
-        {key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers}
+        by_fold({key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers})
         for runs in (one, other)
     )
     paired = before.keys() == after.keys() and len(before) > 1
@@ -236,6 +236,16 @@ def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
         setting, name, tuple(before.values()), tuple(after.values()),
         mean(after.values()) - mean(before.values()), low, high, paired,
     )  # fmt: skip
+
+
+def by_fold(values: dict[tuple[Any, int], float]) -> dict[Any, float]:
+    """The values by seed; with folds the mean of each, whose seeds share its images."""
+    if all(fold == "None" for (_, fold), _ in values):
+        return dict(values)
+    folds: dict[str, list[float]] = {}
+    for ((_, fold), _), value in values.items():
+        folds.setdefault(fold, []).append(value)
+    return {fold: mean(found) for fold, found in folds.items()}
 
 
 def interval(before: list[float], after: list[float], paired: bool) -> tuple[float, float]:
@@ -300,6 +310,7 @@ def discordance(before: Path, after: Path) -> Discordance:
 def of_images(run: Path) -> Predictions:
     """The predictions of a run; refuses as `discordance`."""
     with suppress(FileNotFoundError):
+        read_json(run / "run.json", "run", "compare runs of the classifier")
         if (found := predictions.read(run)) is not None:
             return found
     raise Refusal(f"{run} has no {predictions.FILE}; run snakemake for its experiment again")

@@ -1,6 +1,6 @@
 """What the runs of an experiment have measured, whatever their program, as tables."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     written = ("result", found.result), ("evaluated", found.evaluation)
     for origin, numbers in written if found.numbers else [("newest", newest(found.metrics))]:
         for key, value in numbers.items():
-            results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
+            # `views` tells the classifier's tables from others.
+            results[unused(key, origin, [*axes, *results, *COLUMNS, "views"])] = value
     return Numbers(found.about, results, pd.DataFrame(found.metrics), found.confusion, found.sums)
 
 
@@ -114,9 +115,12 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
             [incident_table(name, each.about) for name, each in runs.items()], ignore_index=True
         ),
     }
-    matrices = pooled(axes, {name: each.confusion for name, each in runs.items() if each.confusion})
+    matrices = {name: each.confusion for name, each in runs.items() if each.confusion}
     if matrices:
-        best = max(matrices, key=lambda name: accuracy(matrices[name][1]))
+        groups = judged_together(experiment, list(matrices))
+        matrices = {name: added_up([matrices[run] for run in groups[name]]) for name in groups}
+        # One of all folds rather than one that lacks some.
+        best = max(matrices, key=lambda name: (len(groups[name]), accuracy(matrices[name][1])))
         found["confusion"] = confusion(best, *matrices[best])
     if experiment.built_in and experiment.varies_in_size:
         measured = [
@@ -128,30 +132,28 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
     return found
 
 
-def pool(run: str, axes: Mapping[str, Any]) -> str:
-    """What a run is judged with: itself, or all folds of its setting."""
-    point = {key: value for key, value in axes.items() if key not in ("run", "fold")}
-    if "fold" not in axes:
-        return run
-    return f"all folds of {run_name(point)}" if point else "all folds"
-
-
-def pooled(
-    axes: Mapping[str, Mapping[str, Any]], matrices: Mapping[str, Confusion]
-) -> dict[str, Confusion]:
-    """The confusion matrices by run; those of a setting's folds added up, because each image is
-    tested in one of them.
-
-    Args:
-        axes: the values of each run, as of `axis_values`.
+def judged_together(experiment: Experiment, runs: Sequence[str]) -> dict[str, list[str]]:
+    """The runs whose test images are counted together, under what they are called: a run alone, or
+    the folds of a setting, each of which has tested other images.
     """
-    found: dict[str, Confusion] = {}
-    for run, (names, matrix) in matrices.items():
-        name = pool(run, axes[run])
-        if name in found and found[name][0] == names:
-            matrix = np.add(found[name][1], matrix).tolist()
-        found[name] = (names, matrix)
+    if not experiment.built_in or "fold" not in experiment.axes:
+        return {run: [run] for run in runs}
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        values = experiment.axis_values(run)
+        point = {key: value for key, value in values.items() if key not in ("run", "fold")}
+        groups.setdefault(f" of {run_name(point)}" if point else "", []).append(run)
+    found = {}
+    for setting, members in groups.items():
+        folds = experiment.runs[members[0]].folds
+        which = "all" if len(members) == folds else f"{len(members)} of {folds}"
+        found[f"{which} folds{setting}"] = members
     return found
+
+
+def added_up(matrices: Sequence[Confusion]) -> Confusion:
+    """One confusion matrix of several with the same classes."""
+    return matrices[0][0], np.sum([matrix for _, matrix in matrices], axis=0).tolist()
 
 
 def summary_row(run: Run, numbers: Numbers) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def report(
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
     """Of what the confusion matrix is."""
     run = str(table["run"].iloc[0])
-    return run if "fold" in experiment.axes else f"the most accurate run, {run}"
+    return run if run not in experiment.runs else f"the most accurate run, {run}"
 
 
 def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequence[str]) -> str:
@@ -164,11 +164,19 @@ def means(
 ) -> pd.DataFrame | None:
     """One row per setting: number of runs, means, and the 95 % interval of each (Student's t); None
     if no two runs differ in their seed or fold only.
+
+    The seeds of a fold share its images: they are averaged first, and the folds count.
     """
+    if {*REPEATS} <= {*summary}:
+        averaged = [column for column in results if column not in NOT_AVERAGED]
+        kept = [column for column in ("views",) if column in summary]
+        each_fold = summary.groupby([*settings, *kept, "fold"], as_index=False)
+        summary = each_fold[averaged].mean()
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
     if grouped.size().max() < 2:
         return None
-    found = pd.DataFrame({"runs (n)": grouped.size()})
+    what = "folds (n)" if {"fold"} <= {*summary} else "runs (n)"
+    found = pd.DataFrame({what: grouped.size()})
     for column in results:
         if column in NOT_AVERAGED:
             continue

@@ -42,6 +42,8 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
 ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s"}, "test": {}}
 # Not drawn: other counts, and numbers that only go with others.
 NOT_DRAWN = (*COUNTS, "n", "plain_accuracy", "plain_loss", "seconds")
+# Names of figures that are not of a column.
+RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
 MOST_LINES = 24  # of a legend
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
@@ -80,8 +82,9 @@ def draw(
                     partial(draw_metric, some, summary, settings, count, metric, splits, title),
                 )
         for column in results if numeric else ():
-            # Validation has its curve.
-            if column not in (*NOT_DRAWN, "val_accuracy") and summary[column].notna().any():
+            # The classifier's validation has its curve.
+            curve = column == "val_accuracy" and "views" in summary
+            if column not in NOT_DRAWN and not curve and summary[column].notna().any():
                 yield (
                     f"{column}_by_axis",
                     partial(draw_by_axis, summary, settings, numeric, column, title),
@@ -90,7 +93,7 @@ def draw(
     figures: dict[str, Figure] = {}
     with mpl.rc_context(STYLE):
         for column, make in islice(planned(), MOST_FIGURES):
-            figures[file_name(column, figures)] = make()
+            figures[file_name(column, {*figures, *RESERVED})] = make()
     return figures
 
 
@@ -185,7 +188,9 @@ def draw_panel(
                                   alpha=0.15, linewidth=0)  # fmt: skip
         if views and "test" in splits:
             final = summary[summary["run"].isin(group["run"])][metric].mean()
-            axes.plot([group[count].max() + aside], [final], color=colour, marker="*",
+            tested = group.loc[group[splits["test"]].notna(), count]
+            last = tested.max() if len(tested) else group[count].max()
+            axes.plot([last + aside], [final], color=colour, marker="*",
                       markersize=11, linestyle="none")  # fmt: skip
     for split in splits:
         if split:
@@ -251,6 +256,7 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
         result: a column of numbers.
     """
     values = summary[result].to_numpy(dtype=float)
+    values = np.where(np.isfinite(values), values, np.nan)
     # The best ones on top.
     order = np.argsort(values if "loss" not in result else -values)
     with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False}):

@@ -153,7 +153,8 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
             )
     refuse_changed(folder, about["files"], ["history.csv"])
     history = read_history(folder / "history.csv", run.epochs, bool(run.patience))
-    sums = of_files(folder, ["run.json", "evaluation.json"], MOST)
+    predicted = ["predictions.csv"] if "predictions_sha256" in evaluation else []
+    sums = of_files(folder, ["run.json", "evaluation.json", *predicted], MOST)
     return Finished(about, evaluation, history, sums)
 
 

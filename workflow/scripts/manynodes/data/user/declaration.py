@@ -4,6 +4,7 @@ dry run reads it.
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ KEYS = (
     *("decode_in_full", "table", "group"),
 )
 # The value of `group` for which the folders of the images are groups.
+MOST_HEADER = 100_000  # bytes
 BY_FOLDER = "folder"
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -191,12 +193,16 @@ class UserData:
 
     @property
     def grouped(self) -> bool:
-        """Whether images belong together, as far as the first line of the table tells."""
+        """Whether images belong together, as far as the header of the table tells."""
         if self.group or not self.table:
             return bool(self.group)
         with open_file(Path(self.table)) as file:
-            line = file.readline(10_000).decode("utf-8-sig", "replace")
-        return "group" in map(str.strip, next(csv.reader([line]), []))
+            beginning = file.read(MOST_HEADER).decode("utf-8-sig", "replace")
+        # A table that is none is refused when it is read.
+        with suppress(csv.Error):
+            header = next(csv.reader(io.StringIO(beginning, newline="")), [])
+            return "group" in map(str.strip, header)
+        return False
 
     @property
     def jpeg_scaling(self) -> bool:
