@@ -59,7 +59,7 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
         for place, files in walk(root, is_wanted, [])
         for name in files
     ):
-        tell(f"warning: {unused:,} images in {root} are not in {table} and not used")
+        tell(f"warning: {unused:,} images are not used, as they are not in {table}")
     splits = SPLITS if "split" in next(iter(found.values())) else ("all",)
     if splits == SPLITS and user_data.test_fraction is not None:
         raise Refusal(
