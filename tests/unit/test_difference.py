@@ -158,6 +158,9 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
     evaluation = json.loads((older / "evaluation.json").read_text())
     del evaluation["predictions_sha256"], evaluation["images_sha256"]
     (older / "evaluation.json").write_text(json.dumps(evaluation))
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program/run.json").touch()
+    (tmp_path / "program/evaluated.json").touch()
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained/run.json").touch()
     again = "run snakemake for its experiment again"
@@ -166,6 +169,7 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
         (evaluated(tmp_path / "fold", [True] * 3, skipped=1), "compare runs on one data set"),
         (evaluated(tmp_path / "labels", [True] * 3, first=1), "compare runs on one data set"),
         (older, f"older has no predictions.csv; {again}"),
+        (tmp_path / "program", "only runs of the classifier have predictions"),
         (tmp_path / "trained", f"trained has no predictions.csv; {again}"),
     ):
         done = said(before, after)

@@ -19,7 +19,7 @@ from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment, value_text
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting import predictions
-from manynodes.reporting.measures import read_measured
+from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
@@ -309,8 +309,9 @@ def discordance(before: Path, after: Path) -> Discordance:
 
 def of_images(run: Path) -> Predictions:
     """The predictions of a run; refuses as `discordance`."""
+    if (run / EVALUATED).exists():
+        raise Refusal(f"{run} is of your own program; only runs of the classifier have predictions")
     with suppress(FileNotFoundError):
-        read_json(run / "run.json", "run", "compare runs of the classifier")
         if (found := predictions.read(run)) is not None:
             return found
     raise Refusal(f"{run} has no {predictions.FILE}; run snakemake for its experiment again")
