@@ -169,13 +169,13 @@ def means(
     """
     if {*REPEATS} <= {*summary}:
         averaged = [column for column in results if column not in NOT_AVERAGED]
-        kept = [column for column in ("views",) if column in summary]
-        each_fold = summary.groupby([*settings, *kept, "fold"], as_index=False)
+        views = ["views"] * ("views" in summary)
+        each_fold = summary.groupby([*settings, *views, "fold"], as_index=False)
         summary = each_fold[averaged].mean()
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
     if grouped.size().max() < 2:
         return None
-    what = "folds (n)" if {"fold"} <= {*summary} else "runs (n)"
+    what = "folds (n)" if "fold" in summary else "runs (n)"
     found = pd.DataFrame({what: grouped.size()})
     for column in results:
         if column in NOT_AVERAGED:

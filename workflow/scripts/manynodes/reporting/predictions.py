@@ -6,15 +6,17 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
 from manynodes.base.reading import file_sha256, read_bytes
 from manynodes.reporting.results import read_evaluation
 from manynodes.reporting.sums import REMAKE
+
+if TYPE_CHECKING:
+    # Otherwise where it is needed: `evaluate` only writes, and would begin 0.4 CPU seconds later.
+    import pandas as pd
 
 FILE = "predictions.csv"
 MOST_ROW = 30_000  # bytes, most of them of the path
@@ -66,7 +68,7 @@ class Predictions:
         views: of each image.
     """
 
-    table: pd.DataFrame
+    table: "pd.DataFrame"
     class_names: list[str]
     images_sha256: str
     views: str
@@ -88,6 +90,8 @@ def read(run: Path) -> Predictions | None:
         raise Refusal(f"{run / FILE} cannot be read ({reason(error)}); {REMAKE}") from None
     if hashlib.sha256(content).hexdigest() != evaluation["predictions_sha256"]:
         raise Refusal(f"{run / FILE} is not that of evaluation.json beside it; {REMAKE}")
+    import pandas as pd
+
     texts = dict.fromkeys(("file", "true_name", "predicted_name"), str)
     table = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False)
     return Predictions(
@@ -100,4 +104,6 @@ def pooled(parts: Sequence[Predictions | None]) -> Predictions | None:
     whole = [part for part in parts if part is not None]
     if len(whole) < len(parts):
         return None
+    import pandas as pd
+
     return replace(whole[0], table=pd.concat([part.table for part in whole], ignore_index=True))
