@@ -75,7 +75,7 @@ def main() -> None:
 
 def throughput(folder: Path) -> dict[str, float]:
     """Images per second of a training, the median of its epochs."""
-    header, *rows = (line.split(",") for line in (folder / "history.csv").read_text().splitlines())
+    header, *rows = (line.split(",") for line in (folder / "metrics.csv").read_text().splitlines())
     column = header.index("images_per_second")
     return {"images_per_second": median(float(row[column]) for row in rows)}
 

@@ -235,7 +235,7 @@ def watch_seconds(runs: int, folder: Path) -> float:
     rows = "epoch,train_loss,images_per_second,seconds\n" + "1,2.0,100.0,10.0\n" * 100
     for name in experiment.runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "history.csv").write_text(rows)
+        (folder / name / "metrics.csv").write_text(rows)
     return median_seconds(lambda: read_all(experiment, folder))
 
 

@@ -74,7 +74,7 @@ def first_step(data: Path, scratch: Path, output: Path) -> float:
     ) as process:
         assert process.stdout is not None
         (told,) = [time.perf_counter() for line in process.stdout if ": epoch 1/1 " in line]
-    with (output / "history.csv").open() as file:
+    with (output / "metrics.csv").open() as file:
         (epoch,) = (float(row["seconds"]) for row in csv.DictReader(file))
     return told - epoch - start
 

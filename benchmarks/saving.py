@@ -75,6 +75,6 @@ def trained(run: dict[str, Any], data: Path, output: Path) -> tuple[dict[str, An
     ]
     launch = [SCRIPTS / "launch.py", "--nproc-per-node", 2, "--cpus", 2, "--", *train]
     subprocess.run([sys.executable, *map(str, launch)], check=True, stdout=subprocess.DEVNULL)
-    with (output / "history.csv").open() as file:
+    with (output / "metrics.csv").open() as file:
         (speed,) = (float(row["images_per_second"]) for row in csv.DictReader(file))
     return json.loads((output / "run.json").read_text()), speed

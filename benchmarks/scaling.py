@@ -130,7 +130,7 @@ def trained(
         "device": "cpu",
     }
     train(read_run(json.dumps(default_config() | keys)), data, output, processes * threads)
-    with (output / "history.csv").open() as file:
+    with (output / "metrics.csv").open() as file:
         _, *rates = (float(row["images_per_second"]) for row in csv.DictReader(file))
     return median(rates)
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from measured import Measured
 
+from classifier.states.kept import METRICS
 from manynodes.base.reading import file_sha256
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.history import HISTORY
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 RUNS, EPOCHS, CLASSES = 1000, 100, 10
@@ -83,9 +83,9 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
             draw.gauss(5000, 100),
             draw.gauss(10, 0.1),
         )
-        rows.append(dict(zip(HISTORY, row, strict=True)))
-    with (folder / "history.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, HISTORY)
+        rows.append(dict(zip(METRICS, row, strict=True)))
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, METRICS)
         writer.writeheader()
         writer.writerows(rows)
     kept = {epoch: f"{epoch:064x}" for epoch in range(1, EPOCHS + 1)}
@@ -126,7 +126,7 @@ def write_run(folder: Path, seed: int, draw: random.Random) -> None:
         "git": {"commit": "0" * 40, "dirty": False},
         "files": {
             "model.safetensors": kept[EPOCHS],
-            "history.csv": file_sha256(folder / "history.csv"),
+            "metrics.csv": file_sha256(folder / "metrics.csv"),
             **{f"checkpoints/epoch={epoch:03}.safetensors": sum_ for epoch, sum_ in kept.items()},
         },
         "code_sha256": "a" * 64,

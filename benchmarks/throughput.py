@@ -1,7 +1,7 @@
 """Training throughput against the bare network on one batch, and against the tutorial loop.
 
 Ours is `Training.train_epoch`, alone in this process, with all CPUs as threads, in images per
-second as in history.csv: with its plan of the epoch, crops, normalisation, sums and votes. The bare
+second as in metrics.csv: with its plan of the epoch, crops, normalisation, sums and votes. The bare
 loop has only the network's forward and backward pass and the optimizer's step, on normalised float
 images. A short epoch of ours and as many bare steps take turns; a ratio is the median of the
 rounds' ratios.

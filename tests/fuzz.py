@@ -67,8 +67,8 @@ from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.user_numbers import read_user_metrics, read_user_result
 from manynodes.reporting import predictions, sums
 from manynodes.reporting.events import points_of
-from manynodes.reporting.history import read_history
-from manynodes.reporting.measures import parse_result, read_measured, read_metrics, read_result
+from manynodes.reporting.measures import parse_result, read_measured, read_result
+from manynodes.reporting.metrics import read_metrics
 from manynodes.reporting.progress import read_all, read_record
 from manynodes.reporting.results import read_about, read_evaluation, why_missing
 
@@ -535,11 +535,6 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/run.json",
         lambda results: read_about(results / RUN / "run.json"),
     ),
-    "history": (
-        tampered_bytes,
-        f"{RUN}/history.csv",
-        lambda results: read_history(results / RUN / "history.csv", 2),
-    ),
     "failure": (
         tampered_json,
         f"{RUN}/failure.json",
@@ -555,7 +550,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     ),
     "progress": (
         tampered_bytes,
-        f"{RUN}/history.csv",
+        f"{RUN}/metrics.csv",
         lambda results: read_all(EXPERIMENT, results / "fuzz"),
     ),
     "record": (
@@ -567,6 +562,11 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         tampered_json,
         f"{PROGRAM}/state/request.json",
         lambda results: publish.about(Folders(results / PROGRAM), [], {}),
+    ),
+    "classifier's metrics": (
+        tampered_bytes,
+        f"{RUN}/metrics.csv",
+        lambda results: read_metrics(results / RUN / "metrics.csv"),
     ),
     "metrics": (
         tampered_bytes,
@@ -600,7 +600,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "incidents": (tampered_bytes, f"{RUN}/state/incidents.jsonl", watched),
     "events": (
         tampered_bytes,
-        f"{RUN}/history.csv",
+        f"{RUN}/metrics.csv",
         lambda results: points_of(EXPERIMENT, results / RUN),
     ),
 }
@@ -656,7 +656,7 @@ def commands(results: Path, kind: str) -> list[str]:
         "predictions": aggregate,
         "origins": evaluate,
         "run": aggregate,
-        "history": aggregate,
+        "classifier's metrics": aggregate,
         "archive, official": [
             "fetch",
             "--dataset",

@@ -101,7 +101,7 @@ class Launched:
         """Wait until it has trained an epoch, or all of its ranks wait."""
         until(
             lambda: (
-                (self.results / "history.csv").exists()
+                (self.results / "metrics.csv").exists()
                 or len(list(self.results.glob("begun-*"))) == len(NODES)
                 or "status " in self.text
             )

@@ -152,13 +152,13 @@ def complete(output: Path, data: Path, *options: object, **how: Any) -> Training
 def result(output: Path) -> dict[str, Any]:
     """Everything of a finished training that must not depend on interruptions."""
     files = [output / "model.safetensors", *sorted((output / "checkpoints").iterdir())]
-    return {"history": history(output)} | {
+    return {"rows": rows_of(output)} | {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files
     }
 
 
-def history(output: Path) -> list[dict[str, str]]:
-    with (output / "history.csv").open() as file:
+def rows_of(output: Path) -> list[dict[str, str]]:
+    with (output / "metrics.csv").open() as file:
         return [
             {key: row[key] for key in row if key not in ("seconds", "images_per_second")}
             for row in csv.DictReader(file)

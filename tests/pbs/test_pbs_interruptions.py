@@ -56,7 +56,7 @@ class Submitted:
 
     @property
     def epochs(self) -> int:
-        path = self.results / "history.csv"
+        path = self.results / "metrics.csv"
         return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
     @property
@@ -172,7 +172,7 @@ def test_over_ssh_the_first_node_loses_power(
         "hosts=[n1, n2]", "experiment=dark", "--until", "train",
     ]  # fmt: skip
     results = checkout.path / "results/dark/run"
-    history = results / "history.csv"
+    history = results / "metrics.csv"
     with (checkout.path / "dark.out").open("w") as out:
         process = cluster.popen(*over_ssh, node="n1", cwd=checkout.path, stdout=out, stderr=out)
         until(lambda: history.exists() and len(history.read_text().splitlines()) > 5)

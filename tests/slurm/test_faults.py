@@ -73,7 +73,7 @@ class Submitted:
             self.snakemake = checkout.start(
                 *ENDLESS, f"experiment={name}", stdout=out, stderr=subprocess.STDOUT
             )
-        until((self.results / "history.csv").exists, self.snakemake)
+        until((self.results / "metrics.csv").exists, self.snakemake)
         self.job = submitted(self.said.read_text())[0]
 
     def await_end(self) -> tuple[float, str]:
@@ -119,7 +119,7 @@ class Launched:
         self.job = done.stdout.split()[-1]
         until(
             lambda: (
-                (self.results / "history.csv").exists()
+                (self.results / "metrics.csv").exists()
                 or len(list(self.results.glob("begun-*"))) == 3
                 or self.job not in cluster.jobs()
             )

@@ -139,7 +139,7 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
         )
     following.await_line(r"^slurm: squeue gives job states again, after \d+ s$")
     # It trains: what was asked of the controller meanwhile was asked again.
-    until((checkout.path / "results/controller/run/history.csv").exists)
+    until((checkout.path / "results/controller/run/metrics.csv").exists)
     following.interrupt()
     until(lambda: state(cluster, job) == "CANCELLED")
 

@@ -83,9 +83,9 @@ class Training:
 
     @property
     def epochs(self) -> list[dict[str, str]]:
-        """The rows of history.csv without the times."""
+        """The rows of metrics.csv without the times."""
         try:
-            with (self.results / "history.csv").open() as file:
+            with (self.results / "metrics.csv").open() as file:
                 rows = list(csv.DictReader(file))
         except FileNotFoundError:
             return []

@@ -12,7 +12,7 @@ import pytest
 from classifier.states import state
 from classifier.states.kept import best_epoch, finished, kept_epochs
 from programs import SCRIPTS, program
-from trainings import RUN, Training, complete, complete_on_ranks, history, result
+from trainings import RUN, Training, complete, complete_on_ranks, result, rows_of
 
 ACCURACIES = (0.1, 0.4, 0.4, 0.3, 0.5, 0.2)
 HISTORY = [
@@ -50,7 +50,7 @@ def whole(digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_best_weights_are_the_model(digits, whole, tmp_path) -> None:
-    rows = history(whole)
+    rows = rows_of(whole)
     best = max(rows, key=lambda row: (float(row["val_accuracy"]), -int(row["epoch"])))
     assert len(rows) == int(best["epoch"]) + 4 < 40
     kept = whole / f"checkpoints/epoch={int(best['epoch']):03}.safetensors"
@@ -66,7 +66,7 @@ def test_killed_after_the_best_epoch_it_ends_with_the_same_weights(digits, whole
     """Also if the newest state is damaged: what the one before needs is still there."""
     output = tmp_path / "killed"
     training = Training(output, digits, checkpoint_every=0, **HOW)
-    training.reach(len(history(whole)) - 2)
+    training.reach(len(rows_of(whole)) - 2)
     training.process.send_signal(signal.SIGKILL)
     training.end()
     newest, *older = [path for path, _ in state.states(output / "state")]
@@ -74,7 +74,7 @@ def test_killed_after_the_best_epoch_it_ends_with_the_same_weights(digits, whole
     os.truncate(newest, 1000)
     said = complete(output, digits, checkpoint_every=0, **HOW).said
     assert "resumed after" in said
-    assert result(output)["history"] == result(whole)["history"]
+    assert result(output)["rows"] == result(whole)["rows"]
     assert result(output)["model.safetensors"] == result(whole)["model.safetensors"]
     assert len(list((output / "state/checkpoints").iterdir())) == 1
 

@@ -227,7 +227,7 @@ def training(digits: Path, folder: Path, nodes: int = 1) -> tuple[subprocess.Pop
         *train_command(run, digits, folder / "out"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    until((folder / "out" / "history.csv").exists, process)
+    until((folder / "out" / "metrics.csv").exists, process)
     ours = [path for path in Path("/proc").glob("[0-9]*") if str(folder).encode() in cmdline(path)]
     # launch, an agent for each node, two ranks, and what watches over each
     assert len(ours) == 5 + nodes

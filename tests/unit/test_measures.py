@@ -21,11 +21,10 @@ from manynodes.programs.outputs import publish
 from manynodes.programs.user_numbers import LogRows, metrics_of, read_user_metrics
 from manynodes.reporting.measures import (
     Result,
-    newest,
-    read_metrics,
     read_result,
     write_result,
 )
+from manynodes.reporting.metrics import newest, read_metrics
 from manynodes.reporting.results import changed
 from programs import ROOT
 

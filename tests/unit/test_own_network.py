@@ -378,10 +378,10 @@ def test_warm_start_takes_what_fits_and_names_the_rest(
     assert more.end() == 0
     assert "train: initial_weights: 18 of 18 tensors from" in more.said
     before, after = (
-        float(history(path)[row]["train_loss"])
+        float(rows_of(path)[row]["train_loss"])
         for path, row in ((trained, -1), (tmp_path / "more", 0))
     )
-    start = float(history(trained)[0]["train_loss"])
+    start = float(rows_of(trained)[0]["train_loss"])
     assert abs(after - before) < abs(after - start)
     wider = Training(
         tmp_path / "wider", shapes,
@@ -399,8 +399,8 @@ def test_warm_start_takes_what_fits_and_names_the_rest(
     assert nothing.end() == 0 or "no tensor" in nothing.said
 
 
-def history(run: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO((run / "history.csv").read_text())))
+def rows_of(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((run / "metrics.csv").read_text())))
 
 
 def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(

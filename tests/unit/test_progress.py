@@ -32,7 +32,7 @@ def look(folder: Path) -> dict[str, Progress]:
 def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
     run = tmp_path / FIRST
     run.mkdir()
-    (run / "history.csv").write_text(
+    (run / "metrics.csv").write_text(
         "epoch,train_loss,images_per_second,seconds\n1,2.0,100.0,10.0\n2,1.5,100.0,10.0\n"
     )
     live = {"epoch": 2, "step": 5, "steps": 10, "loss": 1.25, "images_per_second": 98.0}

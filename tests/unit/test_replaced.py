@@ -12,13 +12,13 @@ from manynodes.checkpointing import replaced
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     (tmp_path / "checkpoints").mkdir()
-    for name in ("model.safetensors", "run.json", "history.csv", "checkpoints/epoch=001"):
+    for name in ("model.safetensors", "run.json", "metrics.csv", "checkpoints/epoch=001"):
         (tmp_path / name).write_text(f"old {name}")
     return tmp_path
 
 
 def remove_as_snakemake_does(run: Path) -> None:
-    for name in ("model.safetensors", "run.json", "history.csv", "checkpoints/epoch=001"):
+    for name in ("model.safetensors", "run.json", "metrics.csv", "checkpoints/epoch=001"):
         (run / name).unlink()
     (run / "checkpoints").rmdir()
 
@@ -33,7 +33,7 @@ def test_results_are_put_back_if_nothing_replaces_them(run: Path) -> None:
     before = entries(run)
     replaced.set_aside(run)
     remove_as_snakemake_does(run)
-    (run / "history.csv").write_text("new")
+    (run / "metrics.csv").write_text("new")
     assert replaced.put_back(run)
     assert entries(run) == before
     assert not replaced.put_back(run)

@@ -87,7 +87,7 @@ def test_an_evaluation_with_another_number_is_refused(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", ["evaluation.json", "run.json", "history.csv"])
+@pytest.mark.parametrize("name", ["evaluation.json", "run.json", "metrics.csv"])
 def test_a_pipe_among_the_results_is_not_waited_for(
     evaluated: Path, tmp_path: Path, name: str
 ) -> None:

@@ -38,9 +38,9 @@ from trainings import (
     attempts,
     complete,
     complete_on_ranks,
-    history,
     newest_place,
     result,
+    rows_of,
 )  # fmt: skip
 
 SEED = 20261121
@@ -120,7 +120,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
     saved[f"process {last.process.pid}"] = after
     complete_on_ranks(tmp_path / "alone", digits, processes, **longer)
     assert result(output) == result(tmp_path / "alone"), problem
-    assert [int(row["epoch"]) for row in history(output)] == list(range(1, epochs + 1))
+    assert [int(row["epoch"]) for row in rows_of(output)] == list(range(1, epochs + 1))
     # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
         attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"])
@@ -421,7 +421,7 @@ def test_every_recipe_goes_on_to_the_same_weights(digits, tmp_path, recipe) -> N
     if "compile" in recipe:
         plain = tmp_path / "plain"
         complete(plain, digits, **recipe | {"compile": "none"})
-        one, other = (float(history(folder)[0]["train_loss"]) for folder in (alone, plain))
+        one, other = (float(rows_of(folder)[0]["train_loss"]) for folder in (alone, plain))
         assert one == pytest.approx(other, rel=1e-2)
 
 
@@ -460,7 +460,7 @@ def test_another_number_of_processes_goes_on(digits, reference, tmp_path) -> Non
     assert training.epochs == list(range(epoch + 1, 17))
     *_, last = attempts(output)
     assert last["from"] == {"epoch": epoch, "step": step}
-    rows, on_one, on_two = history(output), reference(1)["history"], reference(2)["history"]
+    rows, on_one, on_two = rows_of(output), reference(1)["rows"], reference(2)["rows"]
     assert rows[:epoch] == on_two[:epoch]
     assert [(row["epoch"], row["step"], row["lr"]) for row in rows] == [
         (row["epoch"], row["step"], row["lr"]) for row in on_one

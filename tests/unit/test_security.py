@@ -256,7 +256,7 @@ def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_
     )
     ours: list[int] = []
     try:
-        until(lambda: (output / "history.csv").exists() or launch.poll() is not None)
+        until(lambda: (output / "metrics.csv").exists() or launch.poll() is not None)
         # Whatever a launch starts has the arguments of train.py in its own.
         started = [
             path

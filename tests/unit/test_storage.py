@@ -79,7 +79,7 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
     ), said
     assert {path: path.read_bytes() for path in disk.output.rglob("*") if path.is_file()} == there
     disk.remount("rw")
-    # A state takes 68 kB; there is room for the history and all that is smaller.
+    # A state takes 68 kB; there is room for metrics.csv and all that is smaller.
     disk.leave_free(48)
     place, before = (
         newest_place(disk.output),
@@ -102,7 +102,7 @@ def test_a_state_that_does_not_fit_and_a_folder_that_is_read_only(
 
 
 @pytest.mark.faults
-def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, disk) -> None:
+def test_a_disk_that_fills_up_while_the_metrics_are_written(digits, reference, disk) -> None:
     disk.output.mkdir()
     options = ["--save-every-epochs", 4, "--save-every-seconds", 1000]
     training = Training(disk.output, digits, *options)
@@ -110,7 +110,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
     with (disk.path / "ballast").open("wb", 0) as ballast:
 
         def filled() -> bool:
-            # Again and again: with every history that is replaced a page comes free.
+            # Again and again: with every metrics.csv that is replaced a page comes free.
             try:
                 while True:
                     ballast.write(bytes(4096))
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_while_the_history_is_written(digits, reference, di
 
         until(filled)
     said = refused(training)
-    assert re.fullmatch(r"train: \S+/history.csv: " + FULL, said), said
+    assert re.fullmatch(r"train: \S+/metrics.csv: " + FULL, said), said
     assert newest_place(disk.output) == (4, 0)
     (disk.path / "ballast").unlink()
     assert (

@@ -226,7 +226,7 @@ def test_results_are_put_back_after_a_command_that_was_killed(small: Small) -> N
     process = small.start("--configfile", "small.yaml", *config, "--",
                           "results/small/seed~1/model.safetensors", stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL)  # fmt: skip
-    until(lambda: (run / "history.csv").exists() and not (run / "run.json").exists(), process)
+    until(lambda: (run / "metrics.csv").exists() and not (run / "run.json").exists(), process)
     process.kill()
     process.wait()
     watch = ["workflow/scripts/watch.py", "results/small", "--once"]
@@ -245,7 +245,7 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
     try:
         until(
             lambda: (
-                (folder / "history.csv").exists()
+                (folder / "metrics.csv").exists()
                 and len((folder / "train.log").read_text().splitlines()) > 3
             ),
         )

@@ -141,7 +141,7 @@ def test_every_run_has_everything(done) -> None:
         folder = done.results / run
         assert {path.name for path in folder.glob("*.*")} >= {
             "model.safetensors",
-            "history.csv",
+            "metrics.csv",
             "run.json",
             "evaluation.json",
             "predictions.csv",
@@ -168,8 +168,8 @@ def test_the_digits_are_learned(done) -> None:
         assert evaluation["checkpoints"][1]["accuracy"] == evaluation["accuracy"]
 
 
-def test_history_has_a_row_per_epoch(done) -> None:
-    rows = list(csv.DictReader((done.results / RUNS[1] / "history.csv").open()))
+def test_metrics_have_a_row_per_epoch(done) -> None:
+    rows = list(csv.DictReader((done.results / RUNS[1] / "metrics.csv").open()))
     assert list(rows[0]) == [
         "epoch",
         "step",
@@ -427,8 +427,8 @@ def certify(results: Path) -> None:
     path.write_text(json.dumps(about))
 
 
-def spoil_history(results: Path) -> None:
-    path = results / RUNS[0] / "history.csv"
+def spoil_metrics(results: Path) -> None:
+    path = results / RUNS[0] / "metrics.csv"
     path.write_text(path.read_text().replace("1,21,", "1,22,"))
 
 
@@ -436,7 +436,7 @@ def spoil_history(results: Path) -> None:
     ("-c2", spoil_summary, "results/tiny/summary.csv is not as it was made (SHA256SUMS)"),
     ("-c2", exchange_evaluations, "evaluation.json is of other weights or another configuration"),
     ("-n", certify, "evaluation.json is damaged (its numbers do not agree with each other)"),
-    ("--touch", spoil_history, "history.csv is not the file that the training has written"),
+    ("--touch", spoil_metrics, "metrics.csv is not the file that the training has written"),
 ])  # fmt: skip
 def test_numbers_of_something_else_are_refused_although_nothing_runs(
     done, option, spoil, line

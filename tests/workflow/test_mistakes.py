@@ -266,7 +266,7 @@ def test_training_does_not_outlive_a_killed_snakemake(tmp_path: Path) -> None:
         command, cwd=checkout.path, env=checkout.environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until((checkout.path / "results/killed/nodes~2_seed~0/history.csv").exists, snakemake)
+    until((checkout.path / "results/killed/nodes~2_seed~0/metrics.csv").exists, snakemake)
     assert (
         len(processes_in(checkout.path, "train.py")) == 7
     )  # launch, two agents, two ranks, and what watches over each

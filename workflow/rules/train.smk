@@ -1,6 +1,6 @@
-"""In: a data set's manifest. Out: a run's weights, checkpoints, history.csv and run.json."""
+"""In: a data set's manifest. Out: a run's weights, checkpoints, metrics.csv and run.json."""
 
-NUMBERS = ["evaluation.json", "predictions.csv", "history.csv", "run.json"]
+NUMBERS = ["evaluation.json", "predictions.csv", "metrics.csv", "run.json"]
 # What changes no result.
 SETTINGS = shlex.join(
     f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}")
@@ -19,7 +19,7 @@ rule train:
         initial=lambda wildcards: run_of(wildcards).initial_weights or [],
     output:
         model="results/{experiment}/{run}/model.safetensors",
-        history="results/{experiment}/{run}/history.csv",
+        metrics="results/{experiment}/{run}/metrics.csv",
         about="results/{experiment}/{run}/run.json",
         checkpoints=directory("results/{experiment}/{run}/checkpoints"),
     log:

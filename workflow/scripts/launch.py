@@ -60,7 +60,7 @@ from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
 from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
-from manynodes.reporting.measures import metrics_file
+from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
 

@@ -32,9 +32,9 @@ from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
     read_result,
-    write_metrics,
     write_result,
 )
+from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import of_files
 
 # Packages whose versions are in run.json too, imported or not.

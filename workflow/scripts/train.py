@@ -4,7 +4,7 @@ It knows RANK, LOCAL_RANK, WORLD_SIZE and the contract in manynodes/base/environ
 scheduler. It writes to --output:
 
     model.safetensors                  the weights
-    history.csv                        one row per epoch
+    metrics.csv                        one row per epoch
     checkpoints/epoch=NNN.safetensors  the weights of the epochs to keep
     network/                           the Python files of a network of the user's
     run.json                           provenance
@@ -75,7 +75,7 @@ from manynodes.ranks.process_group import (
 )
 from manynodes.ranks.processor import OF_GPUS, gpu_software, processor
 from manynodes.ranks.stopping import listen
-from manynodes.reporting.history import write_history
+from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import of_files
 
 gc.freeze()
@@ -189,7 +189,7 @@ def train(
                 line = epoch_line(training.history[-1], run.epochs)
                 bar.write(f"{run_name}: {line}", file=sys.stdout)
                 sys.stdout.flush()
-                write_history(args.output / "history.csv", training.history)
+                write_metrics(args.output / "metrics.csv", training.history)
                 keep_checkpoint(training, folder)
                 seconds = training.history[-1]["seconds"]
                 for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
@@ -376,16 +376,17 @@ def common(values: list[Any]) -> Any:
 
 
 def clear(output: Path, training: Training) -> None:
-    """Set earlier results aside, and write the history so far."""
+    """Set earlier results aside, and write the rows so far."""
     replaced.set_aside(output)
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
     # A network file system may keep the folder as long as files in it are open.
     (output / "checkpoints").mkdir(exist_ok=True)
-    for name in ("run.json", "model.safetensors", "history.csv"):
+    # history.csv: the name of metrics.csv in earlier versions.
+    for name in ("run.json", "model.safetensors", "metrics.csv", "history.csv"):
         (output / name).unlink(missing_ok=True)
     shutil.rmtree(output / "network", ignore_errors=True)
     if training.history:
-        write_history(output / "history.csv", training.history)
+        write_metrics(output / "metrics.csv", training.history)
 
 
 def keep_checkpoint(training: Training, folder: Path) -> None:
@@ -416,7 +417,7 @@ def publish(
     (output / "evaluation.json").unlink(missing_ok=True)
     # Another Snakemake may have removed this folder as incomplete.
     (output / "checkpoints").mkdir(exist_ok=True)
-    write_history(output / "history.csv", training.history)
+    write_metrics(output / "metrics.csv", training.history)
     run = training.run
     published = sorted(scheduled(run.checkpoint_every, training.epoch))
     for epoch in published:
@@ -441,7 +442,7 @@ def publish(
         "config": request.run.values,
         "computed_in": training.run.precision,
         "git": git,
-        "files": of_files(output, ["model.safetensors", "history.csv", *names]),
+        "files": of_files(output, ["model.safetensors", "metrics.csv", *names]),
         "code_sha256": training.code_sha256,
         "network_sha256": network_sha256(training),
         "augmentation": asdict(training.shares.how),

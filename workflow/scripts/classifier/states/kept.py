@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The rows of history.csv so far.
+# The columns of metrics.csv.
+METRICS = (
+    "epoch",
+    "step",
+    "lr",
+    "train_loss",
+    "train_accuracy",
+    "val_loss",
+    "val_accuracy",
+    "images_per_second",
+    "seconds",
+)
+# Its rows so far; without a held-out set, those of validation are None.
 History = Sequence[Mapping[str, Any]]
 
 

@@ -45,7 +45,6 @@ from manynodes.ranks.device import all_on_cpu, first_not_finite, most_memory, nu
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
-from manynodes.reporting.history import HISTORY
 
 # Among the names of buffers, which have no blank.
 TOTALS = "sums of the epoch"
@@ -233,7 +232,7 @@ class Training:
     def load(self, state: State) -> None:
         # A stop after the last step of an epoch leaves a state with all steps, before the end of
         # the epoch.
-        if state.step > len(self.sizes) or any(tuple(row) != HISTORY for row in state.history):
+        if state.step > len(self.sizes) or any(tuple(row) != kept.METRICS for row in state.history):
             raise ValueError("its steps or its history do not fit")
         self.classifier.load_state_dict(state.model)
         self.average.load(state.averages)
@@ -457,7 +456,7 @@ class Training:
             n / self.seconds,
             seconds,
         )
-        self.history.append(dict(zip(HISTORY, row, strict=True)))
+        self.history.append(dict(zip(kept.METRICS, row, strict=True)))
         self.totals.zero_()
         self.seconds = 0.0
         self.per_rank.zero_()

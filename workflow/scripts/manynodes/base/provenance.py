@@ -39,7 +39,7 @@ NO_RESULT = (
     "manynodes.ranks.processor",
     "manynodes.ranks.stopping",
     "manynodes.ranks.vote",
-    "manynodes.reporting.history",
+    "manynodes.reporting.metrics",
     "manynodes.reporting.results",
     "manynodes.reporting.sums",
     "manynodes.reporting.tables",

@@ -13,7 +13,7 @@ FOLDER = "replaced"
 FINISHED = "finished"
 # Whatever there is of them; run.json is written last and read first.
 FILES = (
-    *("model.safetensors", "history.csv", "metrics.csv", "result.json", "evaluation.json"),
+    *("model.safetensors", "metrics.csv", "result.json", "evaluation.json"),
     *("evaluated.json", "predictions.csv", "environment.json", "run.json"),
 )
 FOLDERS = ("checkpoints", "network", "outputs")

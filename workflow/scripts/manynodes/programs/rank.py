@@ -33,7 +33,7 @@ from manynodes.programs.user_numbers import (
     patterns_of,
 )
 from manynodes.programs.variables import environment_of, without_folder
-from manynodes.reporting.measures import read_metrics, write_metrics
+from manynodes.reporting.metrics import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
 

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
-from manynodes.reporting.measures import (
+from manynodes.reporting.metrics import (
     COUNTS,
     MOST_COLUMNS,
     Row,

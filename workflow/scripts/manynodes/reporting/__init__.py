@@ -1,4 +1,4 @@
 """The files of finished runs.
 
-In: history.csv, run.json, evaluation.json. Out: tables, the report page, reasons for missing runs.
+In: metrics.csv, run.json, evaluation.json. Out: tables, the report page, reasons for missing runs.
 """

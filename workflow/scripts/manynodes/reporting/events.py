@@ -9,11 +9,12 @@ from typing import Any
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import tensorboard
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.measures import metrics_file, read_measured
+from manynodes.reporting.measures import read_measured
+from manynodes.reporting.metrics import rows_so_far
 from manynodes.reporting.progress import count_of, read_rows
 from manynodes.reporting.results import read_finished
 
-# Tags of the columns of history.csv, which put training and validation into one chart's group.
+# Tags of the classifier's columns, which put training and validation into one chart's group.
 TAGS = {
     "train_loss": "loss/train",
     "val_loss": "loss/validation",
@@ -86,7 +87,7 @@ def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[i
     column: epochs, or what the program counts.
     """
     built_in = experiment.built_in
-    path = folder / "history.csv" if built_in else metrics_file(folder)
+    path = rows_so_far(folder)
     rows: dict[int, dict[str, float]] = {}
     for row in read_rows(path):
         step = count_of(row)

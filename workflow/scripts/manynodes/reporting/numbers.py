@@ -11,7 +11,8 @@ import pandas as pd
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.reporting import scaling
-from manynodes.reporting.measures import Confusion, newest, read_measured
+from manynodes.reporting.measures import Confusion, read_measured
+from manynodes.reporting.metrics import COUNTS, Row, newest
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 
@@ -58,9 +59,9 @@ def read(experiment: Experiment, name: str, results: Path) -> Numbers:
 
 
 def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
-    """Test accuracy and loss, the kept epochs beside the history, and the confusion matrix."""
+    """Test accuracy and loss, the kept epochs beside its rows, and the confusion matrix."""
     found = read_finished(folder, run, views)
-    evaluation, history = found.evaluation, pd.DataFrame(found.history)
+    evaluation, rows = found.evaluation, counted(found.rows)
     published = {"epoch": found.about["metrics"]["epoch"]} | evaluation["plain"]
     kept = pd.DataFrame([*evaluation["checkpoints"], published])[["epoch", "loss", "accuracy"]]
     kept = kept.drop_duplicates("epoch")
@@ -73,8 +74,8 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
         results["epoch"] = found.about["metrics"]["epoch"]
     if (validated := found.about["metrics"]["val_accuracy"]) is not None:
         results["val_accuracy"] = validated
-    results["images_per_second"] = history["images_per_second"].mean()
-    rows = history.merge(kept, on="epoch", how="left", validate="one_to_one")
+    results["images_per_second"] = rows["images_per_second"].mean()
+    rows = rows.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
     return Numbers(found.about, results, rows, confusion, found.sums)
 
@@ -90,7 +91,14 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
         for key, value in numbers.items():
             # `views` tells the classifier's tables from others.
             results[unused(key, origin, [*axes, *results, *COLUMNS, "views"])] = value
-    return Numbers(found.about, results, pd.DataFrame(found.metrics), found.confusion, found.sums)
+    return Numbers(found.about, results, counted(found.metrics), found.confusion, found.sums)
+
+
+def counted(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows as a table, with whole epochs and steps as whole numbers."""
+    table = pd.DataFrame(rows)
+    whole = [key for key in COUNTS if key in table and (table[key] % 1 == 0).all()]
+    return table.astype(dict.fromkeys(whole, int))
 
 
 def unused(name: str, origin: str, taken: Collection[str]) -> str:

@@ -20,6 +20,7 @@ from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
 from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting import measures, results
+from manynodes.reporting.metrics import rows_so_far
 
 RECORD = "experiment.json"  # of the newest command on an experiment
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
@@ -114,7 +115,7 @@ def read_one(
     with suppress(OSError):
         owner = look(state / "owner.json")
     alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
-    rows = read_rows(measures.metrics_file(folder) if user_program else folder / "history.csv")
+    rows = read_rows(rows_so_far(folder))
     last = rows[-1] if rows else {}
     count, counts = count_of(last), next(iter(last), "epoch")
     total = run.parameters.get(f"{counts}s")

@@ -27,7 +27,7 @@ from matplotlib.ticker import (
 
 from manynodes.experiment.config import REPEATS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
-from manynodes.reporting.measures import COUNTS
+from manynodes.reporting.metrics import COUNTS
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS
 

@@ -13,7 +13,7 @@ from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
 from manynodes.experiment.config import Run, default_run
-from manynodes.reporting.history import read_history
+from manynodes.reporting.metrics import Row, read_metrics
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
 # Shown with every accuracy: accuracies with different numbers of views are not comparable.
@@ -111,13 +111,13 @@ class Finished:
     Attributes:
         about: run.json.
         evaluation: evaluation.json.
-        history: the rows of history.csv.
+        rows: of metrics.csv.
         sums: SHA-256 of the first two, by name.
     """
 
     about: dict[str, Any]
     evaluation: dict[str, Any]
-    history: list[dict[str, float]]
+    rows: list[Row]
     sums: dict[str, str]
 
 
@@ -151,11 +151,11 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
                 f"{folder}/evaluation.json is of other weights or another configuration ({key}); "
                 f"{REMAKE}"
             )
-    refuse_changed(folder, about["files"], ["history.csv"])
-    history = read_history(folder / "history.csv", run.epochs, bool(run.patience))
+    refuse_changed(folder, about["files"], ["metrics.csv"])
+    rows = read_metrics(folder / "metrics.csv")
     predicted = ["predictions.csv"] if "predictions_sha256" in evaluation else []
     sums = of_files(folder, ["run.json", "evaluation.json", *predicted], MOST)
-    return Finished(about, evaluation, history, sums)
+    return Finished(about, evaluation, rows, sums)
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:

@@ -38,13 +38,13 @@ MAY_BE_EMPTY = {
 
 
 def of_run(
-    name: str, run: Run, about: dict[str, Any], history: pd.DataFrame, accuracy: float
+    name: str, run: Run, about: dict[str, Any], rows: pd.DataFrame, accuracy: float
 ) -> dict[str, Any]:
     """A run's measured numbers.
 
     Args:
         about: run.json.
-        history: history.csv. The first epoch counts only if it is the only one.
+        rows: of metrics.csv. The first epoch counts only if it is the only one.
         accuracy: on the test split.
     """
     ranks = about["ranks"]
@@ -57,7 +57,7 @@ def of_run(
     sharing = max(
         sum(rank["threads"] for rank in mine) / cpus[host] for host, mine in hosts.items()
     )
-    rates = history["images_per_second"].tolist()
+    rates = rows["images_per_second"].tolist()
     rate = median(rates[1:] or rates)
     return {
         "run": name,
@@ -69,14 +69,14 @@ def of_run(
         "gpus": gpus,
         "global_batch_size": run.global_batch_size,
         "images_per_second": rate,
-        "epoch_seconds": float(median(history["seconds"].tolist()[1:] or history["seconds"])),
+        "epoch_seconds": float(median(rows["seconds"].tolist()[1:] or rows["seconds"])),
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
         "computed_in": computed_in(run, about),
         "input_share": input_share(ranks, run.global_batch_size / rate),
         "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
-        "curve": list(zip(history["seconds"].cumsum(), history["val_accuracy"], strict=True)),
+        "curve": list(zip(rows["seconds"].cumsum(), rows["val_accuracy"], strict=True)),
     }
 
 

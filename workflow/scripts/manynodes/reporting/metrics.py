@@ -1,0 +1,124 @@
+"""metrics.csv: what a training has measured, one row per epoch or step."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.reading import MOST, NotAFile, read_bytes
+
+MOST_COLUMNS = 1000
+# Columns that count, in the order in which they are looked for in a program's own tables; if there
+# is none, the first one counts.
+COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
+LARGEST = 10**300
+Row = dict[str, float]
+
+
+def metrics_file(run: Path) -> Path:
+    """The rows of a user's program so far: its own file, or what `supervise` makes of another."""
+    collected = run / "state" / "metrics.csv"
+    return collected if collected.exists() else run / "work" / "metrics.csv"
+
+
+def rows_so_far(run: Path) -> Path:
+    """The same of any program: the built-in one writes its rows where the results are."""
+    of_user = metrics_file(run)
+    return of_user if of_user.exists() else run / "metrics.csv"
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of metrics.csv, in the order of its first column; none if there is no such file.
+
+    The first column counts epochs or steps. A later row with the same count replaces an earlier
+    one: a program that was interrupted has written some rows twice. An empty cell is NaN.
+
+    Raises:
+        Refusal: it is not such a table.
+    """
+    try:
+        text = read_bytes(path, MOST).decode("utf-8-sig")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, NotAFile) as error:
+        raise Refusal(f"{path} cannot be read: {reason(error)}; write it as CSV") from None
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
+        if not lines:
+            return []
+        header = [name.strip() for name in lines[0]]
+        # What a killed process wrote last may be half a line.
+        if not text.endswith("\n") and len(lines[-1]) < len(header):
+            lines = lines[:-1]
+        if len(set(header)) < len(header) or not all(header) or len(header) > MOST_COLUMNS:
+            raise ValueError("its first line must name every column, each once")
+        if any(is_number(name) for name in header):
+            raise ValueError("its first line has numbers; it must name every column")
+        rows: dict[float, Row] = {}
+        for number, line in enumerate(lines[1:], 2):
+            if line == lines[0]:  # a program that has started again
+                continue
+            if len(line) != len(header):
+                raise ValueError(f"row {number} has {len(line)} cells, not {len(header)}")
+            row = {key: cell(value, number) for key, value in zip(header, line, strict=True)}
+            if not math.isfinite(row[header[0]]):
+                raise ValueError(f"row {number} has no {header[0]}")
+            rows[row[header[0]]] = row
+    except (ValueError, csv.Error) as error:
+        raise Refusal(f"{path}: {error}") from None
+    return [rows[count] for count in sorted(rows)]
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def cell(text: str, row: int) -> float:
+    """A number; NaN and infinities are numbers of a training that went wrong.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not text.strip():
+        return math.nan
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"row {row}: {shown(text)} is not a number") from None
+    # What is larger cannot be drawn.
+    return value if abs(value) <= LARGEST or math.isnan(value) else math.copysign(math.inf, value)
+
+
+def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+    """Write the rows atomically; an empty file if there are none. None is an empty cell."""
+    text = io.StringIO(newline="")
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: number_text(row[key]) for key in row} for row in rows)
+    atomic.write_text(path, text.getvalue())
+
+
+def number_text(value: float | None) -> str:
+    """The shortest text of a number; whole ones without a point."""
+    if value is None or math.isnan(value):
+        return ""
+    value = float(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def newest(rows: Sequence[Row]) -> dict[str, float]:
+    """The last number of each column of metrics.csv but the first, which counts: what a program has
+    come to that writes no result.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        found |= {key: row[key] for key in list(row)[1:] if not math.isnan(row[key])}
+    return found
