@@ -172,13 +172,15 @@ ifeq ($(TORCH),site)
 	@# A site's own wheels have other hashes.
 	@sed --expression '/^ *--hash=/d' --expression 's/ \\$$//' $(LOCKS) | \
 	  grep --invert-match --extended-regexp '$(OUTSIDE)' > .venv/requirements.txt
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .venv/requirements.txt
+	@.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r .venv/requirements.txt
 	@.venv/bin/python -c 'import torch' || \
 	  { echo "make: TORCH=site: this Python finds no torch; load your site's module or set PYTHONPATH (docs/environments.md)" >&2; exit 1; }
 else
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock)) || \
+	@.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock)) || \
 	  { echo "make: pip has not installed the locked packages into $$(.venv/bin/python --version); one without a wheel for it (immutables for 3.14) needs a compiler and Python.h (Debian: apt-get install gcc python3-dev), or set PYTHON=python3.13 and remove .venv" >&2; exit 1; }
 endif
+	@# pip compiles on one CPU, a third of its time; some packages have files of another Python.
+	@.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 	@# Snakemake finds the executor for PBS on Python's path; relative to the folder of this file.
 	@.venv/bin/python -c 'import sysconfig, pathlib; \
 	  pathlib.Path(sysconfig.get_path("purelib"), "executors.pth").write_text("../../../../workflow/executors\n")'
