@@ -27,19 +27,24 @@ include: "workflow/rules/stage.smk"
 
 
 if EXPERIMENT.built_in:
+    if reads("train"):
 
-    include: "workflow/rules/train.smk"
-    include: "workflow/rules/evaluate.smk"
+        include: "workflow/rules/train.smk"
+
+    if reads("evaluate"):
+
+        include: "workflow/rules/evaluate.smk"
 
 else:
 
     include: "workflow/rules/program.smk"
 
 
-include: "workflow/rules/aggregate.smk"
+if reads("aggregate"):
 
+    include: "workflow/rules/aggregate.smk"
 
-rule all:
-    default_target: True
-    input:
-        TARGETS,
+    rule all:
+        default_target: True
+        input:
+            TARGETS,

@@ -313,6 +313,16 @@ def test_the_quickstart_differs_from_the_defaults_in_its_axis_and_its_recipe() -
     } | recipe
 
 
+def test_a_job_makes_its_own_runs_only_and_they_are_as_among_all_runs() -> None:
+    config = {"experiment": "x", "nodes": [1, 2], "seed": [0, 1], "batch_per_process": 10}
+    whole = Experiment.from_config(config)
+    part = Experiment.from_config(config, only={"nodes~2_seed~1"})
+    assert part.runs == {"nodes~2_seed~1": whole.runs["nodes~2_seed~1"]}
+    assert (part.axes, part.varies_in_size) == (whole.axes, True)
+    # The configuration may have changed since the job was submitted.
+    assert Experiment.from_config(config, only={"nodes~3_seed~1"}).runs == whole.runs
+
+
 def test_a_key_that_each_run_has_of_its_own_is_no_setting() -> None:
     pairs = [{"nodes": 1, "global_batch_size": 240}, {"nodes": 2, "global_batch_size": 480}]
     paired = Experiment.from_config({"experiment": "paired", "runs": pairs})

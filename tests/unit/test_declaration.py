@@ -8,6 +8,7 @@ import yaml
 
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
+from manynodes.experiment.declaration import built_in, read_declaration
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS: dict[str, Any] = {
@@ -175,3 +176,7 @@ def test_another_file_of_that_name_declares_nothing(place: Path) -> None:
     (place / "parameters.yaml").write_text("learning_rate: &x [1]\n<<: *x\n")
     given = {"experiment": "mine", "program": "train.py", "parameters": {"lr": 1}}
     assert Experiment.from_files(given, [place]).runs["run"].parameters == {"lr": 1}
+
+
+def test_the_built_in_program_s_declaration_passes_the_checks_that_a_start_leaves_out() -> None:
+    assert read_declaration(built_in().folder) == built_in()

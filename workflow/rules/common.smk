@@ -26,7 +26,7 @@ from manynodes.launching.gpus import visible_gpus
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
-from session import Session
+from session import Session, words_of_job
 from patches import call_when_planned, end_in_a_thread, look_behind_ancient_files
 
 end_in_a_thread()
@@ -39,11 +39,25 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
 )
 
+# The Snakemake inside a job reads its own rules and runs only. The target is RULE:experiment=X,run=Y,
+# with quotes around a Y that has a comma.
+RULES_OF_JOB = words_of_job(workflow, "--allowed-rules")
+RUNS_OF_JOB = {
+    target.partition(",run=")[2].strip('"')
+    for target in words_of_job(workflow, "--target-jobs")
+}
+
+
+def reads(rule):
+    """Whether this command needs a rule."""
+    return rule in RULES_OF_JOB or not RULES_OF_JOB
+
+
 try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
     FOLDERS = [Path(each).parent for each in reversed(workflow.configfiles)]
-    EXPERIMENT = Experiment.from_files(config, FOLDERS)
+    EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
     if not EXPERIMENT.built_in:

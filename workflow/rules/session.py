@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -657,6 +658,17 @@ class Session:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def words_of_job(workflow: Any, option: str) -> list[str]:
+    """The values of an option in the command of a job's Snakemake; none in the user's own.
+
+    Snakemake itself tells a workflow only when it has read all rules.
+    """
+    if workflow.is_main_process or option not in sys.argv:
+        return []
+    values = sys.argv[sys.argv.index(option) + 1 :]
+    return list(takewhile(lambda word: not word.startswith("-"), values))
 
 
 def refuse_unquoted(interpreter: str) -> None:

@@ -17,6 +17,7 @@ MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
 # Its packages, and those of the built-in program.
 LIBRARIES = ("manynodes", "classifier")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Packages and modules that check, carry or report, and cannot change a result: a clearer error
 # message in one of them must not cost a night of training.
 NO_RESULT = (
@@ -62,22 +63,29 @@ def code_sha256(program: str) -> str:
 
 @cache
 def file_hash(path: Path) -> str:
-    tree = without_docstrings(ast.parse(path.read_text()))
-    imports = LibraryImports()
-    body = ast.unparse(imports.visit(tree))
+    code = OwnCode()
+    body = ast.unparse(code.visit(ast.parse(path.read_text())))
     # Sorted: their order in the file follows the paths of the modules.
-    return hashlib.sha256("\n".join([body, *sorted(imports.found)]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([body, *sorted(code.imports)]).encode()).hexdigest()
 
 
-class LibraryImports(ast.NodeTransformer):
-    """Takes the imports from the library out of a tree.
+class OwnCode(ast.NodeTransformer):
+    """Takes the docstrings and the imports from the library out of a tree.
 
     Attributes:
-        found: for each imported module and name, the hash of the module's file and the name.
+        imports: for each imported module and name, the hash of the module's file and the name.
     """
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.imports: list[str] = []
+
+    def visit(self, node: ast.AST) -> Any:
+        # Expressions are most of a tree, and have neither.
+        if isinstance(node, ast.expr):
+            return node
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+        return super().visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         if (node.module or "").partition(".")[0] not in LIBRARIES:
@@ -87,7 +95,7 @@ class LibraryImports(ast.NodeTransformer):
             for module in (f"{node.module}.{alias.name}", str(node.module)):
                 path = library_file(module)
                 if path.is_file() and not is_no_result(module):
-                    self.found.append(f"{file_hash(path)} {alias.asname or alias.name}")
+                    self.imports.append(f"{file_hash(path)} {alias.asname or alias.name}")
         return None
 
 
@@ -97,15 +105,6 @@ def is_no_result(module: str) -> bool:
 
 def library_file(module: str) -> Path:
     return SCRIPTS.joinpath(*module.split(".")).with_suffix(".py")
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        ) and ast.get_docstring(node):
-            node.body[0] = ast.Pass()
-    return tree
 
 
 def git_state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
@@ -178,12 +178,15 @@ class Experiment:
     runs: dict[str, Run]
 
     @staticmethod
-    def from_config(config: Mapping[str, Any], reading: bool = False) -> "Experiment":
+    def from_config(
+        config: Mapping[str, Any], reading: bool = False, only: Set[str] = frozenset()
+    ) -> "Experiment":
         """Check the configuration, fill in the defaults and multiply out the axes.
 
         Args:
             reading: for programs that only read results. Skip the check of an undeclared data set,
                 and run no code of the user's.
+            only: names of the runs to make; all of them if it is empty, or names another one.
 
         Raises:
             Refusal: a key is unknown, has the wrong type, or contradicts another one.
@@ -211,8 +214,11 @@ class Experiment:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
         words = () if keys.built_in else tuple(command.command(resolved))
         order = list(values)
+        points = dict(product(axes, pairs, order))
+        if only and only <= points.keys():
+            points = {name: points[name] for name in only}
         runs = {}
-        for run_name, point in product(axes, pairs, order):
+        for run_name, point in points.items():
             chosen = values | point
             parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
             parameters |= {key: value for key, value in chosen.items()
@@ -243,11 +249,14 @@ class Experiment:
         return Experiment.from_config(parse_option(source, text), reading=True)
 
     @staticmethod
-    def from_files(config: Mapping[str, Any], folders: Sequence[Path]) -> "Experiment":
+    def from_files(
+        config: Mapping[str, Any], folders: Sequence[Path], only: Set[str] = frozenset()
+    ) -> "Experiment":
         """An experiment from what its files and a command line give, with the user's paths.
 
         Args:
             folders: of the configuration files, see `with_paths`.
+            only: as for `from_config`.
 
         Raises:
             Refusal: as `from_config`; or the table of its runs is none.
@@ -256,7 +265,7 @@ class Experiment:
         keys = keys_of(located)
         located = with_paths(keys.with_types(located), folders, keys)
         located = with_table(located, folders, keys)
-        return Experiment.from_config(with_search(located, folders, keys))
+        return Experiment.from_config(with_search(located, folders, keys), only=only)
 
     def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the program's own `check` look at every run, and refuse an axis without an effect.
@@ -418,8 +427,7 @@ class Experiment:
     @property
     def varies_in_size(self) -> bool:
         """Whether its runs compare several numbers of nodes, processes or CPUs."""
-        sizes = {tuple(run.values[key] for key in SIZE) for run in self.runs.values()}
-        return len(sizes) > 1
+        return any(len(self.axes.get(key, ())) > 1 for key in SIZE)
 
     @property
     def numeric_axes(self) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import jsonschema
 
 from manynodes.base.errors import Refusal, one_line, shown
-from manynodes.base.reading import parse_form, read_bytes
+from manynodes.base.reading import parse_form, read_bytes, read_own_yaml
 from manynodes.experiment.command import is_path
 from manynodes.experiment.file import MOST_BYTES, read_config
 
@@ -105,7 +105,7 @@ def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
         return None
     program = config.get("program")
     if program is None or program == BUILT_IN:
-        return read_declaration(SCRIPTS / BUILT_IN)
+        return built_in()
     folders = folders_of(program) if isinstance(program, str) else []
     return next((read_declaration(each) for each in folders if declares(each / FILE)), None)
 
@@ -153,6 +153,12 @@ def refuse_bad_growth(
             f"{name}: grows_by is for a number, and {rule} needs a default and an enum of "
             f"{', '.join(GROWTH)}"
         )
+
+
+@cache
+def built_in() -> Declaration:
+    """The declaration of the built-in program. A test checks it, so that each start need not."""
+    return Declaration(SCRIPTS / BUILT_IN, read_own_yaml(SCRIPTS / BUILT_IN / FILE)["properties"])
 
 
 @cache

@@ -12,10 +12,9 @@ from functools import cache, cached_property
 from typing import Any
 
 import jsonschema
-import yaml
 
 from manynodes.base.errors import Refusal, one_line, shown
-from manynodes.base.reading import SCHEMAS
+from manynodes.base.reading import SCHEMAS, read_own_yaml
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment.declaration import BUILT_IN, Declaration, declaration_of
 from manynodes.experiment.file import DEEPEST
@@ -269,7 +268,7 @@ class Keys:
 @cache
 def experiment_schema() -> dict[str, Any]:
     """The schema of the keys of every experiment, with the declared data sets."""
-    found: dict[str, Any] = yaml.safe_load((SCHEMAS / "experiment.schema.yaml").read_text())
+    found: dict[str, Any] = read_own_yaml(SCHEMAS / "experiment.schema.yaml")
     dataset = found["properties"]["dataset"]["properties"]
     sources = [source for declared in DATASETS.values() for source in declared.sources]
     dataset["source"]["enum"] = list(dict.fromkeys(["auto", *sources]))
