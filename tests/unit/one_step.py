@@ -11,7 +11,7 @@ from torch import nn
 
 from classifier.pixels.batches import share
 from classifier.training.gradients import distributed
-from classifier.training.losses import batch_weights
+from classifier.training.losses import Weights, batch_weights
 from classifier.training.steps import Stepper, average_batchnorm
 from manynodes.experiment.config import Experiment
 from manynodes.ranks.process_group import all_reduce, process_group
@@ -40,11 +40,14 @@ with process_group("cpu") as process:
     optimizer = torch.optim.SGD([{"params": model.parameters(), "rate": 1.0}], lr=0.1)
     stepper = Stepper(run, network, gradients, optimizer, process.device)
     sums = []
-    given = run.class_weights and torch.tensor(list(run.class_weights.values()))
+    of_classes = run.class_weights and torch.tensor(list(run.class_weights.values()))
+    of_images = torch.rand(64, generator=generator) + 0.1 if sys.argv[4:] else None
+    given = Weights(of_classes, of_images)
     # 11, 10 and 7 images: shares of different sizes on 2 and on 3 processes.
     batches = torch.arange(28).split([11, 10, 7])
-    for batch, weights in zip(batches, batch_weights(given, labels, batches), strict=True):
-        mine = share(batch, process.rank, process.world_size)
+    parts = [share(batch, process.rank, process.world_size) for batch in batches]
+    weights_of = batch_weights(given, labels, batches, parts)
+    for batch, mine, weights in zip(batches, parts, weights_of, strict=True):
         done = stepper.step(0.1, images[mine], labels[mine], len(batch), weights)
         sums.append(done[0])
     totals = all_reduce(torch.stack(sums))

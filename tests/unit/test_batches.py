@@ -8,6 +8,7 @@ from torchvision.transforms.v2 import functional as transform_functional
 
 from classifier.pixels import batches
 from classifier.pixels.batches import Augmentation
+from classifier.training import splits
 from manynodes.data.folder import DataFolder
 
 
@@ -141,12 +142,12 @@ def test_without_augmentation_the_pixels_are_the_images() -> None:
 
 
 def test_the_validation_split_has_a_seed_of_its_own_and_loses_nothing() -> None:
-    training, held_out = batches.validation_split(1000, 100, 0)
+    training, held_out = splits.validation_split(1000, 100, 0)
     assert (len(training), len(held_out)) == (900, 100)
     assert sorted([*training, *held_out]) == list(range(1000))
-    assert np.array_equal(held_out, batches.validation_split(1000, 100, 0)[1])
-    assert not np.array_equal(held_out, batches.validation_split(1000, 100, 1)[1])
-    assert len(batches.validation_split(10, 0, 0)[1]) == 0
+    assert np.array_equal(held_out, splits.validation_split(1000, 100, 0)[1])
+    assert not np.array_equal(held_out, splits.validation_split(1000, 100, 1)[1])
+    assert len(splits.validation_split(10, 0, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

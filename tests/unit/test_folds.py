@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from classifier.pixels.batches import fold_split
+from classifier.training.splits import fold_split
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder

@@ -11,7 +11,7 @@ import torch
 
 from classifier.models import weights
 from classifier.models.classifier import build
-from classifier.pixels.batches import fold_split
+from classifier.training.splits import fold_split
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder

@@ -226,7 +226,9 @@ def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path
         for number, way in enumerate(ways)
     ]
     assert len({tuple(sorted(files_of(folder, "test"))) for folder in found}) == 1
-    assert [UserData("x", "folder", "", **way).grouped for way in ways] == [True] * 3
+    groups = [folder.extra("groups") for folder in found]
+    for other in groups[1:]:
+        np.testing.assert_array_equal(other, groups[0])
 
 
 @pytest.mark.parametrize(("text", "line"), [
@@ -273,23 +275,6 @@ def test_groups_of_any_size_come_near_to_the_fraction() -> None:
         labels, [path for path in labels if groups[path] in chosen]))  # fmt: skip
     for label, count in of_class.items():
         assert 0.15 < in_test[label] / count < 0.25
-
-
-def test_what_would_divide_groups_is_refused_before_any_job() -> None:
-    """The validation images and folds are chosen without the groups."""
-    for given, line in (
-        ({}, "validation_fraction: would divide the groups of shapes, which only train and test"),
-        ({"folds": 3, "validation_fraction": 0}, "folds: would divide the groups of shapes"),
-    ):
-        config = {"experiment": "x", "dataset": {"name": "shapes", "folder": "x"}} | given
-        experiment = Experiment.from_config(config)
-        experiment.check({"shapes": {"name": "shapes"}})
-        with pytest.raises(Refusal, match=line):
-            experiment.check({"shapes": {"name": "shapes", "grouped": True}})
-    config = {"dataset": {"name": "shapes", "folder": "x"}, "validation_fraction": 0}
-    Experiment.from_config(config | {"experiment": "x"}).check(
-        {"shapes": {"name": "shapes", "grouped": True}}
-    )
 
 
 @pytest.mark.parametrize("key", ["table", "group"])

@@ -38,10 +38,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 def take_steps(
-    processes: int, output: Path, sent_as: str = "none", **keys: object
+    processes: int, output: Path, sent_as: str = "none", weighted: bool = False, **keys: object
 ) -> dict[str, torch.Tensor]:
     script = Path(__file__).with_name("one_step.py")
-    ranks = run_ranks([str(script), str(output), sent_as, json.dumps(keys)], processes)
+    words = [str(script), str(output), sent_as, json.dumps(keys), *["weighted"] * weighted]
+    ranks = run_ranks(words, processes)
     assert [rank.returncode for rank in ranks] == processes * [0], ranks
     return torch.load(output)
 
@@ -83,13 +84,16 @@ def test_the_global_gradient_is_clipped(alone, tmp_path, processes, micro_batche
     assert one["weight"].norm() <= 3 * 0.1 * 0.2 < alone["weight"].norm()
 
 
-def plain_steps(weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def plain_steps(
+    weights: torch.Tensor | None = None, weighted: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight and bias after the same three steps with plain autograd."""
     generator = torch.Generator().manual_seed(0)
     images, labels = (
         torch.randn(64, 12, generator=generator),
         torch.randint(0, 10, (64,), generator=generator),
     )
+    of_images = torch.rand(64, generator=generator) + 0.1
     weight, bias = torch.zeros(10, 12, requires_grad=True), torch.zeros(10, requires_grad=True)
     for batch in torch.arange(28).split([11, 10, 7]):
         loss = F.cross_entropy(
@@ -97,7 +101,11 @@ def plain_steps(weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torc
             labels[batch],
             weight=weights,
             label_smoothing=RUN.label_smoothing,
+            reduction="none" if weighted else "mean",
         )
+        if weighted:
+            of_class = 1 if weights is None else weights[labels[batch]]
+            loss = (loss * of_images[batch]).sum() / (of_images[batch] * of_class).sum()
         gradients = torch.autograd.grad(loss, (weight, bias))
         with torch.no_grad():
             for parameter, gradient in zip((weight, bias), gradients, strict=True):
@@ -123,14 +131,43 @@ def test_weights_of_classes_are_torch_s_over_the_global_batch(
         torch.testing.assert_close(found[name], plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("processes", "micro_batches"), [(1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize("classes", [None, [0.1, 1, 7, 1, 1, 2, 1, 1, 0.5, 3]])
+def test_weights_of_images_multiply_those_of_classes_over_the_global_batch(
+    tmp_path, processes, micro_batches, classes
+) -> None:
+    of_classes = None if classes is None else torch.tensor(classes)
+    names = classes and {str(label): weight for label, weight in enumerate(classes)}
+    keys = {"micro_batches": micro_batches, "class_weights": names}
+    found = take_steps(processes, tmp_path / "weights.pt", weighted=True, **keys)
+    for name, plain in zip(("weight", "bias"), plain_steps(of_classes, True), strict=True):
+        torch.testing.assert_close(found[name], plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_an_image_s_weight_counts_it_so_many_times_mixed_or_not(name) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(30, 3, generator=generator), torch.arange(30) % 3
+    often, classes = torch.arange(30) % 4 + 1, torch.tensor([1.0, 3.0, 2.0])
+    weights = losses.Weights(classes, often.float())
+    rows = torch.arange(30).repeat_interleave(often)
+    due = losses.LOSSES[name](logits[rows], labels[rows], 0.0, losses.Weights(classes))
+    torch.testing.assert_close(losses.LOSSES[name](logits, labels, 0.0, weights), due)
+    both = [torch.stack((each, each.roll(1)), dim=1) for each in (labels, often.float())]
+    mixed = losses.mixed_loss(name, logits, both[0], 0.0, losses.Weights(classes, both[1]), 0.3)
+    parts = [losses.LOSSES[name](logits, both[0][:, k], 0.0, losses.Weights(classes, both[1][:, k]))
+             for k in (0, 1)]  # fmt: skip
+    torch.testing.assert_close(mixed, 0.3 * parts[0] + 0.7 * parts[1])
+
+
 @pytest.mark.parametrize("name", losses.LOSSES)
 def test_a_weight_counts_an_image_so_many_times(name) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(30, 3, generator=generator), torch.arange(30) % 3
     loss = losses.LOSSES[name]
-    weighted = loss(logits, labels, 0.0, torch.tensor([1.0, 3.0, 2.0]))
+    weighted = loss(logits, labels, 0.0, losses.Weights(torch.tensor([1.0, 3.0, 2.0])))
     often = torch.arange(30).repeat_interleave(torch.tensor([1, 3, 2]).repeat(10))
-    torch.testing.assert_close(weighted, loss(logits[often], labels[often], 0.0, None))
+    torch.testing.assert_close(weighted, loss(logits[often], labels[often], 0.0, losses.UNWEIGHTED))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -138,7 +175,7 @@ def test_the_loss_of_mixed_images_is_torch_s_for_soft_labels(smoothing) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(30, 10, generator=generator), torch.arange(30) % 10
     both = torch.stack((labels, labels.roll(1)), dim=1)
-    found = losses.mixed_loss("cross_entropy", logits, both, smoothing, None, 0.3)
+    found = losses.mixed_loss("cross_entropy", logits, both, smoothing, losses.UNWEIGHTED, 0.3)
     params = {"lam": 0.3, "labels": labels, "batch_size": 30}
     soft = v2.MixUp(num_classes=10).transform(labels, params)
     due = F.cross_entropy(logits, soft, label_smoothing=smoothing, reduction="sum")

@@ -378,13 +378,15 @@ class Session:
 
     def facts_of(self, user_data: UserData) -> dict[str, Any]:
         """The user's own images, as far as they are known, for a program's `check`."""
-        grouped = {"grouped": True} if user_data.grouped else {}
         if (data := self.data_folder(user_data.name)) is not None:
             images = data.manifest["images"]
             known = (data.image_shape, data.classes, images, data.class_names)
-            return facts(user_data.name, *known) | grouped
+            found = facts(user_data.name, *known)
+            if (groups := data.extra("groups")) is not None:
+                found |= {"train_groups": groups, "train_labels": data.split("train")[1]}
+            return found
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
-        return facts(user_data.name, shape, user_data.classes, {}) | grouped
+        return facts(user_data.name, shape, user_data.classes, {})
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""

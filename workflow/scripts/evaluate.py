@@ -27,8 +27,9 @@ from torch import Tensor
 from classifier.evaluation import metrics
 from classifier.evaluation.views import in_order, predict
 from classifier.models import weights
-from classifier.pixels.batches import fold_split, images_per_pass
+from classifier.pixels.batches import images_per_pass
 from classifier.pixels.shares import fits, mapped_tensor
+from classifier.training.splits import fold_split
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.base.failure import recorded
@@ -110,7 +111,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     tested = np.arange(len(arrays[1]))
     if args.fold:
         fold, folds, seed = args.fold
-        _, tested = fold_split(arrays[1], folds, fold, seed)
+        _, tested = fold_split(arrays[1], folds, fold, seed, data.extra("groups"))
     images = mapped_tensor(arrays[0])
     labels = torch.tensor(arrays[1][tested], device=process.device)
     if fits(arrays[0], process.device):

@@ -25,10 +25,11 @@ from manynodes.base.failure import recorded
 from manynodes.base.locks import locked
 from manynodes.base.reading import file_sha256
 from manynodes.data import sources
-from manynodes.data.datasets import ARRAYS, DATASETS
+from manynodes.data.datasets import ARRAYS, DATASETS, EXTRA
 from manynodes.data.folder import (
     MANIFEST,
     SOURCE,
+    arrays_of,
     content_sha256,
     refuse_wrong_content,
     whole_sha256,
@@ -200,14 +201,15 @@ def array_sha256(path: Path) -> str:
 def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
     """Move the arrays to their folder, and write the manifest last."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    paths = {name: work / f"{name}.npy" for name in ARRAYS}
+    names = arrays_of(about["settings"])
+    paths = {name: work / f"{name}.npy" for name in names}
     with ThreadPoolExecutor() as threads:
         # All at once: the images of the train split take most of the time.
         written = threads.map(atomic.fsync, paths.values())
         of_files = threads.map(file_sha256, paths.values())
         of_arrays = threads.map(array_sha256, paths.values())
-        whole = dict(zip(ARRAYS, of_files, strict=True))
-        content = dict(zip(ARRAYS, of_arrays, strict=True))
+        whole = dict(zip(names, of_files, strict=True))
+        content = dict(zip(names, of_arrays, strict=True))
         list(written)
     files: dict[str, dict[str, Any]] = {
         path.name: {"sha256": whole[name], "bytes": path.stat().st_size}
@@ -215,7 +217,9 @@ def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
     }
     for path in paths.values():
         path.replace(folder / path.name)
-    (folder / origins.FILE).unlink(missing_ok=True)
+    # Of an earlier import.
+    for left in (origins.FILE, *(f"{name}.npy" for name, _ in EXTRA.values() if name not in names)):
+        (folder / left).unlink(missing_ok=True)
     if (work / origins.FILE).exists():
         atomic.fsync(work / origins.FILE)
         (work / origins.FILE).replace(folder / origins.FILE)

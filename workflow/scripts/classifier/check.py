@@ -13,7 +13,8 @@ from classifier.training.limits import (
     refuse_unfit_sizes,
     refuse_unknown_classes,
 )
-from manynodes.base.errors import Refusal
+from classifier.training.sizes import training_images, validation_images
+from classifier.training.splits import split_rows
 from manynodes.base.optional import torchvision
 from manynodes.data.datasets import DATASETS
 
@@ -33,13 +34,6 @@ def check(
     refuse_bad_patterns(run)
     refuse_unusable_model(run, dataset)
     refuse_contradictions(run)
-    for key, off in (("validation_fraction", "0"), ("folds", "null")):
-        # The groups are known to the import only.
-        if dataset.get("grouped") and getattr(run, key):
-            raise Refusal(
-                f"{key}: would divide the groups of {dataset['name']}, which only train and test "
-                f"keep together; give {key}: {off}"
-            )
     if run.trivial_augment:
         torchvision()
         if dataset.get("channels"):
@@ -47,7 +41,12 @@ def check(
     if dataset.get("class_names"):
         refuse_unknown_classes(run, dataset["name"], dataset["class_names"])
     if dataset.get("train_images"):
-        refuse_unfit_counts(run, dataset["name"], dataset["train_images"])
+        n, groups = dataset["train_images"], dataset.get("train_groups")
+        counts = training_images(run, n), validation_images(run, n)
+        if groups is not None:
+            training, held_out = split_rows(run, dataset["train_labels"], groups)
+            counts = len(training), len(held_out)
+        refuse_unfit_counts(run, dataset["name"], n, counts, groups is not None)
         refuse_unfit_sizes(run, dataset["name"], dataset["height"], dataset["width"])
 
 

@@ -14,33 +14,6 @@ from torch.nn import functional
 from classifier.pixels.trivial_augment import choices
 
 
-def validation_split(n: int, held_out: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the indices 0 .. n - 1 at random.
-
-    Returns:
-        Sorted indices of the training images (n - held_out,) and of the validation images
-        (held_out,), int64.
-    """
-    order = np.random.default_rng(seed).permutation(n)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
-
-
-def fold_split(
-    labels: np.ndarray, folds: int, fold: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Divide images into folds of equal size, to within one image, and each class as evenly.
-
-    Args:
-        labels: (n,).
-
-    Returns:
-        Sorted indices of the images outside the fold and of those in it, int64.
-    """
-    order = np.lexsort((np.random.default_rng(seed).permutation(len(labels)), labels))
-    inside = np.arange(len(labels)) % folds == fold
-    return np.sort(order[~inside]), np.sort(order[inside])
-
-
 def batch_sizes(n: int, global_batch_size: int) -> list[int]:
     """Sizes of an epoch's global batches: as few as possible, equal to within one image.
 

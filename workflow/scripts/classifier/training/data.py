@@ -16,7 +16,6 @@ from classifier.training.choosing import freeze, rates
 from classifier.training.limits import (
     refuse_bad_patterns,
     refuse_contradictions,
-    refuse_unfit_counts,
     refuse_unfit_pixels,
     refuse_unfit_sizes,
     refuse_unknown_classes,
@@ -99,7 +98,6 @@ def refuse_unfit_data(run: Run, data: DataFolder) -> None:
     height, width, channels = data.image_shape
     refuse_bad_patterns(run)
     refuse_contradictions(run)
-    refuse_unfit_counts(run, data.dataset, data.manifest["images"]["train"])
     refuse_unfit_sizes(run, data.dataset, height, width)
     if run.trivial_augment:
         refuse_unfit_pixels(data.dataset, data.manifest["dtype"], channels)

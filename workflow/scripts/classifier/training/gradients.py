@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from classifier.training.losses import LOSSES
+from classifier.training.losses import LOSSES, UNWEIGHTED
 from manynodes.base.caches import is_noexec
 from manynodes.base.errors import Refusal, one_line
 from manynodes.experiment.config import Run
@@ -132,7 +132,7 @@ def distributed(
                     torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
                     autocast(run, images),
                 ):
-                    LOSSES[run.loss](network(images).float(), labels, 0.0, None).backward()
+                    LOSSES[run.loss](network(images).float(), labels, 0.0, UNWEIGHTED).backward()
                 unused = [
                     name
                     for name, parameter in classifier.named_parameters()

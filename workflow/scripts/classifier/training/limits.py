@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from classifier.models.names import BUILT_IN_MODELS, with_muon
-from classifier.training.sizes import edges, training_images, validation_images
+from classifier.training.sizes import edges
 from manynodes.base.errors import Refusal, one_line
 
 
@@ -133,19 +133,25 @@ def refuse_unfit_pixels(dataset: str, dtype: str, channels: int) -> None:
         )
 
 
-def refuse_unfit_counts(run: Any, dataset: str, train_images: int) -> None:
+def refuse_unfit_counts(
+    run: Any, dataset: str, train_images: int, counts: tuple[int, int], grouped: bool
+) -> None:
     """Refuse a run that needs more images than the train split of its data set has.
+
+    Args:
+        train_images: of that split.
+        counts: of them, those that the run trains on, and those that it validates on.
+        grouped: whether these are whole groups.
 
     Raises:
         Refusal: naming the key to change.
     """
-    held_out = validation_images(run, train_images)
-    training = training_images(run, train_images)
+    training, held_out = counts
     if training < 1 or (run.validation_fraction and not held_out):
         raise Refusal(
             f"validation_fraction: {run.validation_fraction} of the {train_images:,} images "
-            f"of {dataset} leaves {held_out} for validation and {training} for training; "
-            "both need one"
+            f"of {dataset}{' in whole groups' * grouped} leaves {held_out} for validation and "
+            f"{training} for training; both need one"
         )
     if run.global_batch_size > training:
         raise Refusal(

@@ -24,9 +24,11 @@ from classifier.training.averaging import WeightAverage
 from classifier.training.choosing import freeze
 from classifier.training.data import class_weights, how, refuse_empty_class, refuse_unfit_data
 from classifier.training.gradients import distributed
-from classifier.training.losses import batch_weights
+from classifier.training.limits import refuse_unfit_counts
+from classifier.training.losses import Weights, batch_weights
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
-from classifier.training.sizes import edges, validation_images
+from classifier.training.sizes import edges
+from classifier.training.splits import split_rows
 from classifier.training.steps import (
     Stepper,
     average_batchnorm,
@@ -62,7 +64,7 @@ class Training:
         shares: the images that this rank trains on.
         frozen: the layers that stay in evaluation mode.
         balanced: labels of the training images, if each class is drawn with equal chance.
-        class_weights: in the loss, (classes,); None for none.
+        weights: in the loss, of the classes and of the training images.
         held_out, val_labels: the validation images' rows and labels.
         per_rank: (ranks, 3), the same on all of them: mean seconds of a forward pass and of waiting
             for pixels in the last epoch, and the most bytes on the GPU so far.
@@ -88,15 +90,10 @@ class Training:
             here.refuse_changed("train")
         everyone_is_here()
         images, labels = here.split("train")
-        rows = np.arange(len(labels))
-        if run.folds:
-            rows, _ = batches.fold_split(labels, run.folds, run.fold, run.validation_seed)
-        held_in, held_out = (
-            rows[part]
-            for part in batches.validation_split(
-                len(rows), validation_images(run, len(labels)), run.validation_seed
-            )
-        )
+        groups = here.extra("groups")
+        held_in, held_out = split_rows(run, labels, groups)
+        counts = len(held_in), len(held_out)
+        refuse_unfit_counts(run, data.dataset, len(labels), counts, groups is not None)
         resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
         self.shares = Shares(images, held_in, how(run, data), process.device, resident)
         everyone_is_here()
@@ -110,8 +107,14 @@ class Training:
         )
         refuse_empty_class(run, labels[held_in], data)
         self.balanced = labels[held_in] if run.sampling == "balanced" else None
-        weights = class_weights(run, labels[held_in], data)
-        self.class_weights = None if weights is None else weights.to(process.device)
+        of_images = here.extra("weights")
+        self.weights = Weights(*(
+            None if each is None else each.to(process.device)
+            for each in (
+                class_weights(run, labels[held_in], data),
+                None if of_images is None else torch.from_numpy(of_images[held_in]),
+            )
+        ))  # fmt: skip
         self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
 
         seed_generators(run.seed)
@@ -349,9 +352,12 @@ class Training:
             block,
             self.balanced,
         )
-        labels = self.labels
+        labels, weights = self.labels, self.weights
         if plan.drawn is not None:
-            labels = labels[plan.drawn.to(labels.device)]
+            drawn = plan.drawn.to(labels.device)
+            labels = labels[drawn]
+            if weights.images is not None:
+                weights = weights._replace(images=weights.images[drawn])
         self.network.train()
         for layer in self.frozen:
             layer.eval()
@@ -366,15 +372,17 @@ class Training:
             for batch, mix in zip(steps, mixes, strict=True)
         ]
         batches_of = self.stepper.clock.inputs(self.shares.of_epoch(plan, parts, mixes))
-        weights_of = batch_weights(self.class_weights, labels, steps)
-        for batch, (mine, pixels), weights, mix in zip(
+        weights_of = batch_weights(weights, labels, steps, parts)
+        for batch, (mine, pixels), of_part, mix in zip(
             steps, batches_of, weights_of, mixes, strict=True
         ):
             named, kept = labels[mine], 1.0
             if mix:
                 named, kept = batches.mixed_labels(named), mix.kept
+                if of_part.images is not None:
+                    of_part = of_part._replace(images=batches.mixed_labels(of_part.images))
             lr = learning_rate(run, len(self.sizes), self.steps_done)
-            sums, gradient = self.stepper.step(lr, pixels, named, len(batch), weights, kept)
+            sums, gradient = self.stepper.step(lr, pixels, named, len(batch), of_part, kept)
             self.average.update()
             self.totals += sums
             self.step += 1

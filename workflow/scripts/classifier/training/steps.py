@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from classifier.pixels.batches import centred, images_per_pass
 from classifier.training.gradients import Gradients, autocast
-from classifier.training.losses import mixed_loss
+from classifier.training.losses import UNWEIGHTED, Weights, mixed_loss
 from classifier.training.timing import Clock
 from manynodes.experiment.config import Run
 from manynodes.ranks.device import numbers
@@ -48,14 +48,14 @@ class Stepper:
         images: Tensor,
         labels: Tensor,
         batch: int,
-        weights: Tensor | None = None,
+        weights: Weights = UNWEIGHTED,
         kept: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """One optimizer step, without any wait of the CPU for a GPU.
 
         Args:
             images, labels: this rank's share of a global batch of size `batch`.
-            weights: of the classes, see `batch_weights`.
+            weights: of the share, see `batch_weights`.
             kept: of mixed images, see `mixed_loss`.
 
         Returns:
@@ -63,12 +63,14 @@ class Stepper:
             own gradient, see `Gradients.take_total`; both still on the device.
         """
         run = self.run
+        many = run.micro_batches
         parts = zip(
-            *(each.tensor_split(run.micro_batches) for each in (images, labels)), strict=True
-        )
+            *(each.tensor_split(many) for each in (images, labels)), weights.split(many),
+            strict=True,
+        )  # fmt: skip
         sums = [
-            self.add_gradient(pixels, named, batch, weights, kept, last=number == run.micro_batches)
-            for number, (pixels, named) in enumerate(parts, 1)
+            self.add_gradient(pixels, named, batch, of_part, kept, last=number == many)
+            for number, (pixels, named, of_part) in enumerate(parts, 1)
         ]
         total = self.gradients.take_total()
         if self.scaler.is_enabled():
@@ -89,7 +91,7 @@ class Stepper:
         images: Tensor,
         labels: Tensor,
         batch: int,
-        weights: Tensor | None,
+        weights: Weights,
         kept: float,
         last: bool,
     ) -> Tensor:

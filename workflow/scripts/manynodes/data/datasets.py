@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 # Every data set becomes images (n, h, w, c) and labels (n,), one .npy file each.
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+# What the user's own images may have besides, by the key of their import's settings: for each image
+# of the train split the number of its group, and its weight in the loss. Name and type.
+EXTRA = {"groups": ("train_groups", "int32"), "weights": ("train_weights", "float32")}
 
 
 @dataclass(frozen=True)

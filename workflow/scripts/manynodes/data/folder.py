@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import file_sha256, open_file, read_json
-from manynodes.data.datasets import ARRAYS, DATASETS
+from manynodes.data.datasets import ARRAYS, DATASETS, EXTRA
 
 MANIFEST = "manifest.json"
 # What the user's own images were imported from, see `UserData.fingerprint`; not a part of the data.
@@ -25,11 +26,16 @@ def content_sha256(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
+def arrays_of(settings: Mapping[str, Any]) -> list[str]:
+    """The names of a data set's arrays, by the settings of its import."""
+    return [*ARRAYS, *(name for key, (name, _) in EXTRA.items() if settings.get(key))]
+
+
 def whole_sha256(content: dict[str, str], settings: dict[str, Any]) -> str:
     """One SHA-256 for a whole data set, from the digests of its arrays and the settings of its
     import.
     """
-    text = "".join(content[name] for name in ARRAYS)
+    text = "".join(content[name] for name in arrays_of(settings))
     if settings:
         text += json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -161,9 +167,25 @@ class DataFolder:
             )
         return self.array(f"{name}_images"), labels
 
+    def extra(self, key: str) -> np.ndarray | None:
+        """One of EXTRA, (n,); None if the data set does not have it.
+
+        Raises:
+            Refusal: it does not have the manifest's size, or the number of a group is out of range.
+        """
+        if not self.manifest["settings"].get(key):
+            return None
+        name = EXTRA[key][0]
+        found = np.array(self.array(name))
+        if key == "groups" and not 0 <= found.min() <= found.max() < len(found):
+            raise Refusal(f"{self.path / name}.npy has a group out of range; fetch the data again")
+        return found
+
     def form(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """Type and shape of one of ARRAYS."""
+        """Type and shape of one of ARRAYS or EXTRA."""
         n = self.manifest["images"][name.partition("_")[0]]
+        if name in dict(EXTRA.values()):
+            return np.dtype(dict(EXTRA.values())[name]), (n,)
         if name.endswith("images"):
             return np.dtype(self.manifest["dtype"]), (n, *self.image_shape)
         return np.dtype(label_type(self.classes)), (n,)
@@ -206,7 +228,8 @@ class DataFolder:
             Refusal: an array does not match.
         """
         for split in splits:
-            for name in (f"{split}_images", f"{split}_labels"):
+            names = [name for name in self.manifest["content_sha256"] if name.startswith(split)]
+            for name in names:
                 path = self.path / f"{name}.npy"
                 dtype, shape = self.form(name)
                 with self.opened(name) as file:
@@ -234,6 +257,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Refusal(str(refusal), make_again=path) from None
     spec = DATASETS.get(manifest["dataset"])
     content = manifest["content_sha256"]
+    names = arrays_of(manifest["settings"])
+    if {*content} != {*names} or {*manifest["files"]} != {f"{name}.npy" for name in names}:
+        problem = f"{path} does not name the arrays of its settings"
+        raise Refusal(f"{problem}; fetch the data again", make_again=path)
     known: dict[str, Any] = {"sha256": whole_sha256(content, manifest["settings"])}
     if spec:
         known |= {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, shown
-from manynodes.base.reading import open_file
+from manynodes.base.reading import NotAFile, open_file
 from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.data.walk import is_folder, walk
 
@@ -181,8 +181,10 @@ class UserData:
             found["jpeg_scaling"] = True
         if self.table:
             found["table"] = True
-        if self.group:
-            found["group"] = BY_FOLDER if self.group == BY_FOLDER else "table"
+        if self.group or "group" in self.columns:
+            found["groups"] = BY_FOLDER if self.group == BY_FOLDER else "table"
+        if "weight" in self.columns:
+            found["weights"] = True
         return found
 
     @property
@@ -192,17 +194,15 @@ class UserData:
         return {key: path for key, path in (("table", self.table), ("group", group)) if path}
 
     @property
-    def grouped(self) -> bool:
-        """Whether images belong together, as far as the header of the table tells."""
-        if self.group or not self.table:
-            return bool(self.group)
-        with open_file(Path(self.table)) as file:
-            beginning = file.read(MOST_HEADER).decode("utf-8-sig", "replace")
+    def columns(self) -> list[str]:
+        """Those of the table, as far as its header tells; none without a table."""
+        if not self.table:
+            return []
         # A table that is none is refused when it is read.
-        with suppress(csv.Error):
-            header = next(csv.reader(io.StringIO(beginning, newline="")), [])
-            return "group" in map(str.strip, header)
-        return False
+        with suppress(csv.Error, NotAFile), open_file(Path(self.table)) as file:
+            beginning = file.read(MOST_HEADER).decode("utf-8-sig", "replace")
+            return list(map(str.strip, next(csv.reader(io.StringIO(beginning, newline="")), [])))
+        return []
 
     @property
     def jpeg_scaling(self) -> bool:

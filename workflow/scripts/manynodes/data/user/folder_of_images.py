@@ -5,7 +5,7 @@ import os
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -18,6 +18,7 @@ import numpy as np
 
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.data.datasets import EXTRA
 from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import (
     BY_FOLDER,
@@ -73,7 +74,7 @@ class Decoded(NamedTuple):
 
 
 def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
-    """The arrays `{train,test}_{images,labels}.npy` in a folder.
+    """The arrays `{train,test}_{images,labels}.npy` in a folder, and those of EXTRA.
 
     Args:
         tell: gets a line for what is ignored.
@@ -81,7 +82,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
     Raises:
         Refusal: the images cannot be used.
     """
-    class_names, listings = list_images(user_data, tell)
+    class_names, listings, extra = list_images(user_data, tell)
     with (
         ProcessPoolExecutor(
             usable_cpus(), multiprocessing.get_context("fork"), keep_stderr
@@ -153,6 +154,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             np.save(folder / f"{split}_labels.npy", labels)
             images[split] = len(kept)
             origins[split] = labels.tolist(), kept_paths[split]
+        write_extra(folder, kept_paths["train"], extra)
         write_origins(folder / FILE, class_names, origins)
         shared = shared_images(files["train"], files["test"])
         similar = list(similar_images(files["train"], files["test"]))
@@ -180,8 +182,9 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
 
 def list_images(
     user_data: UserData, tell: Callable[[str], None]
-) -> tuple[tuple[str, ...], dict[str, Listing]]:
-    """The classes, and the images of both splits.
+) -> tuple[tuple[str, ...], dict[str, Listing], dict[str, dict[Path, Any]]]:
+    """The classes, the images of both splits, and the groups and the weights of images, by their
+    paths in the folder; without either, it is empty.
 
     Raises:
         Refusal: a split or a class is missing, or empty; or images of a group are in both splits.
@@ -216,7 +219,34 @@ def list_images(
                     f"dataset.folder: the class {shown(name)} has no {split} images in "
                     f"{user_data.path}; {remedy}"
                 )
-    return tuple(names), {split: mixed(of_classes) for split, of_classes in splits.items()}
+    extra = {
+        key: {path.relative_to(user_data.path): value for path, value in values.items()}
+        for key, values in (("groups", groups), ("weights", found.weights))
+    }
+    listings = {split: mixed(of_classes) for split, of_classes in splits.items()}
+    return tuple(names), listings, extra
+
+
+def write_extra(
+    folder: Path, paths: Sequence[Path], extra: Mapping[str, Mapping[Path, Any]]
+) -> None:
+    """Write the arrays of EXTRA that there are.
+
+    Args:
+        paths: of the images of the train split.
+        extra: of `list_images`.
+    """
+    if groups := extra["groups"]:
+        names = sorted({groups[path] for path in paths})
+        number = {name: place for place, name in enumerate(names)}
+        save_extra(folder, "groups", [number[groups[path]] for path in paths])
+    if weights := extra["weights"]:
+        save_extra(folder, "weights", [weights[path] for path in paths])
+
+
+def save_extra(folder: Path, key: str, values: Sequence[float]) -> None:
+    name, dtype = EXTRA[key]
+    np.save(folder / f"{name}.npy", np.array(values, dtype))
 
 
 def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:

@@ -32,8 +32,8 @@ def by_folder(root: Path, depth: int, paths: Sequence[Path]) -> dict[Path, str]:
 def groups_of_test(
     labels: Mapping[Path, int], groups: Mapping[Path, str], user_data: UserData
 ) -> set[str]:
-    """The groups whose images become test images: in random order, each that brings the numbers of
-    test images nearer to `test_fraction` of every class.
+    """The groups whose images become test images, see `nearest_groups`: near to `test_fraction` of
+    every class.
 
     Args:
         labels: of all images.
@@ -43,16 +43,33 @@ def groups_of_test(
     for path, group in groups.items():
         members.setdefault(group, Counter())[labels[path]] += 1
     fraction = user_data.test_fraction or 0.0
-    missing = {
+    wanted = {
         label: max(1, round(fraction * count)) for label, count in Counter(labels.values()).items()
     }
-    chosen = set()
     names = sorted(members)
-    for number in np.random.default_rng(user_data.split_seed).permutation(len(names)).tolist():
-        counts = members[names[number]]
+    chosen = nearest_groups([members[name] for name in names], wanted, user_data.split_seed)
+    return {names[number] for number in chosen}
+
+
+def nearest_groups(
+    members: Sequence[Mapping[int, int]], wanted: Mapping[int, float], seed: int
+) -> list[int]:
+    """In random order, each group that brings the numbers of images nearer to the wanted ones.
+
+    Args:
+        members: for each group, its images by class.
+        wanted: images by class.
+
+    Returns:
+        Places in `members`.
+    """
+    missing = dict(wanted)
+    chosen = []
+    for number in np.random.default_rng(seed).permutation(len(members)).tolist():
+        counts = members[number]
         nearer = sum(abs(missing[label]) - abs(missing[label] - n) for label, n in counts.items())
         if nearer > 0:
-            chosen.add(names[number])
+            chosen.append(number)
             for label, n in counts.items():
                 missing[label] -= n
     return chosen

@@ -5,7 +5,8 @@ import io
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, reason, shown
@@ -13,6 +14,9 @@ from manynodes.base.reading import MOST, is_file, read_bytes
 from manynodes.data.user.declaration import UserData, is_image, is_wanted
 from manynodes.data.user.writing import MOST_CLASSES, SPLITS
 from manynodes.data.walk import walk
+
+# Least and most of an image: single precision holds the product with any other weight.
+WEIGHTS = (1e-6, 1e6)
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,13 @@ class Members:
         class_names: by label.
         paths: by split, those of each class; `all` if they are not split yet.
         groups: the group of each image; empty without groups.
+        weights: the weight of each image in the loss; empty without weights.
     """
 
     class_names: list[str]
     paths: dict[str, list[list[Path]]]
     groups: dict[Path, str]
+    weights: dict[Path, float] = field(default_factory=dict)
 
 
 def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
@@ -38,7 +44,8 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     """
     root, table = Path(user_data.path), str(user_data.table)
     found: dict[Path, dict[str, str]] = {}
-    for line, row in rows_of("table", table, ("file", "label"), ("split", "group")):
+    weights: dict[Path, float] = {}
+    for line, row in rows_of("table", table, ("file", "label"), ("split", "group", "weight")):
         path = root / inside("table", table, line, row["file"])
         if path in found:
             raise refusal("table", table, line, f"names {row['file']} for a second time")
@@ -50,6 +57,8 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
         for key in {"split", "group"} & row.keys():
             if not row[key]:
                 raise refusal("table", table, line, f"has no {key}")
+        if "weight" in row and (row["weight"] or row.get("split") != "test"):
+            weights[path] = weight("table", table, line, row["weight"])
         found[path] = row
     names = sorted({row["label"] for row in found.values()})
     if len(names) > MOST_CLASSES:
@@ -77,7 +86,9 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     if user_data.group and "group" in next(iter(found.values())):
         raise Refusal(f"dataset.group: {table} has a column group already; leave dataset.group out")
     groups = {path: row["group"] for path, row in found.items() if "group" in row}
-    return Members(names, paths, groups)
+    if "weight" in next(iter(found.values())):
+        tell(f"the column weight of {table} weights the training images in the loss")
+    return Members(names, paths, groups, weights)
 
 
 def groups_in(user_data: UserData, paths: Sequence[Path]) -> dict[Path, str]:
@@ -139,6 +150,20 @@ def rows_of(
         raise Refusal(f"dataset.{key}: {table} is not a CSV file: {reason(error)}") from None
     if not some:
         raise Refusal(f"dataset.{key}: {table} has no rows; give one per image")
+
+
+def weight(key: str, table: str, line: int, text: str) -> float:
+    """The weight of an image.
+
+    Raises:
+        Refusal: it is none.
+    """
+    least, most = WEIGHTS
+    with suppress(ValueError):
+        if least <= (number := float(text)) <= most:
+            return number
+    problem = f"the weight {shown(text)} is not a number from {least:f} to {most:,.0f}"
+    raise refusal(key, table, line, problem)
 
 
 def inside(key: str, table: str, line: int, name: str) -> str:
