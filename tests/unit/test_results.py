@@ -195,3 +195,9 @@ def test_a_key_that_is_newer_than_a_run_had_its_default() -> None:
     before = {key: value for key, value in read_run(json.dumps(RUN)).values.items() if key != "ema"}
     assert differences(before, read_run(json.dumps(RUN))) == []
     assert differences(before, read_run(json.dumps(RUN | {"ema": 0.9}))) == ["ema 0.0 -> 0.9"]
+    # The first one that matches counts.
+    rates = {"^head": 2.0, "h": 3.0}
+    other = read_run(json.dumps(RUN | {"rates": dict(reversed(rates.items()))}))
+    assert differences(before | {"rates": rates}, other) == [
+        "rates {'^head': 2.0, 'h': 3.0} -> {'h': 3.0, '^head': 2.0}"
+    ]

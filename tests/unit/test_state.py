@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,6 +170,7 @@ def test_foreign_content_is_no_state_and_is_not_run(tmp_path, monkeypatch, conte
     ({"precision": "bf16"}, None),
     # A state of an earlier version has no such key.
     ({"ema": MISSING}, None),
+    ({"rates": {"^fc": 2.0, "c": 3.0}}, "rates was {'^fc': 2.0, 'c': 3.0} and is {}"),
 ])  # fmt: skip
 def test_another_configuration_is_refused_another_place_is_not(tmp_path, change, told) -> None:
     run = {key: value for key, value in (RUN.values | change).items() if value is not MISSING}
@@ -184,6 +186,20 @@ def test_another_configuration_is_refused_another_place_is_not(tmp_path, change,
     else:
         assert newest(tmp_path, WANTED, print) is not None
     assert names(tmp_path) == there
+
+
+def test_rates_in_another_order_are_another_configuration(tmp_path) -> None:
+    """The first one that matches counts. Of `class_weights` the order means nothing."""
+    rates, weights = {"^head": 2.0, "h": 3.0}, {"1": 2.0, "2": 3.0}
+    was = RUN.with_values(rates=rates, class_weights=weights)
+    turned = {"class_weights": dict(reversed(weights.items()))}
+    put(tmp_path, some_state(1, run=json.loads(was.to_json())))
+    same = dataclasses.replace(WANTED, run=was.with_values(**turned))
+    assert newest(tmp_path, same, print) is not None
+    other = was.with_values(rates=dict(reversed(rates.items())))
+    line = "rates was {'^head': 2.0, 'h': 3.0} and is {'h': 3.0, '^head': 2.0}; undo that"
+    with pytest.raises(Refusal, match=re.escape(line)):
+        newest(tmp_path, dataclasses.replace(WANTED, run=other), print)
 
 
 def test_behind_the_end_of_another_run_nothing_is_looked_for(tmp_path) -> None:

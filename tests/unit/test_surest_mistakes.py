@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from PIL import Image
 from sklearn import calibration, metrics
 
 from manynodes.data.folder import DataFolder
-from manynodes.reporting import mistakes, predictions, result_figures
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import mistakes, page, predictions, result_figures
 from manynodes.reporting.predictions import Predictions
 from programs import program
 from trainings import RUN
@@ -47,11 +49,11 @@ def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> No
     assert found is not None
     wrong = found.table[found.table["true_class"] != found.table["predicted_class"]]
     wrong = wrong.sort_values("probability", ascending=False)[: mistakes.MOST]
-    page = (evaluated / "report.html").read_text()
+    text = (evaluated / "report.html").read_text()
     shown = re.findall(
         r'<figure title="(.*?)"><img .*?base64,(.*?)"><figcaption><b>(.*?)</b> (.*?)%<br>\s*'
         r"true: (.*?) (.*?)%<br>",
-        page,
+        text,
     )
     assert len(shown) == len(wrong) > 3
     images, _ = DataFolder.read(digits).split("test")
@@ -107,6 +109,59 @@ def test_large_pictures_are_shrunk_and_any_pixels_shown() -> None:
     with Image.open(io.BytesIO(shown[0].picture)) as picture:
         np.testing.assert_array_equal(np.asarray(picture), colours[29])
     assert mistakes.surest(table(np.ones(3, bool), np.ones(3)), images) == []
+
+
+NAMES = ['a/"><script>alert(1)</script>.png', "a/ü #1?.png", "javascript:alert(1).png", "a/%41.png"]
+
+
+def test_the_name_of_a_mistake_is_a_link_to_its_file(tmp_path: Path) -> None:
+    images, page_folder = tmp_path / "images", tmp_path / "results" / "x"
+    for name in NAMES:
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_text(name)
+    few = table(np.zeros(len(NAMES), bool), np.linspace(0.9, 0.6, len(NAMES)))
+    few["file"] = NAMES
+    pixels = np.zeros((len(NAMES), 8, 8, 3), np.uint8)
+    shown = mistakes.surest(
+        few, pixels, lambda file: mistakes.address_of(file, images, page_folder)
+    )
+    text = rendered(shown)
+    assert "<script" not in text
+    links = re.findall(r'<small><a href="(.*?)">(.*?)</a></small>', text)
+    for name, (address, label) in zip(NAMES, links, strict=True):
+        # As a browser resolves it.
+        url = urljoin((page_folder / "report.html").as_uri(), html.unescape(address))
+        assert Path(unquote(urlsplit(url).path)).read_text() == name
+        assert html.unescape(label) == name.rpartition("/")[2]
+
+
+def rendered(shown: list[mistakes.Mistake]) -> str:
+    """The page of an experiment with these mistakes."""
+    experiment = Experiment.from_json(json.dumps({"experiment": "x"}))
+    confusion = [{"run": "run", "true_class": 0, "true_name": "a", "predicted_class": 0,
+                  "predicted_name": "a", "images": 1}]  # fmt: skip
+    row = {"run": "run", "n": 1, "views": "plain", "accuracy": 0.5, "loss": 1.0, "plain_loss": 1.0,
+           "plain_accuracy": 0.5, "attempts": 1, "commit": "c", "dirty": False,
+           "versions": ""}  # fmt: skip
+    tables = {
+        "summary": pd.DataFrame([row]),
+        "incidents": pd.DataFrame(columns=["run", "time", "text"], dtype=str),
+        "confusion": pd.DataFrame(confusion),
+    }
+    figures = {"confusion": b"<svg/>"}
+    return page.report(experiment, tables, ["accuracy"], None, figures, shown)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["", "gone.png", "../secret", "a/../../secret", "/etc/passwd", "'=1.png", "a\\nb", "x" * 5000],
+)
+def test_what_is_no_file_of_the_folder_has_no_link(tmp_path: Path, file: str) -> None:
+    images = tmp_path / "images"
+    (images / "a").mkdir(parents=True)
+    for name in ("../secret", "'=1.png", "a\\nb"):
+        (images / name).touch()
+    assert mistakes.address_of(file, images, tmp_path / "results") == ""
 
 
 def test_the_calibration_curve_is_that_of_scikit_learn() -> None:

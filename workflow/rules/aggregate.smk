@@ -56,12 +56,13 @@ rule aggregate:
         aggregate=f"{SCRIPTS}/aggregate.py",
         # A function: a text with {name} would be taken for a wildcard.
         config=lambda wildcards: EXPERIMENT.science,
+        images=lambda wildcards: SESSION.images_option,
         results=subpath(output.summary, parent=True),
         code=code_sha256("aggregate.py"),
     shell:
         "python {params.aggregate:q}"
         " --config {params.config:q}"
         " --results {params.results:q}"
-        " --data results/data"
+        " --data results/data{params.images}"
         " --output {params.results:q}"
         " 2>&1 | tee {log:q}"

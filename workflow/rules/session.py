@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -388,6 +389,14 @@ class Session:
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
         return facts(user_data.name, shape, user_data.classes, {})
 
+    @property
+    def images_option(self) -> str:
+        """The option of `aggregate` for the user's folder of images; empty without one."""
+        user_data = self.experiment.user_data
+        if user_data is None or user_data.kind != "folder":
+            return ""
+        return f" --images={shlex.quote(user_data.path)}"
+
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""
         if dataset not in self.folders and not self.stale:
@@ -620,7 +629,7 @@ class Session:
         folder.mkdir(parents=True)
         results.write_missing(missing, folder / "missing.csv")
         common = ["--missing", str(folder / "missing.csv"), "--config", self.experiment.science]
-        data = ["--data", str(self.results.parent / "data")]
+        data = ["--data", str(self.results.parent / "data"), *shlex.split(self.images_option)]
         folders = ["--results", str(self.results), *data, "--output", str(folder)]
         command = [sys.executable, str(self.scripts / "aggregate.py"), *folders, *common]
         if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:

@@ -52,6 +52,8 @@ def main() -> None:
     add("--results", type=Path, required=True, help="folder of the experiment's results")
     add("--data", type=Path, metavar="FOLDER",
         help="folder of the data sets; with it the page has pictures of mistakes")  # fmt: skip
+    add("--images", type=Path, metavar="FOLDER",
+        help="folder of the user's images; with it the names of mistakes are links")  # fmt: skip
     add("--missing", type=Path, metavar="FILE", help="table of runs to leave out: they failed")
     add("--output", type=Path, required=True, metavar="FOLDER", help="for tables and figures")
     args = parser.parse_args()
@@ -84,6 +86,10 @@ def aggregate(args: argparse.Namespace) -> None:
     )
     figures = figures_of(experiment, runs, tables, results, title)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
+
+    def address(file: str) -> str:
+        return mistakes.address_of(file, args.images, args.output) if args.images else ""
+
     worst: list[Mistake] = []
     seen = ""
     if "confusion" in tables and experiment.built_in:
@@ -97,7 +103,7 @@ def aggregate(args: argparse.Namespace) -> None:
             # No number depends on the pictures.
             with told_if_refused():
                 split, tested = images_of(predicted, found)
-                worst = mistakes.surest(predicted.table, tested)
+                worst = mistakes.surest(predicted.table, tested, address)
                 seen = page.in_train(found.manifest, split)
     if "scaling" in tables:
         for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:

@@ -270,10 +270,10 @@ class Request:
         was = default_run().values | state.run
         found = [
             f"{key} was {was.get(key)} and is {value}"
-            # As in a state, where tuples have become lists.
+            # As in a state, where tuples have become lists. Of `rates` the first match counts.
             for key, value in json.loads(self.run.to_json()).items()
             if key not in GEOMETRY
-            and was.get(key) != value
+            and (was.get(key) != value or (key == "rates" and [*was[key]] != [*value]))
             # It goes on as it began.
             and (key, value) != ("precision", "auto")
         ]

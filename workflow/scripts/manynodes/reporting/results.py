@@ -69,9 +69,16 @@ def differences(before: dict[str, Any], run: Run) -> list[str]:
     different = [
         (key, *apart(before.get(key, "not given"), now.get(key, "not given")))
         for key in keys
-        if key not in before or key not in now or before[key] != now[key]
+        if key not in before or key not in now or not same(before[key], now[key])
     ]
     return [f"{key} {was} -> {is_now}" for key, was, is_now in different]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of a key are equal, of a mapping in the same order too: of regular
+    expressions, the first one that matches may count.
+    """
+    return one == other and (not isinstance(one, dict) or [*one] == [*other])
 
 
 def read_about(path: Path, form: str = "run") -> dict[str, Any]:

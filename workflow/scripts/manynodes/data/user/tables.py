@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.errors import Refusal, one_line, reason, shown
 from manynodes.base.reading import MOST, is_file, read_bytes
 from manynodes.data.user.declaration import UserData, is_image, is_wanted
 from manynodes.data.user.writing import MOST_CLASSES, SPLITS
@@ -126,9 +126,10 @@ def rows_of(
         header = [name.strip() for name in next(lines, [])]
         for name in needed:
             if name not in header:
-                columns = ", ".join(header) or "none"
+                columns = one_line(", ".join(header) or "none", 50)
                 raise Refusal(
-                    f"dataset.{key}: {table} has no column {name}; its columns are {columns}"
+                    f"dataset.{key}: {table} has no column {name}; its columns are {columns}; "
+                    f"begin it with a line such as {','.join(needed)}"
                 )
         for name in (*needed, *optional):
             if header.count(name) > 1:
