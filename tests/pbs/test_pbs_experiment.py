@@ -12,7 +12,7 @@ from cluster.handle import PbsCluster
 from submissions import TINY, sha256
 from trainings import train_on_ranks
 
-GEOMETRIES = ["nodes=[2, 3]"]
+GEOMETRIES = ["nodes=[3]"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def weights(checkout: PbsCheckout, experiment: str) -> dict[str, str]:
 
 def test_the_graph_through_pbs(checkout: PbsCheckout, through_pbs: str) -> None:
     assert re.search(
-        r"pbs: job \d+\.login, stage and train of pbs/nodes~2, log .*: runs on n\d, n\d",
+        r"pbs: job \d+\.login, stage and train of pbs/nodes~3, log .*: runs on n\d, n\d, n\d",
         through_pbs,
     )
     assert (checkout.path / "results/pbs/report.html").exists()

@@ -17,7 +17,7 @@ from checkout import Checkout
 from waiting import until
 
 EXAMPLES = "examples/programs"
-EPOCHS = 30
+EPOCHS = 20
 LONG = [
     "--config",
     'arguments=["--epochs","{epochs}"]',
