@@ -314,3 +314,26 @@ def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
     )
     assert "No space left on device" in line
     assert "Traceback" not in done.stdout
+
+
+def test_all_runs_with_device_auto_have_the_same_kind_of_device(untouched: Checkout) -> None:
+    """The GPUs are invented; `launch` only passes their numbers on."""
+    said = untouched.snakemake("-n", "-p", "--config", "nodes=[1,2]").stdout
+    commands = re.findall(r"(python \S*/launch\.py .* --device .*)$", said, re.MULTILINE)
+    assert len(commands) == 2, said
+
+    def gpus(command: str, visible: str) -> set[str]:
+        done = subprocess.run(
+            command.replace("launch.py ", "launch.py --dry-run ", 1),
+            shell=True,
+            cwd=untouched.path,
+            env=untouched.environment | {"CUDA_VISIBLE_DEVICES": visible},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(re.findall(r"CUDA_VISIBLE_DEVICES=(\S*)", done.stdout.replace("''", "")))
+
+    # One GPU is enough for the first run only.
+    assert [gpus(command, "0") for command in commands] == [{""}, {""}]
+    assert sorted(map(sorted, (gpus(command, "0,1") for command in commands))) == [["0"], ["0", "1"]]

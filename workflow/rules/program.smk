@@ -39,6 +39,7 @@ rule train:
         transport=transport,
         hosts=HOSTS,
         launcher=LAUNCHER,
+        gpus_for_auto=EXPERIMENT.gpus_for_auto,
         scratch=SCRATCH,
         timeout=SETTINGS["timeout"],
         resume=SETTINGS["resume"],
@@ -71,6 +72,7 @@ rule train:
         " --transport {resources.transport}{resources.hosts}"
         " --launcher {resources.launcher}"
         " {params.geometry}"
+        " --gpus-for-auto {resources.gpus_for_auto}"
         " --cpus {threads}"
         " --cpus-per-node {resources.cpus_per_task}"
         " --end-with $PPID"

@@ -103,6 +103,9 @@ def main() -> None:
     add("--cpus-per-node", type=positive, default=1, help="CPUs of each node (other transports)")
     add("--cpus-per-proc", type=positive, help="CPUs of each process; default: an even share")
     add("--device", choices=("auto", "cpu", "cuda"), default="cpu")
+    add("--gpus-for-auto", type=positive, default=1, metavar="N",
+        help="GPUs that this machine must have for --device auto to use them, if a run beside this "
+        "one has more processes (transport local)")  # fmt: skip
     add("--log", type=Path, metavar="FILE",
         help="for the output of all processes; beside it failure.json, if they fail")  # fmt: skip
     add("--rank-logs", type=Path, metavar="FOLDER",
@@ -196,11 +199,12 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     if not scheduler.shared_cpus:
         launch_on(args, scheduler, launcher, geometry, None)
     elif args.dry_run:
-        gpus = usable_gpus(args.device, geometry.world_size)
+        gpus = usable_gpus(args.device, geometry.world_size, args.gpus_for_auto)
         launch_on(args, scheduler, launcher, geometry, gpus)
     else:
         gone = watched(args.end_with)
-        with claimed_gpus(args.device, geometry.world_size, tell, gone) as gpus:
+        processes, for_auto = geometry.world_size, args.gpus_for_auto
+        with claimed_gpus(args.device, processes, tell, gone, for_auto) as gpus:
             launch_on(args, scheduler, launcher, geometry, gpus)
 
 

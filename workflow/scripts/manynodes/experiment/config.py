@@ -334,6 +334,11 @@ class Experiment:
         }
 
     @property
+    def gpus_for_auto(self) -> int:
+        """GPUs that one machine needs to train all runs with `device: auto` on GPUs; at least 1."""
+        return max((r.world_size for r in self.runs.values() if r.device == "auto"), default=1)
+
+    @property
     def program_name(self) -> str:
         """The user's program in messages."""
         return command.name_of(command.command(self.config))

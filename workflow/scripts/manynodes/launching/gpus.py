@@ -27,6 +27,7 @@ def claimed_gpus(
     processes: int,
     tell: Callable[[str], None],
     gone: Callable[[], bool] = lambda: False,
+    for_auto: int = 0,
 ) -> Iterator[list[str]]:
     """A GPU of this machine for each process, for this program alone; it waits until there are so
     many. None if the device is `cpu`, or `auto` and there are too few that torch can use.
@@ -37,15 +38,19 @@ def claimed_gpus(
     Args:
         tell: prints a line.
         gone: whether there is nobody any more to wait for.
+        for_auto: as in `usable_gpus`.
 
     Raises:
         Refusal: as `usable_gpus`.
         Stopped: `gone` said so.
     """
-    gpus = usable_gpus(device, processes)
+    gpus = usable_gpus(device, processes, for_auto)
     if not gpus or (device == "auto" and not torch_uses_them()):
         if device == "auto" and (there := visible_gpus()):
-            why = "torch cannot use its GPUs" if gpus else f"{len(there)} GPUs for {processes}"
+            why = "torch cannot use its GPUs"
+            if not gpus:
+                wanted = max(processes, for_auto)
+                why = f"device: auto needs {wanted} GPUs, for all runs alike; it has {len(there)}"
             tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
         yield []
         return
@@ -102,8 +107,12 @@ def claim(gpu: str, claims: ExitStack) -> bool:
     return True
 
 
-def usable_gpus(device: str, processes: int) -> list[str]:
+def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
     """The GPUs of this machine; none if the device is `cpu`, or `auto` and there are too few.
+
+    Args:
+        for_auto: with `auto`, how many there must be at least: those of the largest run of an
+            experiment, so that its runs are compared on one kind of device.
 
     Raises:
         Refusal: the device is `cuda` and there are fewer GPUs than processes.
@@ -114,7 +123,8 @@ def usable_gpus(device: str, processes: int) -> list[str]:
             f"device: cuda needs {processes} GPUs, one per process; {socket.gethostname()} has "
             f"{len(gpus)}"
         )
-    return gpus if len(gpus) >= processes else []
+    wanted = max(processes, for_auto) if device == "auto" else processes
+    return gpus if len(gpus) >= wanted else []
 
 
 def visible_gpus() -> list[str]:
