@@ -336,4 +336,7 @@ def test_all_runs_with_device_auto_have_the_same_kind_of_device(untouched: Check
 
     # One GPU is enough for the first run only.
     assert [gpus(command, "0") for command in commands] == [{""}, {""}]
-    assert sorted(map(sorted, (gpus(command, "0,1") for command in commands))) == [["0"], ["0", "1"]]
+    assert sorted(map(sorted, (gpus(command, "0,1") for command in commands))) == [
+        ["0"],
+        ["0", "1"],
+    ]
