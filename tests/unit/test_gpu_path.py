@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
-from manynodes.ranks.device import choose_device, is_built_for
+from manynodes.ranks.device import choose_device, is_built_for, named
 from programs import SCRIPTS, program
 from waiting import until
 
@@ -47,6 +48,15 @@ group watchdog thread terminated with exception: CUDA error: uncorrectable ECC e
 terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with \
 exception: CUDA error: uncorrectable ECC error encountered
+""".splitlines()
+# NCCL itself met the fault, in the main thread.
+MET_BY_NCCL = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3699, unhandled cuda error
+ncclUnhandledCudaError: Call to CUDA function failed.
+Last error:
+Cuda failure 214 'uncorrectable ECC error encountered'
 """.splitlines()
 FULL = """\
 Traceback (most recent call last):
@@ -81,12 +91,31 @@ def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
     assert told([peer, ending(1, -signal.SIGABRT, 1.0, ECC)]).startswith(
         "rank 1 on n2: CUDA error: uncorrectable ECC error encountered"
     )
+    assert told([peer, ending(1, 1, 1.0, MET_BY_NCCL)]).startswith(
+        "rank 1 on n2: Cuda failure 214 'uncorrectable ECC error encountered'; exclude n2"
+    )
     full = ending(1, 1, 1.0, FULL)
     assert told([peer, full]).startswith(
         "rank 1 on n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
     )
     # torch's remark on its store is not the rank's own error.
     assert not full.lost_a_peer
+
+
+def test_a_broken_gpu_is_named_with_what_to_do(tmp_path: Path) -> None:
+    card = SimpleNamespace(uuid="8f3a", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"import json, os, sys\n"
+        f"open(os.environ['LAUNCH_REPORT'], 'w').write(json.dumps({{'gpu': {named(card)!r}}}))\n"
+        f"print(*{ECC!r}, sep='\\n', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
+    done = program("launch", "--", script)
+    assert done.returncode == 1
+    fault = "CUDA error: uncorrectable ECC error encountered"
+    which = r"\(GPU-8f3a, PCI 00000000:17:00\.0\); exclude \S+ and tell its administrator"
+    assert re.search(rf"rank 0 on \S+: {fault} {which}", done.stderr), done.stderr
 
 
 @pytest.mark.faults

@@ -106,6 +106,7 @@ def supervise(
     # so that one that was stopped may come to that too.
     said = "\n".join(output.errors)
     waited = "Traceback (most" in said and LOST_A_PEER.search(said)
+    gpu = {"gpu": name} if (name := end.report.pop("gpu", "")) else {}
     last = observer.last(aborted=end.status == -signal.SIGABRT)
     if last and (last.state or not waited):
         send(last.record())
@@ -113,9 +114,8 @@ def supervise(
     if end.status and (not end.stopped or end.report):
         killed = end.stopped and end.status == -signal.SIGKILL
         late = SUPERVISE_GRACE if killed else 0
-        ended = Ending(
-            who, here, end.status, time.time(), late, end.words, str(log or ""), end.report
-        )
+        report = end.report | gpu
+        ended = Ending(who, here, end.status, time.time(), late, end.words, str(log or ""), report)
         send(ended.record())
     elif not end.status and not end.stopped:
         result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}

@@ -143,7 +143,7 @@ def add_to_report(**values: Any) -> None:
 
     `saved` (how far the training was at its last save), `stopped` (why it stopped) and `refused`
     (it would be refused again) decide whether `launch` reports a preemption, and whether it starts
-    the program again or requeues the job.
+    the program again or requeues the job. `gpu` is the GPU of this process, for its failure.
     """
     path = Environment.read().report
     if path is not None:

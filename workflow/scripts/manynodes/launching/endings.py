@@ -34,8 +34,11 @@ TIMED_OUT = re.compile(
 # Words of a fault of the process's own GPU. NCCL's watchdog meets it too, and reports it in its own
 # words, which are those of a lost peer.
 GPU_FAULT = re.compile(
-    r"CUDA error: |AcceleratorError|uncorrectable ECC|CU(BLAS|DNN)_STATUS_|CUDA out of memory"
+    r"CUDA error: |Cuda failure|AcceleratorError|uncorrectable ECC|CU(BLAS|DNN)_STATUS_"
+    r"|CUDA out of memory"
 )
+# Of these, the words for a broken GPU.
+BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 
 # All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
 # 15 of 63 starts of programs of four lines that do not destroy their process group ended so (torch
@@ -87,6 +90,15 @@ class Ending:
         return next((fault.string[fault.start() :] for fault in faults if fault), None)
 
     @property
+    def gpu(self) -> str:
+        """Which GPU had a fault, and what to do if it is broken, to follow the fault; or empty."""
+        if self.gpu_fault is None:
+            return ""
+        which = f" ({self.report['gpu']})" if "gpu" in self.report else ""
+        broken = BROKEN.search(self.gpu_fault)
+        return which + f"; exclude {self.where} and tell its administrator" * bool(broken)
+
+    @property
     def timed_out(self) -> bool:
         """Whether it has waited too long for another process."""
         return self.lost_a_peer and bool(TIMED_OUT.search("\n".join(self.lines)))
@@ -101,20 +113,23 @@ class Ending:
         """One line: who it was, with its error or last line, or else how it ended."""
         if self.late:
             return f"{self.name} did not end within {self.late} s of SIGTERM"
-        if self.status == -signal.SIGABRT and self.gpu_fault:
-            return f"{self.name}: {' '.join(self.gpu_fault.split())}"
+        fault = self.gpu_fault
+        if self.status == -signal.SIGABRT and fault:
+            return f"{self.name}: {' '.join(fault.split())}{self.gpu}"
         said = last = self.lines[-1] if self.lines else ""
         raised = bool(self.lines) and self.lines[0].startswith("Traceback ")
         if raised:
             # The message after the frames may have several lines.
             said = next((line for line in self.lines[1:] if line[:1].strip()), said)
+            # NCCL's exceptions begin with its own words.
+            said = fault if fault and fault not in said else said
         if self.status == -signal.SIGABRT and last == UNENDED:
             if not raised:
                 remedy = "end the program with torch.distributed.destroy_process_group()"
                 return f"{self.name} {how(self.status)} ({said}): {remedy}"
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
-        return f"{self.name}: {' '.join(said.split())}"
+        return f"{self.name}: {' '.join(said.split())}{self.gpu}"
 
 
 def send(record: dict) -> None:

@@ -56,6 +56,16 @@ def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
     return next((name for name, fine in zip(tensors, finite, strict=True) if not fine), None)
 
 
+def named(properties: Any) -> str:
+    """A GPU as its administrator knows it: its UUID and its place on the PCI bus.
+
+    Args:
+        properties: of `torch.cuda.get_device_properties`.
+    """
+    where = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    return "GPU-{}, PCI {:08x}:{:02x}:{:02x}.0".format(properties.uuid, *where)
+
+
 def most_memory(device: torch.device) -> int:
     """The most bytes of tensors that this process had on its GPU so far; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
