@@ -2,6 +2,7 @@
 writes, ranks that end as NCCL ends them, calls that never return, and invented GPUs.
 """
 
+import json
 import os
 import re
 import signal
@@ -17,12 +18,14 @@ import torch
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import last_words
+from manynodes.experiment.job_size import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_SAVED
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
 from manynodes.ranks.device import choose_device, is_built_for, named
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, train_command
+from trainings import RUN
 from waiting import until
 
 LONG = "/pytorch/" + "torch/csrc/distributed/c10d/" * 7 + "ProcessGroupNCCL.cpp"
@@ -356,3 +359,71 @@ def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -
         assert rank.returncode == 0, rank.stdout
         # What is received, once more as bytes, and the pieces.
         assert float(rank.stdout.rpartition("more ")[2]) < 3, rank.stdout
+
+
+# Prints how much memory the program has had at most, in MB.
+MEASURED = """
+import resource, runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6, flush=True)
+"""
+WIDE = """
+from torch import nn
+
+
+def make(classes, channels, size, width=8):
+    pixels = channels * size[0] * size[1]
+    layers = [nn.Flatten(), nn.Linear(pixels, width), nn.Linear(width, width)]
+    return nn.Sequential(*layers, nn.Linear(width, classes))
+"""
+
+
+@pytest.mark.faults
+def test_no_rank_needs_more_memory_than_its_job_asks_for(digits: Path, tmp_path: Path) -> None:
+    """Also when it resumes, and for large networks."""
+    measured, network = tmp_path / "measured.py", tmp_path / "wide.py"
+    measured.write_text(MEASURED)
+    network.write_text(WIDE)
+
+    def peaks(width: int) -> tuple[int, list[int]]:
+        """The parameters, and the most that each rank has taken, in MB, when it resumed."""
+        output = tmp_path / str(width)
+        run = RUN | {
+            "model": f"{network}:make", "model_args": {"width": width}, "optimizer": "adamw",
+            "learning_rate": 0.001, "epochs": 2, "nproc_per_node": 2, "crop_size": None,
+        }  # fmt: skip
+        del run["widths"]
+        command = [str(measured), *map(str, train_command(json.dumps(run), digits, output))]
+        for _ in range(2):
+            ranks = run_ranks(command, 2)
+            assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stdout
+            found = [int(rank.stdout.rpartition("peak ")[2]) for rank in ranks]
+            (output / "state" / "epoch=0002_step=000000.safetensors").unlink()
+        assert "resumed after epoch 1" in ranks[0].stdout
+        return json.loads((output / "run.json").read_text())["parameters"], found
+
+    (few, usual), (many, large) = peaks(8), peaks(2500)
+    more = [(one - other) * 1e6 / (many - few) for one, other in zip(large, usual, strict=True)]
+    assert more[0] < BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_SAVED, more
+    assert more[1] < BYTES_PER_PARAMETER, more
+
+
+def test_a_state_is_in_memory_twice_more_when_it_is_saved() -> None:
+    """By safetensors. In a process of its own, whose memory has not been larger before."""
+    code = """
+import resource, torch
+from manynodes.base.tree import encode
+weights = torch.ones(50_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+content = encode({"weights": weights, "the same": [weights[:10], weights[5:8]]})
+more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+print(more / len(content))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) < 2.5, done.stdout

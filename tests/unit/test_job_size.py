@@ -6,8 +6,15 @@ import pytest
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from manynodes.experiment.config import Experiment
-from manynodes.experiment.job_size import Images, evaluation_size, training_size
+from classifier.check import parameters
+from manynodes.experiment.config import Experiment, facts_of
+from manynodes.experiment.job_size import (
+    BYTES_PER_PARAMETER,
+    BYTES_PER_PARAMETER_SAVED,
+    Images,
+    evaluation_size,
+    training_size,
+)
 from manynodes.schedulers.registry import resources
 
 
@@ -97,6 +104,32 @@ def test_on_several_nodes_the_rule_is_the_batch_step() -> None:
     assert [size["mpi"] for size in sizes] == ["", "srun"]
     (run,) = Experiment.from_config({"experiment": "test"}).runs.values()
     assert "mpi" not in resources(evaluation_size(run))
+
+
+def test_memory_follows_the_number_of_parameters() -> None:
+    """Of those that the usual memory has no room for; the first process writes states."""
+    (run,) = Experiment.from_config(
+        {"experiment": "test", "global_batch_size": 64, "nproc_per_node": 2, "device": "cuda"}
+    ).runs.values()
+    usual = training_size(run)
+    assert training_size(run, parameters=11_000_000) == usual
+    more = training_size(run, parameters=100_000_000).memory - usual.memory
+    each, first = (
+        100 * number - 1000 for number in (BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_SAVED)
+    )
+    assert more == 2 * each + first
+
+
+def test_the_parameters_of_a_network_are_counted_before_any_job() -> None:
+    given = {"experiment": "test", "dataset": {"name": "cifar10"}}
+    (own, vgg) = Experiment.from_config(given | {"model": ["resnet18", "vgg16"]}).runs.values()
+    about = facts_of("cifar10")
+    # A ResNet-18 needs no more than what every job gets.
+    assert parameters(own, about) == 0
+    # torchvision's documentation: 138,357,544 for 1,000 classes.
+    assert parameters(vgg, about) == 138_357_544 - 990 * (4096 + 1)
+    # Not yet imported.
+    assert parameters(vgg, {"name": "mine", "classes": 10}) == 0
 
 
 def test_memory_and_local_disk_follow_the_size_of_the_images() -> None:

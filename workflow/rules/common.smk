@@ -116,10 +116,11 @@ def transport(wildcards):
 def sized_by(size):
     """A job's resources, from a function of its run."""
 
+    def size_of(run):
+        return size(run, SESSION.images_of(run.dataset), SESSION.parameters_of(run))
+
     def resource(name):
-        return lambda wildcards: registry.resources(
-            size(run_of(wildcards), SESSION.images_of(run_of(wildcards).dataset))
-        )[name]
+        return lambda wildcards: registry.resources(size_of(run_of(wildcards)))[name]
 
     example = next(iter(EXPERIMENT.runs.values()))
     return {

@@ -23,6 +23,7 @@ from typing import Any
 
 from snakemake.utils import available_cpu_count
 
+from classifier import check
 from classifier.models.names import code_of
 from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
@@ -37,7 +38,7 @@ from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
-from manynodes.experiment.config import Experiment, facts
+from manynodes.experiment.config import Experiment, Run, facts, facts_of
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
@@ -451,6 +452,14 @@ class Session:
             found = job_size.Images(*data.image_shape[:2], data.bytes)
         files = self.files_bytes if self.experiment.config["files"] else 0
         return replace(found, bytes=(found.bytes if dataset else 0) + files)
+
+    def parameters_of(self, run: Run) -> int:
+        """How many parameters the network of a run has, see `classifier.check.parameters`."""
+        user_data = self.experiment.user_data
+        if not self.experiment.built_in or run.dataset is None:
+            return 0
+        known = self.facts_of(user_data) if user_data else facts_of(run.dataset)
+        return check.parameters(run, known)
 
     def start(self) -> None:
         """Check what the jobs need, before the first one starts.

@@ -1,6 +1,7 @@
 """What the workflow asks the classifier before any job: can such a run be trained?"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ from classifier.training.limits import (
     refuse_unfit_sizes,
     refuse_unknown_classes,
 )
-from classifier.training.sizes import training_images, validation_images
+from classifier.training.sizes import edges, training_images, validation_images
 from classifier.training.splits import split_rows
 from manynodes.base.optional import torchvision
 from manynodes.data.datasets import DATASETS
+
+# Widths up to which our own networks have at most 15 million parameters.
+SMALL = 512
 
 
 def check(
@@ -57,14 +61,37 @@ def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
     if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS and not named:
         return
     # Imported here, because torch takes seconds.
-    height, width, channels, classes = (
-        dataset.get(key) for key in ("height", "width", "channels", "classes")
-    )
-    if height and width and channels and classes:
+    if form := form_of(dataset):
         from classifier.training.data import refuse_unfit_network
 
-        refuse_unfit_network(run, Form(height, width, channels, classes))
+        refuse_unfit_network(run, form)
     elif "classes" in dataset and is_user_model(run.model):
         from classifier.models.fitting import refuse_uncallable
 
         refuse_uncallable(run.model, run.model_args)
+
+
+def parameters(run: Any, dataset: Mapping[str, Any]) -> int:
+    """How many parameters the network of a run has; 0 for a small one, which is not counted, and
+    for images that are not known yet.
+
+    Args:
+        dataset: as of `check`.
+
+    Raises:
+        Refusal: as `check`.
+    """
+    form = form_of(dataset)
+    if not form or (run.model in BUILT_IN_MODELS and max(run.widths) <= SMALL):
+        return 0
+    from classifier.models.fitting import refuse_unfit_model
+
+    size = edges(run.crop_size) or (form.height, form.width)
+    seen = replace(form, height=size[0], width=size[1])
+    return refuse_unfit_model(run.model, run.widths, run.model_args, seen)
+
+
+def form_of(dataset: Mapping[str, Any]) -> Form | None:
+    """The form of a data set's images and logits; None if it is not known yet."""
+    values = [dataset.get(key) for key in ("height", "width", "channels", "classes")]
+    return Form(*map(int, filter(None, values))) if all(values) else None

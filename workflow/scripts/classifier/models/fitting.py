@@ -15,31 +15,34 @@ from classifier.models.names import Form, is_user_model, refuse_unknown_model, u
 from manynodes.base.errors import Refusal, one_line
 
 IMAGES = 4
-# What was found to fit: an experiment has the same network in many runs.
-FITTING: set[str] = set()
+# Parameters of the networks that were found to fit: an experiment has the same one in many runs.
+FITTING: dict[str, int] = {}
 
 
 def refuse_unfit_model(
     model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form
-) -> None:
+) -> int:
     """Refuse a model that cannot be trained on such images.
 
     Nothing is computed: torch's device `meta` has only shapes. A network of the user's that cannot
     be made there is made on the CPU.
 
+    Returns:
+        The number of its parameters.
+
     Raises:
         Refusal: naming the model and the problem.
     """
     key = json.dumps([model, list(widths), dict(arguments), astuple(form)], default=str)
-    if key in FITTING:
-        return
-    refuse_unknown_model(model)
-    problem = tried(model, widths, arguments, form, "meta")
-    if problem and is_user_model(model):
-        problem = tried(model, widths, arguments, form, "cpu")
-    if problem:
-        raise Refusal(f"model: {problem}")
-    FITTING.add(key)
+    if key not in FITTING:
+        refuse_unknown_model(model)
+        found = tried(model, widths, arguments, form, "meta")
+        if isinstance(found, str) and is_user_model(model):
+            found = tried(model, widths, arguments, form, "cpu")
+        if isinstance(found, str):
+            raise Refusal(f"model: {found}")
+        FITTING[key] = found
+    return FITTING[key]
 
 
 def refuse_uncallable(model: str, arguments: Mapping[str, Any]) -> None:
@@ -59,8 +62,8 @@ def refuse_uncallable(model: str, arguments: Mapping[str, Any]) -> None:
 
 def tried(
     model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form, device: str
-) -> str:
-    """The problem of a network with a few images; empty if there is none."""
+) -> str | int:
+    """The problem of a network with a few images, or if there is none its number of parameters."""
     try:
         with torch.device(device), warnings.catch_warnings(action="ignore"):
             network = build(
@@ -95,4 +98,4 @@ def tried(
             )
     if not any(parameter.requires_grad for parameter in network.parameters()):
         return f"{model} has no parameter to train: none requires a gradient"
-    return ""
+    return sum(parameter.numel() for parameter in network.parameters())

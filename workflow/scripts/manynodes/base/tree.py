@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -20,14 +19,16 @@ Tree = dict[Any, Any] | list[Any] | Tensor | str | int | float | bool | None
 def encode(tree: Tree) -> bytes:
     """Encode dicts, lists, tensors, text, finite numbers and None. A tuple becomes a list."""
     tensors: dict[str, Tensor] = {}
+    memory: set[int] = set()
 
     def plain(node: Any) -> Any:
         if isinstance(node, Tensor):
             name = str(len(tensors))
-            # A copy, because safetensors refuses tensors that share memory.
-            tensors[name] = node.detach().to(
-                "cpu", copy=True, memory_format=torch.contiguous_format
-            )
+            own = node.detach().cpu().contiguous()
+            # safetensors refuses tensors that share memory.
+            start = own.untyped_storage().data_ptr()
+            tensors[name] = own.clone() if start in memory else own
+            memory.add(start)
             return {"tensor": name}
         if isinstance(node, dict):
             return {"items": [[key, plain(value)] for key, value in node.items()]}

@@ -37,12 +37,20 @@ BYTES_PER_PIXEL = 1000
 # MB that PROCESS_MB has for a share's pixels, and a node for the page cache.
 USUAL_MB = 1000
 MOST_CACHE_MB = 16_000
+# Bytes of a process for each parameter of its network: weights, gradients, DDP's buckets and the
+# optimizer's two moments, on a CPU, and the state from which it resumes. The first process of a
+# run also holds two states that it writes. Measured with AdamW, see docs/cluster.md.
+BYTES_PER_PARAMETER = 45
+BYTES_PER_PARAMETER_SAVED = 25
 
 
-def training_size(run: Run, images: Images = USUAL) -> Size:
+def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
     """What `stage` and `train` ask for. Both ask for the same: they run in one job.
 
     A program with a data set and a global_batch_size gets memory for the pixels of its share.
+
+    Args:
+        parameters: of the network; 0 if they are not known.
     """
     batch = run.parameters.get("global_batch_size") if run.dataset else 0
     share = batch / run.world_size if isinstance(batch, int | float) else 0
@@ -51,18 +59,20 @@ def training_size(run: Run, images: Images = USUAL) -> Size:
     process_mb = PROCESS_MB[run.device]
     if run.device != "cuda":  # a GPU's own memory holds them
         process_mb += max(0, pixels_mb - USUAL_MB)
+    process_mb += max(0, int(parameters * BYTES_PER_PARAMETER / 1e6) - USUAL_MB)
+    saved_mb = max(0, int(parameters * BYTES_PER_PARAMETER_SAVED / 1e6) - USUAL_MB)
     cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
     return Size(
         nodes=run.nodes,
         cpus=run.nproc_per_node * cpus,
         gpus=run.nproc_per_node if run.device == "cuda" else 0,
-        memory=run.nproc_per_node * process_mb + max(0, cache_mb - USUAL_MB),
+        memory=run.nproc_per_node * process_mb + saved_mb + max(0, cache_mb - USUAL_MB),
         launches=True,
         scratch=int(images.bytes / 1e6),
     )
 
 
-def evaluation_size(run: Run, _images: Images = USUAL) -> Size:
+def evaluation_size(run: Run, _images: Images = USUAL, _parameters: int = 0) -> Size:
     """What `evaluate` asks for: one process on one node."""
     gpus = 1 if run.device == "cuda" else 0
     return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device], launches=False)
