@@ -42,6 +42,7 @@ BENCHMARKS = (
     "goodput",
     "images",
     "growth",
+    "launches",
 )
 
 

@@ -48,3 +48,13 @@ def test_a_small_case_on_the_cpu(digits: Path, tmp_path: Path) -> None:
     # No upper bound: other work takes from a CPU between the two measurements.
     assert found["share_of_matrix_rate"] > 0
     assert found["device"] == "cpu"
+
+
+def test_a_step_of_airbench94_is_few_kernels(digits: Path, tmp_path: Path) -> None:
+    """Estimated; before Muon's filter banks were taken together, 370."""
+    command = [sys.executable, ROOT / "benchmarks" / "bench.py", digits, tmp_path, "launches"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert row["details"]["optimizer"] <= 90
+    assert row["value"] <= 180

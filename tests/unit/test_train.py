@@ -267,6 +267,38 @@ def test_what_is_orthogonalised_keeps_its_directions_and_loses_its_sizes() -> No
         assert ((u @ v) - near.U @ near.Vh).abs().max() < 1e-3
 
 
+def test_matrices_of_one_shape_are_orthogonalised_together_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((8, 30), (30, 8), (8, 30), (5, 5), (8, 30))
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    together = optimizers.all_orthogonalised(given)
+    for matrix, found in zip(given, together, strict=True):
+        torch.testing.assert_close(found, optimizers.orthogonalised(matrix), rtol=1e-4, atol=1e-5)
+
+
+def test_muon_takes_the_same_steps_at_once() -> None:
+    """As on a GPU."""
+
+    def stepped(at_once: bool) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
+        classifier = build("airbench", (64, 128, 128), 10)
+        optimizer = optimizers.make_optimizer(RUN.with_values(optimizer="muon"), classifier)
+        assert isinstance(optimizer, optimizers.Muon)
+        assert not optimizer.at_once
+        optimizer.at_once = at_once
+        for _ in range(3):
+            for parameter in classifier.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * group["rate"]
+            optimizer.step()
+        return list(classifier.parameters())
+
+    for one, other in zip(stepped(at_once=True), stepped(at_once=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_muon_keeps_the_filters_norm_and_leaves_the_rest_to_sgd() -> None:
     images, labels = (
         torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8),

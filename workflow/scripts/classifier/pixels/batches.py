@@ -5,6 +5,7 @@ processes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -272,9 +273,10 @@ def hole_edges(area: np.ndarray, ratio: np.ndarray, window: tuple[int, int]) -> 
     return np.rint(np.sqrt((pixels * ratio, pixels / ratio))).astype(np.int64).T
 
 
+@cache
 def mirrored(size: int, border: int, device: torch.device | str = "cpu") -> Tensor:
     """For each row of an image with a mirrored border, the row of the image: int64
-    (size + 2 border,).
+    (size + 2 border,), made once.
     """
     reach = torch.arange(-border, size + border, device=device).abs()
     if size == 1:

@@ -1,8 +1,9 @@
 """The optimizers by name, and the learning rate of each step."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,26 +22,48 @@ class Muon(torch.optim.SGD):
 
     Source: K. Jordan, airbench94_muon.py in cifar10-airbench, 2024, with its momentum, iterations
         and coefficients.
+
+    Args:
+        at_once: orthogonalise filters of one shape together, with other roundings. A GPU would
+            wait for the start of each operation on a single bank.
     """
 
     MOMENTUM = 0.6
 
+    def __init__(self, groups: Iterable[dict[str, Any]], at_once: bool, **settings: Any) -> None:
+        super().__init__(groups, **settings)
+        self.at_once = at_once
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for filters in group["params"] if group["filters"] else ():
-                if filters.grad is None:
-                    continue
-                state = self.state[filters]
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(filters)
-                momentum = state["momentum"]
-                momentum.mul_(self.MOMENTUM).add_(filters.grad)
-                ahead = filters.grad.add(momentum, alpha=self.MOMENTUM)
-                filters.mul_(len(filters) ** 0.5 / filters.norm())
-                # SGD without momentum then adds this to the filters.
-                filters.grad.copy_(orthogonalised(ahead.flatten(1)).view_as(ahead))
+            if group["filters"]:
+                self.orthogonalise([each for each in group["params"] if each.grad is not None])
         super().step(closure)
+
+    def orthogonalise(self, banks: list[Tensor]) -> None:
+        """Replace the gradients of filter banks by their steps, and normalise the filters."""
+        if not banks:
+            return
+        gradients = [cast(Tensor, filters.grad) for filters in banks]
+        momenta = []
+        for filters in banks:
+            state = self.state[filters]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(filters)
+            momenta.append(state["momentum"])
+        torch._foreach_mul_(momenta, self.MOMENTUM)
+        torch._foreach_add_(momenta, gradients)
+        ahead = torch._foreach_add(gradients, momenta, alpha=self.MOMENTUM)
+        scales = torch._foreach_reciprocal(torch._foreach_norm(banks))
+        torch._foreach_mul_(scales, [len(filters) ** 0.5 for filters in banks])
+        torch._foreach_mul_(banks, scales)
+        matrices = [each.flatten(1) for each in ahead]
+        steps = all_orthogonalised(matrices) if self.at_once else map(orthogonalised, matrices)
+        # SGD without momentum then adds them to the filters.
+        torch._foreach_copy_(
+            gradients, [step.view_as(each) for step, each in zip(steps, gradients, strict=True)]
+        )
 
 
 def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
@@ -61,12 +84,31 @@ def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
     return (x if wide else x.T).to(matrix.dtype)
 
 
+def all_orthogonalised(matrices: Sequence[Tensor], iterations: int = 3) -> list[Tensor]:
+    """Each of the matrices as by `orthogonalised`, in a few operations for all of one shape."""
+    found: dict[int, Tensor] = {}
+    for shape in dict.fromkeys(matrix.shape for matrix in matrices):
+        numbers = [number for number, matrix in enumerate(matrices) if matrix.shape == shape]
+        stack = torch.stack([matrices[number] for number in numbers])
+        x = stack.to(torch.bfloat16 if stack.is_cuda else torch.float32)
+        wide = shape[0] <= shape[1]
+        x = x if wide else x.mT
+        x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
+        for _ in range(iterations):
+            a = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        found |= zip(numbers, (x if wide else x.mT).to(stack.dtype).unbind(), strict=True)
+    return [found[number] for number in range(len(matrices))]
+
+
 def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:
     """The run's optimizer, with one kernel for all weights instead of several per weight."""
     groups = divided(run, classifier)
     if run.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
-    kind = Muon if run.optimizer == "muon" else torch.optim.SGD
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    if run.optimizer == "muon":
+        kind = partial(Muon, at_once=next(classifier.parameters()).is_cuda)
     optimizer = kind(
         groups, lr=run.learning_rate, momentum=run.momentum, nesterov=run.momentum > 0, fused=True
     )
