@@ -182,6 +182,11 @@ REFUSED = [
         "BatchNorm; use 8 or more",
     ),
     (
+        {"compile": "cuda_graphs", "nproc_per_node": 2, "global_batch_size": 250},
+        "compile: cuda_graphs is for one process: with several, torch has open defects; use "
+        "compile: default",
+    ),
+    (
         {"compile": "cuda_graphs", "micro_batches": 2},
         "micro_batches: torch does not sum gradients with compile: cuda_graphs; use compile: "
         "default",
