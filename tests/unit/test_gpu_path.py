@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from dataclasses import fields
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -15,19 +17,33 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from classifier.states.saver import Saver
+from classifier.states.state import State
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import last_words
+from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.job_size import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_SAVED
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
-from manynodes.ranks.device import choose_device, is_built_for, named
+from manynodes.ranks.device import (
+    Meter,
+    choose_device,
+    is_built_for,
+    named,
+    near_cpus,
+    on_cpu_at_once,
+    stay_near,
+)
+from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, program, train_command
-from trainings import RUN
+from trainings import RUN, complete, result
 from waiting import until
 
+# As torch describes a GPU.
+CARD = SimpleNamespace(uuid="8f3a", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
 LONG = "/pytorch/" + "torch/csrc/distributed/c10d/" * 7 + "ProcessGroupNCCL.cpp"
 # In the form of torch 2.14's ProcessGroupNCCL.cpp; torch puts the rank in front of each line.
 WATCHDOG = f"""\
@@ -106,18 +122,17 @@ def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
 
 
 def test_a_broken_gpu_is_named_with_what_to_do(tmp_path: Path) -> None:
-    card = SimpleNamespace(uuid="8f3a", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
     script = tmp_path / "program.py"
     script.write_text(
         f"import json, os, sys\n"
-        f"open(os.environ['LAUNCH_REPORT'], 'w').write(json.dumps({{'gpu': {named(card)!r}}}))\n"
+        f"open(os.environ['LAUNCH_REPORT'], 'w').write(json.dumps({{'gpu': {named(CARD)!r}}}))\n"
         f"print(*{ECC!r}, sep='\\n', file=sys.stderr, flush=True)\n"
         "os.abort()\n"
     )
     done = program("launch", "--", script)
     assert done.returncode == 1
     fault = "CUDA error: uncorrectable ECC error encountered"
-    which = r"\(GPU-8f3a, PCI 00000000:17:00\.0\); exclude \S+ and tell its administrator"
+    which = r"\(GPU-8f3a, PCI 0000:17:00\.0\); exclude \S+ and tell its administrator"
     assert re.search(rf"rank 0 on \S+: {fault} {which}", done.stderr), done.stderr
 
 
@@ -289,6 +304,61 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
+def test_the_cpus_near_a_gpu_are_those_of_its_socket(tmp_path: Path) -> None:
+    device = tmp_path / "bus/pci/devices/0000:17:00.0"
+    node = tmp_path / "devices/system/node/node1"
+    for folder in (device, node):
+        folder.mkdir(parents=True)
+    (node / "cpulist").write_text("32-63,96-127\n")
+    mine = set(range(60, 100))
+    for number, near in (("1", {*range(60, 64), *range(96, 100)}), ("-1", set()), ("2", set())):
+        (device / "numa_node").write_text(f"{number}\n")
+        assert near_cpus(CARD, mine, tmp_path) == near
+    assert near_cpus(CARD, mine, tmp_path / "nothing") == set()
+
+
+@pytest.mark.parametrize(("enough", "threads"), [(True, "1"), (False, "1000")])
+def test_a_rank_stays_near_its_gpu_if_its_threads_have_room(
+    monkeypatch, tmp_path: Path, enough: bool, threads: str
+) -> None:
+    mine = os.sched_getaffinity(0)
+    first = min(mine)
+    device = tmp_path / "bus/pci/devices/0000:17:00.0"
+    node = tmp_path / "devices/system/node/node0"
+    for folder in (device, node):
+        folder.mkdir(parents=True)
+    (device / "numa_node").write_text("0\n")
+    (node / "cpulist").write_text(f"{first}\n")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: CARD)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    try:
+        stay_near(torch.device("cuda", 0), tmp_path)
+        assert os.sched_getaffinity(0) == ({first} if enough else mine)
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def test_energy_is_what_the_card_has_counted_since(monkeypatch, tmp_path: Path) -> None:
+    """The module of NVIDIA's library is invented; of the real one, three functions are used."""
+    (tmp_path / "pynvml.py").write_text(
+        "counted = iter([5_000, 7_500])\n"
+        "nvmlInit = lambda: None\n"
+        "nvmlDeviceGetHandleByUUID = {'GPU-8f3a': 'card'}.__getitem__\n"
+        "def nvmlDeviceGetTotalEnergyConsumption(card):\n"
+        "    assert card == 'card'\n"
+        "    return next(counted)\n"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: CARD)
+    gpu = torch.device("cuda", 0)
+    assert Meter(gpu).joules() == 0  # nvidia-ml-py is not installed here
+    monkeypatch.syspath_prepend(tmp_path)
+    meter = Meter(gpu)
+    assert meter.joules() == 2.5
+    assert meter.joules() == 0  # the library fails
+    assert Meter(torch.device("cpu")).joules() == 0
+
+
 @pytest.mark.parametrize(("architectures", "capability", "runs"), [
     (["sm_80"], (8, 0), True), (["sm_80"], (8, 6), True), (["sm_86"], (8, 0), False),
     (["sm_80"], (9, 0), False), (["sm_80", "compute_80"], (9, 0), True),
@@ -427,3 +497,108 @@ print(more / len(content))
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert float(done.stdout) < 2.5, done.stdout
+
+
+WATCHED = """
+import runpy, sys, threading, time
+from classifier.pixels import batches
+from classifier.training.steps import Stepper
+from manynodes.reporting import history
+
+step, plan, write, taken = Stepper.step, batches.epoch_plan, history.write_history, []
+
+
+def noted_step(*args, **options):
+    taken.append(None)
+    return step(*args, **options)
+
+
+def noted_plan(n, seed, epoch, *args):
+    print(f"plan {epoch} {len(taken)}", flush=True)
+    return plan(n, seed, epoch, *args)
+
+
+def noted_write(path, rows):
+    here = threading.current_thread() is threading.main_thread()
+    print(f"history {len(rows)} {here}", flush=True)
+    time.sleep(0.2)
+    write(path, rows)
+
+
+Stepper.step, batches.epoch_plan, history.write_history = noted_step, noted_plan, noted_write
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_gpu_waits_at_the_end_of_an_epoch_for_no_plan_and_no_disk(
+    digits: Path, tmp_path: Path, reference
+) -> None:
+    """The next plan is made during the epoch, and the history is written during the next one."""
+    script, output = tmp_path / "watched.py", tmp_path / "run"
+    script.write_text(WATCHED)
+    train = train_command(json.dumps(RUN), digits, output)
+    (done,) = run_ranks([str(script), *map(str, train)], 1)
+    assert done.returncode == 0, done.stdout
+    steps = int(json.loads((output / "run.json").read_text())["metrics"]["step"]) // RUN["epochs"]
+    plans = dict(re.findall(r"^plan (\d+) (\d+)$", done.stdout, re.MULTILINE))
+    assert plans.keys() == {str(epoch) for epoch in range(1, RUN["epochs"] + 1)}
+    for epoch in range(2, RUN["epochs"] + 1):
+        assert int(plans[str(epoch)]) < (epoch - 1) * steps
+    writes = re.findall(r"^history (\d+) (\w+)$", done.stdout, re.MULTILINE)
+    in_thread = [(str(epoch), "False") for epoch in range(1, RUN["epochs"] + 1)]
+    assert writes == [*in_thread, (str(RUN["epochs"]), "True")]
+    assert result(output) == reference(1)
+
+
+def test_on_a_gpu_a_state_is_encoded_while_the_training_goes_on(tmp_path: Path) -> None:
+    """Its tensors are copies there; on a CPU they are those of the training."""
+    threads = []
+
+    class Noted(State):
+        def encode(self) -> bytes:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return super().encode()
+
+    given = {field.name: {} for field in fields(State)}
+    given |= {"run": {}, "epoch": 1, "step": 0, "seconds": 0.0, "ranks": [], "history": []}
+    for device in ("cuda", "cpu"):
+        process = Process(0, 0, 1, torch.device(device))
+        with (
+            acquire(tmp_path, "me", print) as owner,
+            Saver(process, tmp_path, owner, every=1000) as saver,
+        ):
+            saver.save({}, lambda _ranks: Noted(**given), wait=True)
+    assert threads == [False, True]
+
+
+def test_what_is_on_the_cpu_is_not_copied() -> None:
+    tensor = torch.ones(3)
+    found = on_cpu_at_once({"a": [tensor, 1], 2: {"b": None, "c": tensor}})
+    assert found["a"][0] is tensor is found[2]["c"]
+    assert (found["a"][1], found[2]["b"]) == (1, None)
+
+
+def test_an_operation_that_cannot_be_repeated_exactly_is_named_once_and_kept(
+    digits: Path, tmp_path: Path
+) -> None:
+    """`put_` is one on every device."""
+    network, output = tmp_path / "inexact.py", tmp_path / "run"
+    network.write_text(
+        WIDE.replace("nn.Flatten(),", "Put(), nn.Flatten(),").replace(
+            "def make",
+            "class Put(nn.Module):\n"
+            "    def forward(self, x):\n"
+            "        x.clone().put_(torch.zeros(1, dtype=torch.long), x.new_zeros(1))\n"
+            "        return x\n\n\n"
+            "def make",
+        ).replace("from torch import nn", "import torch\nfrom torch import nn")
+    )  # fmt: skip
+    run = RUN | {"model": f"{network}:make", "epochs": 2, "learning_rate": 0.001}
+    run.pop("widths")
+    done = complete(output, digits, **run)
+    line = "put_ cannot be repeated exactly on this device: the last bits"
+    assert done.said.count(f"train: warning: {line}") == 1, done.said
+    assert "deterministic" not in done.said
+    kept = json.loads((output / "run.json").read_text())["incidents"]
+    assert [(each["kind"], each["text"].startswith(line)) for each in kept] == [("inexact", True)]

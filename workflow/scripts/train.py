@@ -17,12 +17,15 @@ import gc
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,8 @@ SLOW = 50_000_000
 BLOCKED = 15
 # Of the training images, to see whether they have colours.
 LOOKED_AT = 1000
+# torch's warning of `set_deterministic_debug_mode`.
+INEXACT = re.compile(r"(\S+) does not have a deterministic implementation")
 WHEN_FULL = "use a smaller global_batch_size, more processes, or images_in: disk"
 # Bytes of data that are checked again before the last state is saved: ten seconds of the minute
 # that a job has left when it is asked to stop.
@@ -157,6 +162,7 @@ def train(
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
+        inexact = tell_inexact(folder) if process.first else []
         training, resumed = begin(request, folder, process, data, staged, args.images_in)
         if owner:
             owner.begin_at(training.epoch, training.step)
@@ -164,6 +170,8 @@ def train(
             clear(args.output, training)
             if args.resume == "fresh" and not resumed:
                 incidents.forget(folder)
+                for line in inexact:
+                    incidents.add(folder, incidents.INEXACT, line)
             slow_nodes = outliers(probed["nodes"]) if probed else []
             for line in slow_nodes:
                 tell_slow(folder, f"probe: {line}")
@@ -189,7 +197,8 @@ def train(
                 line = epoch_line(training.history[-1], run.epochs)
                 bar.write(f"{run_name}: {line}", file=sys.stdout)
                 sys.stdout.flush()
-                write_metrics(args.output / "metrics.csv", training.history)
+                rows = list(training.history)
+                saver.note(partial(write_metrics, args.output / "metrics.csv", rows))
                 keep_checkpoint(training, folder)
                 seconds = training.history[-1]["seconds"]
                 for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
@@ -256,6 +265,32 @@ def tell_slow(folder: Path, line: str) -> None:
     """Warn of a slow node, and keep it for the report of the run."""
     tell(f"warning: {line}")
     incidents.add(folder, incidents.SLOW, line)
+
+
+def tell_inexact(folder: Path) -> list[str]:
+    """From now on, name each operation that torch warns of because two calls of it may round
+    differently, once, and keep it for the report of the run.
+
+    Returns:
+        The lines so far, to which later ones are added.
+    """
+    lines: list[str] = []
+    show = warnings.showwarning
+
+    def show_or_tell(message: Warning | str, *where: Any, **options: Any) -> None:
+        found = INEXACT.search(str(message))
+        if not found:
+            show(message, *where, **options)
+            return
+        line = f"{found[1]} cannot be repeated exactly on this device: the last bits of the result"
+        line += " may differ from run to run, and after an interruption"
+        if line not in lines:
+            lines.append(line)
+            tell(f"warning: {line}")
+            incidents.add(folder, incidents.INEXACT, line)
+
+    warnings.showwarning = show_or_tell
+    return lines
 
 
 def progress_bar(training: Training) -> tqdm:
@@ -459,8 +494,9 @@ def publish(
                 "forward_seconds": round(forward, 6) or None,
                 "input_seconds": round(waiting, 6) if forward else None,
                 "gpu_memory_bytes": int(memory) or None,
+                "gpu_joules": round(joules, 1) or None,
             }
-            for rank, (forward, waiting, memory) in zip(
+            for rank, (forward, waiting, memory, joules) in zip(
                 ranks, training.per_rank.tolist(), strict=True
             )
         ],

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,20 +42,22 @@ class Saver:
         self.last = time.monotonic()
         self.thread = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
+        self.noting: Future[None] | None = None
 
     @property
     def due(self) -> bool:
         """Whether it is time for the next state; asked on rank 0.
 
         Raises:
-            OSError: the last state could not be written.
+            OSError: the last state, or the history, could not be written.
             Refusal: the run is no longer ours.
         """
         if not self.owner:
             return False
         self.owner.check()
-        if self.writing and self.writing.done():
-            self.writing.result()
+        for task in (self.writing, self.noting):
+            if task and task.done():
+                task.result()
         return time.monotonic() - self.last >= self.every
 
     def save(
@@ -88,9 +89,9 @@ class Saver:
             if self.writing:
                 self.writing.result()
             now = state([rank["part"] for rank in ranks])
-            self.writing = self.thread.submit(
-                partial(self.write, now.epoch, now.step, now.encode())
-            )
+            # Of a GPU it is a copy; on a CPU its tensors are those of the training.
+            content = now if self.process.device.type == "cuda" else now.encode()
+            self.writing = self.thread.submit(self.write, now.epoch, now.step, content)
             if wait:
                 self.writing.result()
             self.times += 1
@@ -99,6 +100,14 @@ class Saver:
             everyone_is_here()
         self.seconds += time.monotonic() - start
 
+    def note(self, write: Callable[[], None]) -> None:
+        """Write something else in the background, such as the history: a GPU would have nothing to
+        do until it is on disk.
+        """
+        if self.noting:
+            self.noting.result()
+        self.noting = self.thread.submit(write)
+
     def remove_states(self) -> None:
         """Remove all states, also one that is being written."""
         if self.writing:
@@ -106,10 +115,11 @@ class Saver:
         for path, _ in states(self.folder):
             remove(path)
 
-    def write(self, epoch: int, step: int, content: bytes) -> None:
+    def write(self, epoch: int, step: int, content: State | bytes) -> None:
         assert self.owner is not None
         self.owner.check()
-        write(self.folder, epoch, step, content)
+        encoded = content.encode() if isinstance(content, State) else content
+        write(self.folder, epoch, step, encoded)
         add_to_report(saved=progress(epoch, step))
 
     def __enter__(self) -> "Saver":
@@ -122,5 +132,6 @@ class Saver:
         _traceback: TracebackType | None,
     ) -> None:
         self.thread.shutdown()
-        if self.writing and kind is None:
-            self.writing.result()
+        for task in (self.writing, self.noting):
+            if task and kind is None:
+                task.result()

@@ -5,6 +5,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from manynodes.data.folder import DataFolder, content_sha256
 from manynodes.data.guard import Guard
 from manynodes.data.staging import Staged, discard
 from manynodes.experiment.config import Run
-from manynodes.ranks.device import all_on_cpu, first_not_finite, most_memory, numbers
+from manynodes.ranks.device import Meter, first_not_finite, most_memory, numbers, on_cpu_at_once
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
@@ -65,9 +66,11 @@ class Training:
         frozen: the layers that stay in evaluation mode.
         balanced: labels of the training images, if each class is drawn with equal chance.
         weights: in the loss, of the classes and of the training images.
+        planned: by epoch, the plan that a thread makes during the epoch before.
         held_out, val_labels: the validation images' rows and labels.
-        per_rank: (ranks, 3), the same on all of them: mean seconds of a forward pass and of waiting
-            for pixels in the last epoch, and the most bytes on the GPU so far.
+        per_rank: (ranks, 4), the same on all of them: mean seconds of a forward pass and of waiting
+            for pixels in the last epoch, the most bytes on the GPU so far, and the joules that it
+            has taken in this attempt.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Training:
             )
         ))  # fmt: skip
         self.sizes = batches.batch_sizes(len(self.labels), run.global_batch_size)
+        self.planner = ThreadPoolExecutor(1, "plan")
+        self.planned: dict[int, Future[batches.Epoch]] = {}
 
         seed_generators(run.seed)
         stored, window = data.image_shape[:2], self.shares.how.window
@@ -168,8 +173,9 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
-        self.per_rank = torch.zeros(run.world_size, 3, dtype=torch.float64, device=process.device)
+        self.per_rank = torch.zeros(run.world_size, 4, dtype=torch.float64, device=process.device)
         self.began = time.monotonic()
+        self.meter = Meter(process.device)
         # When the present epoch would have begun without interruptions; None between two epochs.
         self.begun: float | None = None
         # A user's network may have buffers such as masks with infinities.
@@ -279,7 +285,7 @@ class Training:
 
     def rank_state(self) -> dict[str, Any]:
         """This rank's part of a state, see `State.ranks`, on the CPU."""
-        buffers = all_on_cpu({TOTALS: self.totals} | dict(self.classifier.named_buffers()))
+        buffers = on_cpu_at_once({TOTALS: self.totals} | dict(self.classifier.named_buffers()))
         totals = buffers.pop(TOTALS)
         return {
             "buffers": buffers,
@@ -307,27 +313,56 @@ class Training:
                     f"after {progress(self.epoch, self.step)}: {name} is not finite; {self.remedy}"
                 )
         self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
+        tensors = on_cpu_at_once(
+            {
+                "model": self.classifier.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "averages": self.average.averages,
+            }
+        )
         return State(
             run=self.run.values,
             data_sha256=self.data.sha256,
             code_sha256=self.code_sha256,
             epoch=self.epoch,
             step=self.step,
-            model=self.classifier.state_dict(),
-            optimizer=self.optimizer.state_dict(),
+            **tensors,
             scaler=self.stepper.scaler.state_dict(),
             ranks=ranks,
-            history=self.history,
+            history=list(self.history),
             seconds=self.seconds,
-            attempts=self.attempts,
+            attempts=[dict(attempt) for attempt in self.attempts],
             checkpoints=self.checkpoints,
-            averages=self.average.averages,
         )
 
     def save_weights(self, path: Path) -> None:
         """Write the weights for evaluation, with `ema` the averages."""
         with self.average.used():
             save(self.classifier, path)
+
+    def plan(self, epoch: int) -> batches.Epoch:
+        """The order and the augmentation of an epoch's images, where the images are."""
+        block = None
+        if self.run.order == "blocks":
+            block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
+        return batches.epoch_plan(
+            len(self.labels),
+            self.run.seed,
+            epoch,
+            self.shares.how,
+            self.shares.place,
+            block,
+            self.balanced,
+        )
+
+    def take_plan(self, epoch: int) -> batches.Epoch:
+        """The plan of an epoch, and the next one's is begun: a GPU would have nothing to do while
+        it is made between two epochs.
+        """
+        plan = (self.planned.pop(epoch, None) or self.planner.submit(self.plan, epoch)).result()
+        if epoch < self.run.epochs:
+            self.planned = {epoch + 1: self.planner.submit(self.plan, epoch + 1)}
+        return plan
 
     def train_epoch(self, stop: Stopping, saver: Saver, show: tqdm) -> str | None:
         """Train to the end of the epoch.
@@ -340,18 +375,7 @@ class Training:
         """
         run, rank = self.run, self.process.rank
         begun = self.begun = time.perf_counter() - self.seconds
-        block = None
-        if run.order == "blocks":
-            block = max(1, BLOCK // math.prod(self.shares.images.shape[1:]))
-        plan = batches.epoch_plan(
-            len(self.labels),
-            run.seed,
-            self.epoch + 1,
-            self.shares.how,
-            self.shares.place,
-            block,
-            self.balanced,
-        )
+        plan = self.take_plan(self.epoch + 1)
         labels, weights = self.labels, self.weights
         if plan.drawn is not None:
             drawn = plan.drawn.to(labels.device)
@@ -468,7 +492,8 @@ class Training:
         self.totals.zero_()
         self.seconds = 0.0
         self.per_rank.zero_()
-        here = (*self.stepper.clock.per_step(), most_memory(self.process.device))
+        device = self.process.device
+        here = (*self.stepper.clock.per_step(), most_memory(device), self.meter.joules())
         self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)
         all_reduce(self.per_rank)
         self.stepper.clock.reset()

@@ -1,4 +1,4 @@
-"""What interrupted a run, and which of its nodes were slow.
+"""What interrupted a run, which of its nodes were slow, and what in it cannot be repeated exactly.
 
 A file beside the run's states, one JSON object a line, to which `launch` and the training append.
 """
@@ -18,7 +18,7 @@ from manynodes.checkpointing.owner import Record, look, refuse_owned
 from manynodes.checkpointing.replaced import FINISHED
 
 FILE = "incidents.jsonl"
-INTERRUPTION, SLOW, CHECKOUT = "interruption", "slow", "checkout"
+INTERRUPTION, SLOW, CHECKOUT, INEXACT = "interruption", "slow", "checkout", "inexact"
 LONGEST = 400  # characters of a text
 SHOWN = 100  # the last ones of a run
 
@@ -29,7 +29,7 @@ class Incident:
 
     Attributes:
         time: in UTC, ISO 8601.
-        kind: INTERRUPTION, SLOW or CHECKOUT.
+        kind: INTERRUPTION, SLOW, CHECKOUT or INEXACT.
         text: in one line.
     """
 

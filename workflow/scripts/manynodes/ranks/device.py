@@ -5,12 +5,14 @@ are in this file, so that `whereabouts` can tell them from the place of a rank t
 own are in its list.
 """
 
+import importlib
 import os
 import re
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from manynodes.base.errors import Refusal, one_line
 
 CPUINFO = Path("/proc/cpuinfo")
+SYSTEM = Path("/sys")
 
 
 def numbers(tensor: Tensor) -> Any:
@@ -32,17 +35,27 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
-def all_on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU, with one wait for all of them."""
-    if not any(tensor.is_cuda for tensor in tensors.values()):
-        return dict(tensors)
-    found = {
-        name: torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
-            tensor, non_blocking=True
-        )
-        for name, tensor in tensors.items()
-    }
-    torch.cuda.current_stream().synchronize()
+def on_cpu_at_once(tree: Any) -> Any:
+    """The same nested dicts and lists with the tensors on the CPU, with one wait for all of them.
+
+    Tensors that are there already are not copied.
+    """
+    on_gpu: list[Tensor] = []
+
+    def copied(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: copied(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [copied(value) for value in node]
+        if not (isinstance(node, Tensor) and node.is_cuda):
+            return node
+        on_gpu.append(node)
+        room = torch.empty_like(node, device="cpu", pin_memory=True)
+        return room.copy_(node, non_blocking=True)
+
+    found = copied(tree)
+    if on_gpu:
+        torch.cuda.current_stream().synchronize()
     return found
 
 
@@ -62,13 +75,76 @@ def named(properties: Any) -> str:
     Args:
         properties: of `torch.cuda.get_device_properties`.
     """
+    return f"GPU-{properties.uuid}, PCI {on_the_bus(properties)}"
+
+
+def on_the_bus(properties: Any) -> str:
+    """The place of a GPU on the PCI bus, as the folders of `DEVICES` are named."""
     where = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
-    return "GPU-{}, PCI {:08x}:{:02x}:{:02x}.0".format(properties.uuid, *where)
+    return "{:04x}:{:02x}:{:02x}.0".format(*where)
+
+
+def near_cpus(properties: Any, usable: Set[int], system: Path = SYSTEM) -> set[int]:
+    """Of the usable CPUs those on the socket of a GPU; none if the system does not know.
+
+    Copies to the GPU and the start of its operations cross sockets otherwise.
+
+    Args:
+        properties: of `torch.cuda.get_device_properties`.
+        system: where Linux shows its devices, see sysfs(5).
+    """
+    try:
+        device = system / "bus/pci/devices" / on_the_bus(properties)
+        node = int((device / "numa_node").read_text())
+        text = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
+        parts = [list(map(int, part.split("-"))) for part in filter(None, text.split(","))]
+    except (OSError, ValueError):
+        return set()  # -1 for none, and no such folder
+    return {cpu for part in parts for cpu in range(part[0], part[-1] + 1)} & usable
+
+
+def stay_near(device: torch.device, system: Path = SYSTEM) -> None:
+    """Keep this process on the CPUs near its GPU, if they are enough for the threads of all ranks
+    that may do the same.
+
+    Threads that exist already are not moved, so this comes before the first computation.
+    """
+    usable, ranks = os.sched_getaffinity(0), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    near = near_cpus(torch.cuda.get_device_properties(device), usable, system)
+    sharing = min(ranks, sum(near_cpus(gpu, usable, system) == near for gpu in gpus))
+    if near and len(near) >= sharing * int(os.environ.get("OMP_NUM_THREADS", 1)):
+        os.sched_setaffinity(0, near)
 
 
 def most_memory(device: torch.device) -> int:
     """The most bytes of tensors that this process had on its GPU so far; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+class Meter:
+    """The energy that a GPU has taken since this was made.
+
+    NVML counts it in the card, on Volta and later. Without its Python module, nvidia-ml-py, and on
+    other devices nothing is known.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.read: Callable[[], float] | None = None
+        if device.type == "cuda":
+            with suppress(Exception):  # whatever a driver raises: no training fails of this
+                nvml = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+                card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                self.begun = nvml.nvmlDeviceGetTotalEnergyConsumption(card)
+                self.read = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, card)
+
+    def joules(self) -> float:
+        """0 if nothing is known."""
+        with suppress(Exception):
+            return (self.read() - self.begun) / 1000 if self.read else 0.0
+        return 0.0
 
 
 def computes_in_bf16(device: torch.device) -> bool:

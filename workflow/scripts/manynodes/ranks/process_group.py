@@ -26,7 +26,7 @@ from manynodes.base.errors import Refusal, one_line
 from manynodes.base.signing import SIZE, key, signed, verified
 from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import Tree, decode, encode
-from manynodes.ranks.device import choose_device, named, numbers, on_cpu
+from manynodes.ranks.device import choose_device, named, numbers, on_cpu, stay_near
 from manynodes.ranks.memory import keep_freed_memory
 from manynodes.ranks.network import interface_of, let_gloo_be_reached, local_address
 from manynodes.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
@@ -75,6 +75,7 @@ def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
     if process.device.type == "cuda":
         torch.cuda.set_device(process.device)
         # If it breaks, `launch` names it.
+        stay_near(process.device)
         add_to_report(gpu=named(torch.cuda.get_device_properties(process.device)))
     # On the CPU all operations that we use are deterministic; on a GPU a few of torchvision's are
     # not, and torch warns.
