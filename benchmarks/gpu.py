@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from training import evaluate, read_experiment, seeds_of, train  # noqa: E402
 
 from classifier.models.classifier import build  # noqa: E402
+from manynodes.base.cpus import usable_cpus  # noqa: E402
 from manynodes.base.provenance import git_state, versions  # noqa: E402
 from manynodes.data.folder import DataFolder  # noqa: E402
 from manynodes.experiment.config import Run  # noqa: E402
@@ -57,11 +58,12 @@ def main() -> None:
         parser.error(
             f"{args.configfile} must be one run, not {len(more) + 1}; and --seeds at least 2"
         )
-    train(run, args.data, args.output / "warm-up", 1)
+    cpus = usable_cpus()
+    train(run, args.data, args.output / "warm-up", cpus)
     found = []
     for seeded in seeds_of(run, args.seeds):
         folder = args.output / f"seed~{seeded.seed}"
-        about = train(seeded, args.data, folder, 1)
+        about = train(seeded, args.data, folder, cpus)
         accuracy = evaluate(folder, args.data, experiment.config["test_views"])["accuracy"]
         found.append(
             {"seed": seeded.seed, "seconds": about["seconds"], "accuracy": accuracy}

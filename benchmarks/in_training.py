@@ -1,0 +1,104 @@
+"""Run train.py with something added, for gpu_day.py: python benchmarks/in_training.py train.py …
+
+The environment says what:
+    SHARED_GPU  several ranks may share a GPU: NCCL takes them for ranks of several hosts
+    FAULT       what rank 1 does in step 20: raise, kill, stop, loop
+    PROFILE     file for the operations of epoch 3 as JSON: kernels, busy GPU, hidden waits
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(sys.argv[1]).resolve().parent))
+
+from classifier.training.loop import Training
+from classifier.training.steps import Stepper
+from manynodes.ranks import preflight
+from manynodes.ranks.preflight import RankReport
+
+RANK = int(os.environ.get("RANK", 0))
+FAULTY_STEP, PROFILED_EPOCH = 20, 3
+
+
+def share_the_gpu() -> None:
+    os.environ["NCCL_HOSTID"] = f"rank {RANK}"
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+    def agreed(reports: Sequence[RankReport]) -> None:
+        del reports
+
+    preflight.judge = agreed
+
+
+def fail(how: str) -> None:
+    step, taken = Stepper.step, iter(range(1, 1_000_000))
+
+    def failing(*args: Any, **options: Any) -> Any:
+        if next(taken) == FAULTY_STEP and RANK == 1:
+            if how == "raise":
+                raise ValueError("a fault that was asked for")
+            if how == "loop":
+                while True:
+                    time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        return step(*args, **options)
+
+    Stepper.step = failing  # type: ignore[method-assign]
+
+
+def profile_an_epoch(path: str) -> None:
+    train_epoch = Training.train_epoch
+    on_gpu = torch.cuda.is_available()
+
+    def profiled(self: Training, *args: Any) -> Any:
+        if self.epoch + 1 != PROFILED_EPOCH:
+            return train_epoch(self, *args)
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        with warnings.catch_warnings(record=True) as waits, profile(activities=activities) as done:
+            warnings.simplefilter("always")
+            if on_gpu:
+                torch.cuda.set_sync_debug_mode("warn")
+            begun = time.perf_counter()
+            found = train_epoch(self, *args)
+            seconds = time.perf_counter() - begun
+            if on_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+        steps = len(self.sizes)
+        kernels = [event for event in done.events() if event.device_type == DeviceType.CUDA]
+        operations = [event for event in done.events() if event.device_type == DeviceType.CPU]
+        busy = sum(event.time_range.elapsed_us() for event in kernels) / 1e6
+        places = sorted({f"{each.filename}:{each.lineno}" for each in waits})
+        about = {
+            "kernels_per_step": len(kernels) / steps,
+            "operations_per_step": len(operations) / steps,
+            "seconds_per_step": seconds / steps,
+            "gpu_busy": busy / seconds,
+            "waits": places,
+        }
+        with Path(path).open("w") as file:
+            json.dump(about, file)
+        return found
+
+    Training.train_epoch = profiled  # type: ignore[method-assign,assignment]
+
+
+if "SHARED_GPU" in os.environ:
+    share_the_gpu()
+if how := os.environ.get("FAULT"):
+    fail(how)
+if path := os.environ.get("PROFILE"):
+    profile_an_epoch(path)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
