@@ -12,7 +12,7 @@ from classifier.models import weights
 from classifier.models.classifier import Classifier, build
 from classifier.states import state
 from classifier.training import gradients, optimizers, steps
-from classifier.training.averaging import WeightAverage
+from classifier.training.averaging import WeightAverage, warning
 from classifier.training.choosing import freeze
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment, Run
@@ -209,6 +209,21 @@ def test_names_are_checked_in_the_dry_run(keys, line) -> None:
     with pytest.raises(Refusal) as refused:
         Experiment.from_config({"experiment": "test", "model": "resnet18"} | keys)
     assert str(refused.value) == f"config: {line}"
+
+
+def test_an_average_that_is_mostly_of_the_first_weights_is_told() -> None:
+    """Its share is that of an average of these weights and others."""
+    for decay, count in ((0.999966, 600), (0.99, 200), (0.5, 2)):
+        network = nn.Linear(1, 1, bias=False)
+        average = WeightAverage(decay, network)
+        for number in range(count):
+            nn.init.constant_(network.weight, float(number == 0))
+            average.update()
+        share = average.averages["weight"].item()
+        assert f"{share:.0%} of the average are the weights" in warning(decay, count)
+    assert warning(0.999966, 600).endswith("use a smaller decay, such as 0.983")
+    for decay, count in ((0.0, 1), (0.99, 400), (0.999966, 100_000), (0.983, 600)):
+        assert warning(decay, count) == ""
 
 
 TOGETHER = {

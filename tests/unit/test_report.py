@@ -181,6 +181,9 @@ def test_the_means_over_classes_are_those_of_scikit_learn(matrix) -> None:
     assert sentence.startswith(f"Accuracy {right:.2%}; of {len(pairs)} images, the 95% interval ")
     most = max(map(sum, matrix)) / len(pairs)
     assert f"{most:.2%} of them are of the largest class, class " in sentence
+    assert "independent" not in sentence
+    grouped = page.class_sentence(confusion("r0", names, matrix), [{"settings": {"groups": "x"}}])
+    assert ", if they were independent; images of a group are alike, so it is wider. " in grouped
     table = page.by_class(confusion("r0", names, matrix)).set_index("class")
     precision, recall, f1s, images = metrics.precision_recall_fscore_support(
         true, predicted, labels=range(len(matrix)), zero_division=np.nan

@@ -531,6 +531,7 @@ class Session:
                     "an attempt to replace it was ended" if unseen
                     else "--force, --forcerun or -R" if reason.forced
                     else "Snakemake's record has other parameters" if reason.params_changed
+                    else "its input is made again, see snakemake -n" if reason.updated_input_run
                     else "its input is newer"
                 )  # fmt: skip
                 raise Refusal(

@@ -6,6 +6,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+# Share of the first step's weights in an average that is told.
+MOST_OF_FIRST = 0.1
+
+
+def warning(decay: float, steps: int) -> str:
+    """A line if the average after all steps is mostly one of early weights; empty if it is not."""
+    first = decay ** (steps - 1)
+    if not decay or first < MOST_OF_FIRST:
+        return ""
+    return (
+        f"warning: ema: after all {steps:,} steps, {first:.0%} of the average are the weights of "
+        f"the first one; use a smaller decay, such as {max(0.0, 1 - 10 / steps):.3g}"
+    )
+
 
 class WeightAverage:
     """Average of the trained weights over the steps, which evaluation uses instead of them.

@@ -21,7 +21,7 @@ from classifier.pixels.shares import Shares, fits
 from classifier.states import kept
 from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
-from classifier.training.averaging import WeightAverage
+from classifier.training.averaging import WeightAverage, warning
 from classifier.training.choosing import freeze
 from classifier.training.data import class_weights, how, refuse_empty_class, refuse_unfit_data
 from classifier.training.gradients import distributed
@@ -163,6 +163,8 @@ class Training:
         self.network, gradients = distributed(run, self.classifier, first_ones)
         self.optimizer = make_optimizer(run, self.classifier)
         self.average = WeightAverage(run.ema, self.classifier)
+        if line := warning(run.ema, run.epochs * len(self.sizes)):
+            tell(line)
         self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
 
         # Dropout must not cover the same units on all ranks.

@@ -87,7 +87,7 @@ def report(
         confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
         best=confused_run(tables["confusion"], experiment) if confused else "",
-        worth=class_sentence(tables["confusion"]) if confused else "",
+        worth=class_sentence(tables["confusion"], manifests) if confused else "",
         judged=judged,
         mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
         classes=by_class(tables["confusion"]) if confused else None,
@@ -101,6 +101,8 @@ def report(
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
     """Of what the confusion matrix is."""
     run = str(table["run"].iloc[0])
+    if len(experiment.runs) == 1:
+        return "the run"
     return run if run not in experiment.runs else f"the most accurate run, {run}"
 
 
@@ -233,9 +235,12 @@ def per_class(confused: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def class_sentence(confused: pd.DataFrame) -> str:
+def class_sentence(confused: pd.DataFrame, manifests: Sequence[Mapping[str, Any]] = ()) -> str:
     """What the accuracy is worth: its interval (Wilson's) for so many images, what it would be if
     every image were of the largest class, and the means over the classes.
+
+    Args:
+        manifests: of the data sets.
     """
     found = per_class(confused)
     n, right = int(found["images"].sum()), int(found["right"].sum())
@@ -243,8 +248,11 @@ def class_sentence(confused: pd.DataFrame) -> str:
         return "There is no image."
     low, high = stats.binomtest(right, n).proportion_ci(LEVEL, "wilson")
     largest = str(found.reset_index().loc[int(found["images"].argmax()), "true_name"])
+    grouped = any(manifest["settings"].get("groups") for manifest in manifests)
+    narrow = ", if they were independent; images of a group are alike, so it is wider" * grouped
     return (
-        f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}. "
+        f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}"
+        f"{narrow}. "
         f"{found['images'].max() / n:.2%} of them are of the largest class, {largest}. "
         f"Balanced accuracy {found['recall'].mean():.2%}, macro F1 {found['F1'].mean():.2%}."
     )
