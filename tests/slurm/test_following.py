@@ -137,6 +137,8 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
                 in output.read_text()
             ),
         )
+    # A job starts one Snakemake, not the plugin's that starts another one.
+    assert output.read_text().count("Building DAG of jobs") == 1
     following.await_line(r"^slurm: squeue gives job states again, after \d+ s$")
     # It trains: what was asked of the controller meanwhile was asked again.
     until((checkout.path / "results/controller/run/metrics.csv").exists)

@@ -1,10 +1,12 @@
 """Patches of Snakemake 9, applied from outside."""
 
+import shlex
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from snakemake.scheduling.job_scheduler import JobScheduler
@@ -69,6 +71,12 @@ def look_behind_ancient_files() -> None:
                     seen.add(below)
 
     DAG.update_needrun, DAG.bfs = update_needrun, bfs
+
+
+def import_less_in_jobs(executor: Any) -> None:
+    """Let an executor's jobs start Snakemake through in_job.py."""
+    plain, program = executor.get_python_executable, Path(__file__).with_name("in_job.py")
+    executor.get_python_executable = lambda: f"{plain()} {shlex.quote(str(program))}"
 
 
 def call_when_planned(check: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Watch
+from patches import import_less_in_jobs
 
 # Resources that --set-resources must not change, with the key to change instead.
 FIXED = {"nodes": "nodes", "tasks": "nodes"}
@@ -491,6 +492,7 @@ class Session:
         self.refuse_unknown_executor(executor)
         if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
             refuse_unquoted(sys.executable)
+            import_less_in_jobs(self.workflow.scheduler._executor)
         hosts = self.experiment.hosts
         if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
             for every in registry.SCHEDULERS.values():

@@ -18,6 +18,11 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
+from snakemake_executor_plugin_slurm_jobstep import (  # type: ignore[import-untyped]
+    get_cpu_setting,
+    get_gpu_setting,
+    get_node_setting,
+)
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import (  # type: ignore[import-untyped]
     SubmittedJobInfo,
@@ -42,6 +47,13 @@ UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
 FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*", re.IGNORECASE)
 # Seconds between two tries to submit a job beyond a limit.
 FULL_WAIT = 30
+# Shell code that removes the variables that the plugin's job removes before its step. Dollar signs
+# are escaped because the plugin writes it between double quotes.
+FORGET_VARIABLES = (
+    "for name in \\$(env | grep -oE '^(SLURM|SRUN|SBATCH)_[A-Za-z0-9_]+' | grep -vxE "
+    "'SLURM_(JOB_?ID|ARRAY_JOB_ID|ARRAY_TASK_(ID|MIN|MAX|STEP)|CLUSTER_NAME|SUBMIT_(DIR|HOST))'); "
+    "do unset \\$name; done"
+)
 # What --parsable prints; a site's wrapper may print more.
 JOB_ID = re.compile(r"\d+(;\S+)?")
 
@@ -346,6 +358,31 @@ def ask_for_local_disk(executor: Any) -> None:
         return plain(job, *arguments, **options) + (f" --tmp={tmp}M" if tmp else "")
 
     plugin.get_submit_command = with_tmp  # type: ignore[attr-defined]
+
+
+def start_one_snakemake(executor: Any) -> None:
+    """Let the batch script start the Snakemake that runs the job.
+
+    The plugin's starts a Snakemake whose only task is to start that one, in the batch step for a
+    job with `mpi`, else with srun, and without Slurm's variables.
+    """
+    settings = executor.workflow.executor_settings
+    if settings.array_jobs or settings.pass_command_as_script:
+        return
+    # Of the job's node, whatever --cores is for the rules that run here.
+    type(executor).cores = "all"
+    executor.additional_general_args = lambda: ""
+    executor.get_job_exec_prefix = lambda _job: FORGET_VARIABLES
+    plain, snakemake = executor.format_job_exec, f"{executor.get_python_executable()} -m snakemake"
+
+    def format_job_exec(job: Any) -> str:
+        if "mpi" in job.resources.keys():  # noqa: SIM118, it is no mapping
+            return str(plain(job))
+        sizes = (get_cpu_setting(job, False), get_gpu_setting(job), get_node_setting(job))
+        srun = " ".join(["srun -n1 --cpu-bind=q", *filter(None, sizes)])
+        return str(plain(job).replace(snakemake, f"{srun} {snakemake}", 1))
+
+    executor.format_job_exec = format_job_exec
 
 
 def tmp_mb(resources: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from manynodes.schedulers.slurm.plugin import (
     FULL,
     Follower,
     ask_for_local_disk,
+    start_one_snakemake,
     submission,
     tmp_mb,
     version_warning,
@@ -58,6 +59,7 @@ class SlurmWatch(Watch):
         # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
         executor._fallback_account_arg = ""
         ask_for_local_disk(executor)
+        start_one_snakemake(executor)
         self.check_submissions(workflow.dag, executor)
         # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
         # the interruption.
