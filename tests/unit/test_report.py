@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from scipy import stats
 from sklearn import metrics
 
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import page, result_figures
+from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.numbers import confusion, results_of
 from manynodes.reporting.results import accuracy_line
 
@@ -266,3 +267,11 @@ def test_test_images_that_are_in_train_are_told_beside_the_result() -> None:
     assert page.in_train(manifest, "test").startswith("Of the 1,200 test images, 3 are almost ")
     # A fold is of the train split itself.
     assert page.in_train(manifest, "train") == page.in_train({"images": {}}, "test") == ""
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 7), (7, 7), (3, 355), (9_107, 10_000)])
+def test_intervals_are_those_of_scipy_stats(right: int, n: int) -> None:
+    share = stats.binomtest(right, n).proportion_ci(intervals.LEVEL, "wilson")
+    assert intervals.of_share(right, n) == (share.low, share.high)
+    mean = stats.t.interval(intervals.LEVEL, n - 1, scale=0.3 / np.sqrt(n))
+    assert intervals.half_width(0.3, n) == pytest.approx(mean[1], rel=1e-14)

@@ -160,10 +160,12 @@ def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for name, figure in figures.items():
-        for form, dated in (("pdf", "CreationDate"), ("svg", "Date")):
+        for form, dated in (("svg", "Date"), ("pdf", "CreationDate")):
             made.append(folder / f"{name}.{form}")
             with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
                 figure.savefig(temporary, format=form, metadata={dated: None})
+            # The second form has the layout of the first: each layout draws everything once more.
+            figure.set_layout_engine("none")
     for path in {*folder.glob("*.svg"), *folder.glob("*.pdf")} - set(made):
         path.unlink(missing_ok=True)
     return made

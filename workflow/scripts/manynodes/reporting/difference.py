@@ -19,12 +19,12 @@ from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment, value_text
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting import predictions
+from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
 
-LEVEL = 0.95  # of the intervals
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
 

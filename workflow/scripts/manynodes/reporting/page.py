@@ -9,11 +9,9 @@ from typing import Any
 import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
-from scipy import stats
 
 from manynodes.experiment.config import REPEATS, Experiment
-from manynodes.reporting import scaling
-from manynodes.reporting.difference import LEVEL
+from manynodes.reporting import intervals, scaling
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.result_figures import is_share
 from manynodes.reporting.results import VIEWS
@@ -199,11 +197,9 @@ def title_of(column: str, summary: pd.DataFrame) -> str:
 
 
 def half_width(values: pd.Series) -> float:
-    """Of the interval of the mean at LEVEL; NaN for fewer than two numbers."""
+    """Of the interval of the mean; NaN for fewer than two numbers."""
     known = values.dropna()
-    if len(known) < 2:
-        return math.nan
-    return float(known.std() / math.sqrt(len(known)) * stats.t.ppf((1 + LEVEL) / 2, len(known) - 1))
+    return intervals.half_width(known.std(), len(known)) if len(known) > 1 else math.nan
 
 
 def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) -> pd.DataFrame:
@@ -246,7 +242,7 @@ def class_sentence(confused: pd.DataFrame, manifests: Sequence[Mapping[str, Any]
     n, right = int(found["images"].sum()), int(found["right"].sum())
     if not n:
         return "There is no image."
-    low, high = stats.binomtest(right, n).proportion_ci(LEVEL, "wilson")
+    low, high = intervals.of_share(right, n)
     largest = str(found.reset_index().loc[int(found["images"].argmax()), "true_name"])
     grouped = any(manifest["settings"].get("groups") for manifest in manifests)
     narrow = ", if they were independent; images of a group are alike, so it is wider" * grouped

@@ -10,11 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
-from scipy import stats
 
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import scaling
-from manynodes.reporting.difference import LEVEL
+from manynodes.reporting import intervals, scaling
 from manynodes.reporting.figures import STYLE, colour_of
 from manynodes.reporting.result_figures import least_range
 
@@ -166,10 +164,9 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
     """
     shown = rows[:MOST_BARS]
     for at, row in enumerate(shown):
-        right = stats.binomtest(round(row["accuracy"] * images), images)
-        share = right.proportion_ci(LEVEL, method="wilson")
+        low, high = intervals.of_share(round(row["accuracy"] * images), images)
         axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
-        axes.vlines([at], share.low, share.high, color=colour_of(0, 1))
+        axes.vlines([at], low, high, color=colour_of(0, 1))
     least_range(axes)
     labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
     axes.set_xticks(range(len(shown)), labels, fontsize=8)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 MOST = 2**14  # processes that `last_that_pays` looks at
 LEAST_HELD_OUT = 3  # sizes that a fit must predict before it is believed
@@ -157,6 +156,9 @@ def nonnegative(rows: np.ndarray, seconds: Sequence[float]) -> list[float]:
     """The coefficients, at least tiny, of `rows` (n, k) that come nearest to `seconds` (n,) in
     relative error.
     """
+    # Most experiments have too few sizes for a fit, and importing it takes half a second.
+    from scipy.optimize import nnls
+
     relative = rows / np.array(seconds)[:, None]
     # Of columns of one size: seconds per image and per byte differ by orders of magnitude.
     largest = np.abs(relative).max(axis=0)
