@@ -157,7 +157,7 @@ class Day:
     def result(self, folder: str) -> str:
         """SHA-256 of the weights, and of the history without its times."""
         path = self.output / folder
-        rows = (path / "history.csv").read_text().splitlines()
+        rows = (path / "metrics.csv").read_text().splitlines()
         plain = "\n".join(row.rsplit(",", 2)[0] for row in rows)
         weights = (path / "model.safetensors").read_bytes()
         return hashlib.sha256(weights + plain.encode()).hexdigest()[:16]

@@ -457,7 +457,8 @@ class Session:
     def parameters_of(self, run: Run) -> int:
         """How many parameters the network of a run has, see `classifier.check.parameters`."""
         user_data = self.experiment.user_data
-        if not self.experiment.built_in or run.dataset is None:
+        # A job has its memory already, and torch takes two seconds to count.
+        if not (self.workflow.is_main_process and self.experiment.built_in) or run.dataset is None:
             return 0
         known = self.facts_of(user_data) if user_data else facts_of(run.dataset)
         return check.parameters(run, known)
