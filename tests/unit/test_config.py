@@ -10,6 +10,8 @@ import generate
 import jsonschema
 import pytest
 import yaml
+from snakemake.target_jobs import parse_target_jobs_cli_args
+from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args
 
 from classifier.models.names import BUILT_IN_MODELS
 from manynodes.base.environment import Environment
@@ -326,6 +328,18 @@ def test_a_job_makes_its_own_runs_only_and_they_are_as_among_all_runs() -> None:
     assert (part.axes, part.varies_in_size) == (whole.axes, True)
     # The configuration may have changed since the job was submitted.
     assert Experiment.from_config(config, only={"nodes~3_seed~1"}).runs == whole.runs
+
+
+def test_the_name_of_a_run_passes_through_the_command_of_a_cluster_s_job() -> None:
+    config = {
+        "experiment": "x",
+        "model": "resnet18",
+        "rates": [{"conv1": 1, "fc": 10}, {"a{1,2}": 1}, {}],
+    }
+    for name in Experiment.from_config(config).runs:
+        target = TargetSpec("train", {"experiment": "x", "run": name})
+        (parsed,) = parse_target_jobs_cli_args(encode_target_jobs_cli_args([target]))
+        assert parsed == target
 
 
 def test_a_key_that_each_run_has_of_its_own_is_no_setting() -> None:

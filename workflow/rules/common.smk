@@ -39,11 +39,10 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
 )
 
-# The Snakemake inside a job reads its own rules and runs only. The target is RULE:experiment=X,run=Y,
-# with quotes around a Y that has a comma.
+# The Snakemake inside a job reads its own rules and runs only. The target is RULE:experiment=X,run=Y.
 RULES_OF_JOB = words_of_job(workflow, "--allowed-rules")
 RUNS_OF_JOB = {
-    target.partition(",run=")[2].strip('"')
+    target.partition(",run=")[2]
     for target in words_of_job(workflow, "--target-jobs")
 }
 

@@ -42,7 +42,8 @@ from manynodes.experiment.search import with_search
 from manynodes.experiment.table import with_table
 
 MOST_SHOWN = 8  # values of an axis that are listed one by one
-UNFIT = re.compile(r"[^A-Za-z0-9._,=+-]")  # in a name of a folder
+# In a name of a folder. No comma: in the command of a cluster's job, Snakemake divides at it.
+UNFIT = re.compile(r"[^A-Za-z0-9._=+-]")
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 # Axes whose runs repeat a setting: results are averaged over them.
 REPEATS = ("seed", "fold")
@@ -708,7 +709,10 @@ def run_name(point: Mapping[str, Any]) -> str:
 def value_text(value: Any) -> str:
     """A value as in the name of a run's folder."""
     if isinstance(value, dict):
-        return ",".join(f"{key}={value_text(part)}" for key, part in value.items()) or "none"
+        return (
+            "+".join(f"{UNFIT.sub('-', key)}={value_text(part)}" for key, part in value.items())
+            or "none"
+        )
     text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
     # Such as my_models.py:Net.
     return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())
