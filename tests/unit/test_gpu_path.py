@@ -23,7 +23,6 @@ from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import last_words
 from manynodes.checkpointing.owner import acquire
-from manynodes.experiment.job_size import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_SAVED
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
@@ -432,14 +431,6 @@ def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -
 
 
 # Prints how much memory the program has had at most, in MB.
-MEASURED = """
-import resource, runpy, sys
-sys.argv = sys.argv[1:]
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6, flush=True)
-"""
 WIDE = """
 from torch import nn
 
@@ -449,36 +440,6 @@ def make(classes, channels, size, width=8):
     layers = [nn.Flatten(), nn.Linear(pixels, width), nn.Linear(width, width)]
     return nn.Sequential(*layers, nn.Linear(width, classes))
 """
-
-
-@pytest.mark.faults
-def test_no_rank_needs_more_memory_than_its_job_asks_for(digits: Path, tmp_path: Path) -> None:
-    """Also when it resumes, and for large networks."""
-    measured, network = tmp_path / "measured.py", tmp_path / "wide.py"
-    measured.write_text(MEASURED)
-    network.write_text(WIDE)
-
-    def peaks(width: int) -> tuple[int, list[int]]:
-        """The parameters, and the most that each rank has taken, in MB, when it resumed."""
-        output = tmp_path / str(width)
-        run = RUN | {
-            "model": f"{network}:make", "model_args": {"width": width}, "optimizer": "adamw",
-            "learning_rate": 0.001, "epochs": 2, "nproc_per_node": 2, "crop_size": None,
-        }  # fmt: skip
-        del run["widths"]
-        command = [str(measured), *map(str, train_command(json.dumps(run), digits, output))]
-        for _ in range(2):
-            ranks = run_ranks(command, 2)
-            assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stdout
-            found = [int(rank.stdout.rpartition("peak ")[2]) for rank in ranks]
-            (output / "state" / "epoch=0002_step=000000.safetensors").unlink()
-        assert "resumed after epoch 1" in ranks[0].stdout
-        return json.loads((output / "run.json").read_text())["parameters"], found
-
-    (few, usual), (many, large) = peaks(8), peaks(2500)
-    more = [(one - other) * 1e6 / (many - few) for one, other in zip(large, usual, strict=True)]
-    assert more[0] < BYTES_PER_PARAMETER + BYTES_PER_PARAMETER_SAVED, more
-    assert more[1] < BYTES_PER_PARAMETER, more
 
 
 def test_a_state_is_in_memory_twice_more_when_it_is_saved() -> None:
@@ -503,9 +464,9 @@ WATCHED = """
 import runpy, sys, threading, time
 from classifier.pixels import batches
 from classifier.training.steps import Stepper
-from manynodes.reporting import history
+from manynodes.reporting import metrics
 
-step, plan, write, taken = Stepper.step, batches.epoch_plan, history.write_history, []
+step, plan, write, taken = Stepper.step, batches.epoch_plan, metrics.write_metrics, []
 
 
 def noted_step(*args, **options):
@@ -525,7 +486,7 @@ def noted_write(path, rows):
     write(path, rows)
 
 
-Stepper.step, batches.epoch_plan, history.write_history = noted_step, noted_plan, noted_write
+Stepper.step, batches.epoch_plan, metrics.write_metrics = noted_step, noted_plan, noted_write
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

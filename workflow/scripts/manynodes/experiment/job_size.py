@@ -39,9 +39,10 @@ USUAL_MB = 1000
 MOST_CACHE_MB = 16_000
 # Bytes of a process for each parameter of its network: weights, gradients, DDP's buckets and the
 # optimizer's two moments, on a CPU, and the state from which it resumes. The first process of a
-# run also holds two states that it writes. Measured with AdamW, see docs/cluster.md.
-BYTES_PER_PARAMETER = 45
-BYTES_PER_PARAMETER_SAVED = 25
+# run also holds two states that it writes. Measured with AdamW, see
+# docs/cluster.md, and a third more.
+BYTES_PER_PARAMETER = 60
+BYTES_PER_PARAMETER_SAVED = 30
 
 
 def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
