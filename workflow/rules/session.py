@@ -102,7 +102,8 @@ class Session:
             # Looks at every file.
             _ = self.files_fingerprint
         if user_data := self.experiment.user_data:
-            self.experiment.check({user_data.name: self.facts_of(user_data)})
+            known = self.facts_of(user_data) | self.groups_of(user_data)
+            self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
         self.tell_other_packages()
         if reason := why_no_commit():
@@ -384,12 +385,18 @@ class Session:
         if (data := self.data_folder(user_data.name)) is not None:
             images = data.manifest["images"]
             known = (data.image_shape, data.classes, images, data.class_names)
-            found = facts(user_data.name, *known)
-            if (groups := data.extra("groups")) is not None:
-                found |= {"train_groups": groups, "train_labels": data.split("train")[1]}
-            return found
+            return facts(user_data.name, *known)
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
         return facts(user_data.name, shape, user_data.classes, {})
+
+    def groups_of(self, user_data: UserData) -> dict[str, Any]:
+        """The groups and labels of the user's training images, for a `check`; empty if they are not
+        known, or there are no groups. This reads them.
+        """
+        data = self.data_folder(user_data.name)
+        if data is None or (groups := data.extra("groups")) is None:
+            return {}
+        return {"train_groups": groups, "train_labels": data.split("train")[1]}
 
     @property
     def images_option(self) -> str:
