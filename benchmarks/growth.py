@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from manynodes.base import atomic
 from manynodes.base.signing import new_secret
 from manynodes.base.timeouts import BEAT
 from manynodes.experiment.config import Experiment
-from manynodes.launching.agents import Outcome, Output, run_all
+from manynodes.launching.agents import Outcome, Output, Stop, run_all
 from manynodes.launching.endings import Ending, ending, record_lines, records
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.launchers import Geometry
@@ -115,7 +114,7 @@ def commands_seconds(nodes: int) -> float:
     commands = [Command(("/bin/sh", "-c", "echo one >&2; echo two >&2"))] * nodes
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         before = time.process_time()
-        outcome = run_all(commands, Output(nowhere, nowhere), threading.Event(), 10)
+        outcome = run_all(commands, Output(nowhere, nowhere), Stop(), 10)
         assert outcome.good
         return time.process_time() - before
 

@@ -249,6 +249,35 @@ def test_another_command_than_python_may_close_its_output(tmp_path) -> None:
     assert (program.output / "work/rank.1").read_text() == "1\n"
 
 
+def test_a_signal_may_come_while_another_is_handled() -> None:
+    """At every line of the handler, and of what it calls."""
+    code = """
+    import signal, sys
+    from manynodes.launching.agents import stop_signals
+
+    def interrupt(frame, event, _):
+        handling = handling_of(frame)
+        if event == "line" and handling:
+            signal.raise_signal(signal.SIGTERM)
+        return interrupt if handling else None
+
+    def handling_of(frame):
+        return frame and (frame.f_code.co_name == "handle" or handling_of(frame.f_back))
+
+    with stop_signals() as stop:
+        sys.settrace(interrupt)
+        signal.raise_signal(signal.SIGTERM)
+        sys.settrace(None)
+        assert stop.asked
+        print("handled")
+    """
+    paths = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], env=paths, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("handled\n", "")
+
+
 def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     program = Program(tmp_path, "", command=["no-such-solver"])
     assert program.end() == 1

@@ -1,7 +1,7 @@
-"""Snakemake inside a job: `python in_job.py -m snakemake` and its options.
+"""Snakemake inside a job: `python in_job.py MODULES -m snakemake` and its options.
 
-It imports in half the CPU time, without garbage collection and without pandas, which the Slurm
-plugin needs for a report on all jobs of a command.
+It imports in half the CPU time, without garbage collection and without modules that no job needs,
+separated by commas: what is imported from them is None.
 """
 
 import gc
@@ -9,14 +9,13 @@ import runpy
 import sys
 from types import ModuleType
 
-NOT_IN_A_JOB = "snakemake_executor_plugin_slurm.efficiency_report"
-
 gc.disable()
-sys.modules[NOT_IN_A_JOB] = report = ModuleType(NOT_IN_A_JOB)
-report.create_efficiency_report = None  # type: ignore[attr-defined]
+for name in filter(None, sys.argv[1].split(",")):
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__getattr__ = lambda _name: None  # type: ignore[method-assign]
 # As with -m: the working directory.
 sys.path[0] = ""
-del sys.argv[1:3]
+del sys.argv[1:4]
 
 import snakemake.cli  # noqa: E402, F401
 

@@ -4,7 +4,7 @@ import shlex
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,11 @@ def look_behind_ancient_files() -> None:
     DAG.update_needrun, DAG.bfs = update_needrun, bfs
 
 
-def import_less_in_jobs(executor: Any) -> None:
-    """Let an executor's jobs start Snakemake through in_job.py."""
+def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:
+    """Let an executor's jobs start Snakemake through in_job.py, without modules."""
     plain, program = executor.get_python_executable, Path(__file__).with_name("in_job.py")
-    executor.get_python_executable = lambda: f"{plain()} {shlex.quote(str(program))}"
+    words = shlex.join([str(program), ",".join(modules)])
+    executor.get_python_executable = lambda: f"{plain()} {words}"
 
 
 def call_when_planned(check: Callable[[], None]) -> None:

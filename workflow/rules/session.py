@@ -500,7 +500,8 @@ class Session:
         self.refuse_unknown_executor(executor)
         if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
             refuse_unquoted(sys.executable)
-            import_less_in_jobs(self.workflow.scheduler._executor)
+            unneeded = (s.unneeded_in_jobs for s in registry.SCHEDULERS.values())
+            import_less_in_jobs(self.workflow.scheduler._executor, filter(None, unneeded))
         hosts = self.experiment.hosts
         if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
             for every in registry.SCHEDULERS.values():

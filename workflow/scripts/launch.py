@@ -164,6 +164,9 @@ def main() -> None:
 
 def stopped(number: int, _frame: object) -> NoReturn:
     """End before, between or after starts of the ranks; while they run, `run_all` stops them."""
+    # A second signal would end the handling of the first.
+    for other in stopping_signals():
+        signal.signal(other, signal.SIG_IGN)
     name = signal.Signals(number).name
     raise Stopped(f"stopped ({name}) while no rank was running; run the same command again")
 

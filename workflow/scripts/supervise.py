@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from manynodes.base.environment import Environment, variable
 from manynodes.base.errors import STOPPED, Refusal, Stopped, error_line, os_error_line
 from manynodes.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
-from manynodes.launching.agents import Allowance, Output, log_file, run_all, stop_signals
+from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
 from manynodes.launching.whereabouts import Observer
 from manynodes.ranks.stopping import SIGNALS, listen
@@ -74,9 +73,9 @@ def supervise(
     log: Path | None,
     who: str,
     contract: Environment,
-    stop: threading.Event,
+    stop: Stop,
 ) -> int:
-    """Run the program to its end, or until `stop` is set.
+    """Run the program to its end, or until `stop` is asked.
 
     Returns:
         Its status; 1 if it was killed, or has ended with 0 because it was stopped.
@@ -145,7 +144,7 @@ def run_ours(
     caches: dict[str, str],
     output: Output,
     observer: Observer,
-    stop: threading.Event,
+    stop: Stop,
 ) -> End:
     """Run a Python program of the workflow, or one that was given to `launch` alone."""
     # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
@@ -166,7 +165,7 @@ def run_task(
     contract: Environment,
     output: Output,
     observer: Observer,
-    stop: threading.Event,
+    stop: Stop,
 ) -> End:
     """Run a program of the user's with what a run gives it."""
     # Only here: it needs numpy, 0.2 s of a CPU.
@@ -184,7 +183,7 @@ def run_task(
         os.environ.pop(variable(name), None)
     try:
         interrupted_by_signals(report)
-        if stop.is_set():
+        if stop.asked:
             raise Stopped("stopped before the program began")
         with ready(given, contract, report, tell) as rank:
             return run_ready(rank, contract.stop_at, output, observer, stop)
@@ -197,7 +196,7 @@ def run_task(
 
 
 def run_ready(
-    rank: "Rank", stop_at: float | None, output: Output, observer: Observer, stop: threading.Event
+    rank: "Rank", stop_at: float | None, output: Output, observer: Observer, stop: Stop
 ) -> End:
     """Run the program of a run, and judge how it ended.
 
@@ -217,7 +216,7 @@ def run_ready(
             # Not SIGTERM: it would save into a state that is another job's now, or spoiled.
             end_descendants()
         if stopping.reason:
-            stop.set()
+            stop.asked = True
 
     try:
         heard = replace(output, heard=rank.rows.take) if rank.rows else output

@@ -112,7 +112,7 @@ class Outcome:
 def run_all(
     commands: Sequence[Command],
     output: Output,
-    stop: threading.Event,
+    stop: "Stop",
     grace: float,
     stop_with: int | None = None,
     look: Callable[[int, bool], None] = lambda _pid, _last: None,
@@ -120,7 +120,7 @@ def run_all(
     """Run every command until all have ended, or until one fails, which ends the others.
 
     Args:
-        stop: ends them once it is set, see `stop_signals`.
+        stop: ends them once it is asked, see `stop_signals`.
         grace: seconds from SIGTERM to SIGKILL.
         stop_with: also end them when this process ends. After a killed Snakemake, the
             training would otherwise write to the same files as the next one.
@@ -131,7 +131,7 @@ def run_all(
     agents = [start(command, output) for command in commands]
     looked, suspended, resumed = time.monotonic(), 0.0, 0.0
     while (
-        not stop.is_set()
+        not stop.asked
         and any(agent.process.poll() is None for agent in agents)
         and failed(agents) is None
     ):
@@ -143,7 +143,7 @@ def run_all(
         for agent in agents:
             look(agent.process.pid, False)
         if gone():
-            stop.set()
+            stop.asked = True
     if time.monotonic() - resumed > RECENT:
         suspended = 0.0
     first = failed(agents)
@@ -156,11 +156,11 @@ def run_all(
     deadline = time.monotonic() + grace
     for agent in agents:
         end(agent, deadline)
-    if first is None and stop.is_set():
+    if first is None and stop.asked:
         first = failed(agents)
     if first is None:
-        return Outcome(stop.is_set(), suspended=suspended)
-    return Outcome(stop.is_set(), first, agents[first].process.returncode, suspended)
+        return Outcome(stop.asked, suspended=suspended)
+    return Outcome(stop.asked, first, agents[first].process.returncode, suspended)
 
 
 def watched(pid: int | None) -> Callable[[], bool]:
@@ -224,13 +224,31 @@ def stopping_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hangup]
 
 
+@dataclass
+class Stop:
+    """Whether this process was asked to stop.
+
+    Not a threading.Event: a handler that interrupts another one would wait for its lock for ever.
+    A parent with several threads that is killed sends up to seven signals at once, and 2 of 60
+    supervisors were seen to hang.
+    """
+
+    asked: bool = False
+
+    def wait(self, seconds: float) -> None:
+        """Return when it is asked, or after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < deadline:
+            time.sleep(POLL)
+
+
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that the `stopping_signals` set, instead of their usual effect."""
-    stop = threading.Event()
+def stop_signals() -> Iterator[Stop]:
+    """What the `stopping_signals` ask for, instead of their usual effect."""
+    stop = Stop()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
+        stop.asked = True
 
     before = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:

@@ -229,6 +229,7 @@ class Scheduler(ABC):
         ends_requeued: whether it ends a job itself that it has been asked to requeue.
         query_settings: regular expression of the variables by which a user sets what its commands
             show; they would hide our jobs, or their columns.
+        unneeded_in_jobs: a module that the Snakemake inside a job does not need, see in_job.py.
     """
 
     transport: str
@@ -241,6 +242,7 @@ class Scheduler(ABC):
     takes_hosts: bool = False
     ends_requeued: bool = True
     query_settings: str = ""
+    unneeded_in_jobs: str = ""
 
     @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:

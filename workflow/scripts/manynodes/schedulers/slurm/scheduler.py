@@ -53,6 +53,8 @@ class Slurm(Scheduler):
     task_launcher = "srun"
     job_scratch = "SLURM_TMPDIR"
     query_settings = r"(SQUEUE|SACCT|SINFO|SCONTROL)_\w+|SLURM_TIME_FORMAT"
+    # It imports pandas, for a report on all jobs of a command.
+    unneeded_in_jobs = "snakemake_executor_plugin_slurm.efficiency_report"
     task_variables: Mapping[str, str] = {
         "RANK": "$SLURM_PROCID",
         "LOCAL_RANK": "$SLURM_LOCALID",
