@@ -7,7 +7,7 @@ import pytest
 import fuzz
 
 
-@pytest.mark.parametrize("cases", [1, pytest.param(10, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.faults)])
 def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, cases) -> None:
     material = fuzz.make_material(tmp_path / "material")
     wanted = SimpleNamespace(seed=2, cases=cases * len(fuzz.READERS), programs=0, only=None)

@@ -13,6 +13,15 @@ from trainings import Training, complete, result
 
 FLAGS = "processor\t: 0\nmodel name\t: any\nflags\t\t: fpu sse4_2 avx512f {}\nbugs\t: avx512_bf16\n"
 CPU = torch.device("cpu")
+NET = """
+from torch import nn
+
+def net(classes, channels, size):
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 4, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8 * (size[0] // 4) * (size[1] // 4), classes),
+    )
+"""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,11 @@ def test_all_ranks_use_what_the_least_of_them_has(tmp_path, of_second, images, c
 
 def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
     # Airbench does not take grey images in bf16.
-    how = {"epochs": 1, "checkpoint_every": 1, "model": "resnet18", "learning_rate": 0.01}
+    network = tmp_path / "net.py"
+    network.write_text(NET)
+    how = {
+        "epochs": 1, "checkpoint_every": 1, "model": f"{network}:net", "learning_rate": 0.01,
+    }  # fmt: skip
     training = complete(tmp_path / "auto", digits, precision="auto", **how)
     expected = "bf16" if device.computes_in_bf16(CPU) else "fp32"
     assert f"\ntrain: precision: {expected}, chosen by auto: " in str(training.said)
@@ -66,7 +79,7 @@ def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_training_goes_on_as_it_began_whatever_auto_is_here(digits, tmp_path, precision) -> None:
-    how = {"epochs": 10}
+    how = {"epochs": 5}
     complete(tmp_path / "alone", digits, precision=precision, **how)
     output = tmp_path / "out"
     training = Training(output, digits, precision=precision, **how)

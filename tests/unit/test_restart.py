@@ -23,27 +23,6 @@ PROCESSES = 2
 HUNG = 10  # seconds that the others wait for a rank that hangs
 
 
-def test_a_killed_rank_is_replaced_in_the_same_launch(tmp_path, digits, reference) -> None:
-    training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"])
-    training.reach(3)
-    since = time.monotonic()
-    os.kill(training.find("train.py")[1], signal.SIGKILL)
-    until(lambda: "epoch" in training.said.partition("starting again")[2])
-    print(f"training again after {time.monotonic() - since:.1f} s")
-    assert training.end() == 0, training.said
-    assert result(training.output) == reference(PROCESSES)
-    assert len(attempts(training.output)) == 2
-    assert re.search(
-        r"launch: train failed: rank \d on \S+ was ended by SIGKILL.*; "
-        r"starting again from what was saved \(start 2 of this job\)",
-        training.said,
-    )
-    # The logs of the failed ranks stay, beside those of the new ones.
-    kept = {path.name for path in (training.logs / "ranks/start=1").iterdir()}
-    assert {"rank=0.log", "rank=1.log"} <= kept
-    assert (training.logs / "ranks/rank=1.log").is_file()
-
-
 def test_asked_to_stop_between_two_starts_it_says_what_to_do(tmp_path, digits) -> None:
     """The signal comes before the ranks have begun, or while they load torch."""
     training = Training(tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"])
@@ -72,6 +51,15 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
     assert training.end() == 0, training.said
     assert result(training.output) == reference(PROCESSES)
     assert len(attempts(training.output)) == 4
+    assert re.search(
+        r"launch: train failed: rank \d on \S+ was ended by SIGKILL.*; "
+        r"starting again from what was saved \(start 2 of this job\)",
+        training.said,
+    )
+    # The logs of the failed ranks stay, beside those of the new ones.
+    kept = {path.name for path in (training.logs / "ranks/start=1").iterdir()}
+    assert {"rank=0.log", "rank=1.log"} <= kept
+    assert (training.logs / "ranks/rank=1.log").is_file()
 
 
 def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference) -> None:

@@ -230,7 +230,6 @@ def listening(pids: list[int]) -> list[str]:
         "torchrun",
         pytest.param("torchrun-c10d", marks=pytest.mark.faults),
         pytest.param("accelerate", marks=pytest.mark.faults),
-        pytest.param("torch.distributed.launch", marks=pytest.mark.faults),
     ],
 )
 def test_on_one_machine_nothing_listens_beyond_loopback_and_the_secret_is_on_no_command_line(
