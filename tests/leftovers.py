@@ -43,7 +43,7 @@ FAILED = pytest.StashKey[bool]()
 
 def owner(pid: int) -> str:
     """A process that runs tests: its number, which can come again, and when it began."""
-    return f"{pid}-{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return f"{pid}-{Path(f'/proc/{pid}/stat').read_text(errors='replace').rpartition(')')[2].split()[19]}"
 
 
 def is_alive(name: str) -> bool:

@@ -200,5 +200,5 @@ def _namespace(pid: int) -> Path | None:
 
 
 def _first_of_its_namespace(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     return status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1] == "1"

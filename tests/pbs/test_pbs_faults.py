@@ -97,8 +97,8 @@ def test_processes_that_ignore_signals_and_daemons_are_ended(
     program.write_text(STUBBORN)
     folder = checkout.path / f"results/stubborn-{how.name}-{way}/run"
     training = launched(
-        f"stubborn-{how.name}", way, options=("--launcher", "none"),
-        program=(str(program), str(folder)),
+        f"stubborn-{how.name}", way, options=("--launcher", "none", "--output", str(folder)),
+        program=("{python}", str(program), str(folder)),
     )  # fmt: skip
     until(lambda: len(list(folder.glob("alive-*"))) == 3)
     os.kill(training.find("n1", "launch")[0], how)

@@ -3,16 +3,20 @@
 import json
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import psutil
 import pytest
 
+from manynodes.base import processes
 from manynodes.launching import agents
 from programs import SCRIPTS, program
 from waiting import until, until_none
@@ -318,3 +322,113 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     assert "is of another run: command was" in done.stderr
     one.write_text("raise ValueError\n")
     assert "the sources changed" in program(*launch, one).stderr
+
+
+def launched(folder: Path, text: str, *options: object, **how: Any) -> subprocess.CompletedProcess:
+    """A program that runs once, through launch, to its end."""
+    script = folder / "program.py"
+    script.write_text(dedent(text))
+    command = [SCRIPTS / "launch.py", "--launcher", "none", *options, "--"]
+    if "--output" in options:
+        command.append(sys.executable)
+    return subprocess.run([sys.executable, *map(str, [*command, script])], text=True, **how)
+
+
+def test_output_that_nobody_takes_ends_nothing(tmp_path) -> None:
+    """A full disk, or a reader that has gone; and a restart is told there."""
+    with Path("/dev/full").open("w") as full:
+        done = launched(
+            tmp_path,
+            """
+            import sys, launched
+            first = not (launched.state / "here").exists()
+            launched.save(launched.state / "here", lambda path: path.write_text("saved"))
+            for number in range(3):
+                print(number, "x" * 100_000, flush=True)
+                print(number, file=sys.stderr, flush=True)
+            if first:
+                raise ValueError("once")
+            launched.save("over", lambda path: path.touch())
+            """,
+            *("--restart", "--output", tmp_path / "run", "--log", tmp_path / "run/log"),
+            stdout=full,
+            stderr=full,
+        )
+    assert done.returncode == 0
+    assert (tmp_path / "run/work/over").exists()
+
+
+def test_a_scheduler_s_warning_ends_no_program(tmp_path) -> None:
+    """It goes to all processes of a step; `supervise` asks the program to stop instead."""
+    text = """
+    import os, signal
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    print("alive", "LAUNCH_SECRET" in os.environ)
+    """
+    done = launched(tmp_path, text, "--output", tmp_path / "run", capture_output=True)
+    assert (done.returncode, done.stdout) == (0, "alive False\n"), done.stderr
+
+
+@pytest.mark.parametrize("how", ["raise OSError(28, 'full')", "os._exit(9)"])
+def test_a_save_that_does_not_end_is_none(tmp_path, how) -> None:
+    text = f"""
+    import os, time, launched
+
+    def write(path):
+        path.write_text("half")
+        time.sleep(2)
+        {how}
+
+    launched.save(launched.state / "last.pt", write)
+    """
+    for _ in range(2):
+        done = launched(
+            tmp_path, text, "--restart", "--output", tmp_path / "run", capture_output=True
+        )
+        assert done.returncode == 1
+        assert "starting again" not in done.stderr
+    left = [path.name for path in (tmp_path / "run/state/saved").iterdir()]
+    assert len(left) == (how == "os._exit(9)"), left
+
+
+def test_a_program_of_launch_alone_is_told_that_its_time_is_up(tmp_path) -> None:
+    text = """
+    import signal, sys, time
+    def stop(*_):
+        print("saved", flush=True)
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, stop)
+    time.sleep(1000)
+    """
+    soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
+    done = launched(tmp_path, text, env=soon, capture_output=True)
+    assert (done.returncode, done.stdout) == (75, "saved\n"), done.stderr
+
+
+def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:
+    """The kernel keeps 15 bytes."""
+    program = tmp_path / "abcdefghijklmnéx"
+    program.symlink_to(shutil.which("sleep"))
+    with subprocess.Popen([program, "1000"]) as process:
+        try:
+            until(lambda: b"abcdef" in Path(f"/proc/{process.pid}/stat").read_bytes())
+            assert process.pid in processes.descendants(os.getpid())
+        finally:
+            process.kill()
+
+
+def test_a_log_goes_on_if_it_gets_no_new_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(agents, "MOST_LOGGED", 20)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with agents.log_file(tmp_path / "log") as log:
+        log.write("first line\n")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                log.write("second line\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        log.write("third line\n")
+        log.flush()
+    assert (tmp_path / "log.old").read_text() == "first line\nthird line\n"

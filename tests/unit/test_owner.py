@@ -262,6 +262,33 @@ def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
     )
 
 
+def test_whoever_has_read_the_logs_may_begin_again(tmp_path) -> None:
+    """In one allocation the owner's name is the same."""
+    for begin in range(5):
+        with acquire(tmp_path / "state", "Slurm job 7", print) as held:
+            if begin != 3:
+                held.begin_at(0, 0)
+            else:
+                with pytest.raises(Refusal, match="has started 3 times"):
+                    held.begin_at(0, 0)
+
+
+def test_a_record_that_cannot_be_read_for_a_moment_ends_nothing(tmp_path) -> None:
+    with acquire(tmp_path / "state", "Slurm job 7", print) as held:
+        path = tmp_path / "state/owner.json"
+        record = path.read_text()
+        # Too many links.
+        path.unlink()
+        path.symlink_to(path)
+        held.confirmed -= owner.LEASE - 2 * owner.SETTLE
+        held.check()
+        held.confirmed -= 2 * owner.SETTLE
+        with pytest.raises(OSError, match="links"):
+            held.check()
+        path.unlink()
+        path.write_text(record)
+
+
 def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile) -> None:
     seconds, lines = meanwhile[take_over_from_nowhere].result()
     assert seconds >= owner.LEASE

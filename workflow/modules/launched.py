@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 STOPPED = 75  # exit status: stopped in order, start me again
+UNFINISHED = ".unfinished"  # of a file that is being written
 _signal: str | None = None
 
 
@@ -100,7 +101,7 @@ def save(path: Path | str, write: Callable[[Path], object]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(UNFINISHED, f".{path.name}.", path.parent)
     os.close(descriptor)
     try:
         write(Path(name))

@@ -54,6 +54,8 @@ MOST_PER_CPU = 8
 NO_JOBS = ("dryrun", "touch")
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
+# Of Snakemake, while a command runs.
+LOCKS = Path(".snakemake/locks")
 
 
 class Session:
@@ -84,7 +86,10 @@ class Session:
             return
         self.use_usable_cpus()
         self.refuse_files_for_folders()
-        self.put_back()
+        # Another command may still have to begin the training that replaces them. One that was
+        # killed leaves its lock too, for `--unlock`.
+        if not any(LOCKS.glob("*.lock")):
+            self.put_back()
         self.refuse_other_geometry()
         self.refuse_software_deployment()
         self.refuse_storage()
@@ -137,7 +142,7 @@ class Session:
             settings.cores = self.workflow.global_resources["_cores"] = cpus
 
     def put_back(self) -> None:
-        """Put back results that a command which was killed was about to replace."""
+        """Put back results that a command which has ended was about to replace."""
         folders = [self.results / name for name in self.experiment.runs]
         folders = [folder for folder in folders if (folder / replaced.FOLDER).is_dir()]
         alive = owner.living([folder / "state" for folder in folders])

@@ -29,6 +29,7 @@ from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
+from manynodes.base.showing import show
 from manynodes.base.temporary import parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -571,7 +572,7 @@ def note(args: argparse.Namespace, line: str) -> None:
 
 
 def tell(line: str) -> None:
-    print(f"launch: {line}", file=sys.stderr, flush=True)
+    show(sys.stderr, f"launch: {line}\n")
 
 
 def name_of(args: argparse.Namespace) -> str:
@@ -589,12 +590,14 @@ def explain_and_end(
     """Print what failed, requeue the job if that is wanted and useful, and end."""
     failure = first.failure
     requeue = first.again and args.restart and job.job
-    if requeue:
-        # A job that is being cancelled must not be requeued.
-        time.sleep(CANCELLED_WITHIN)
     # A scheduler that requeues the job ends this process too, which must say first why.
     with stop_signals() as stop:
         if requeue:
+            # A job that is being cancelled must not be requeued.
+            stop.wait(CANCELLED_WITHIN)
+        if stop.asked:
+            failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
+        elif requeue:
             refused = scheduler.requeue(job, first.saved)
             after = "requeued to resume" if refused is None else f"not requeued: {refused}"
             again = Again.REQUEUED if refused is None else Again.NO
@@ -609,7 +612,7 @@ def explain_and_end(
         see = f"; see {args.log}" if args.log else ""
         whole = f"{name_of(args)} {verb}: {failure.line}{see}"
         for text in first.details:
-            print(text, file=sys.stderr)
+            show(sys.stderr, f"{text}\n")
         if failure.again == Again.REQUEUED:
             tell(whole)
             if scheduler.ends_requeued:

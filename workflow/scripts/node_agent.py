@@ -7,6 +7,7 @@ command with its environment, sends its output and status, and leaves no process
 import argparse
 import asyncio
 import codecs
+import hashlib
 import json
 import os
 import platform
@@ -60,9 +61,11 @@ def main() -> None:
             print(json.dumps(describe(args.describe)))
             return
         given = read_step(args.step)
-        # Two nodes of a step may be on one machine.
-        own = given["private"] | {variable("node_rank"): str(args.node)}
-        leave_a_guard({name: own[name] for name in map(variable, ("secret", "node_rank"))})
+        # Unlike the secret, a user's program keeps it. Two nodes of a step may be on one machine.
+        step = hashlib.sha256(given["private"][variable("secret")].encode()).hexdigest()[:16]
+        marks = {variable("step"): step, variable("node_rank"): str(args.node)}
+        own = given["private"] | marks
+        leave_a_guard(marks)
         os.environ.update(own)
         asyncio.run(run(given, args.node, own))
 

@@ -21,6 +21,7 @@ from manynodes.base.caches import private_caches
 from manynodes.base.environment import Environment, variable
 from manynodes.base.errors import STOPPED, Refusal, Stopped, error_line, os_error_line
 from manynodes.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
+from manynodes.base.showing import show
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
@@ -97,7 +98,7 @@ def supervise(
         )
         observer = Observer(who, here, str(log or ""), contract.timeout or TIMEOUT)
         if task is None:
-            end = run_ours(program, caches, output, observer, stop)
+            end = run_ours(program, contract.stop_at, caches, output, observer, stop)
         else:
             os.environ.update(caches)
             end = run_task(task, contract, output, observer, stop)
@@ -141,17 +142,27 @@ class End:
 
 def run_ours(
     program: list[str],
+    stop_at: float | None,
     caches: dict[str, str],
     output: Output,
     observer: Observer,
     stop: Stop,
 ) -> End:
-    """Run a Python program of the workflow, or one that was given to `launch` alone."""
+    """Run a Python program of the workflow, which knows when to stop, or one that was given to
+    `launch` alone.
+    """
+    knows = stop_at is None or Path(program[0]).resolve().parent == Path(__file__).resolve().parent
+
+    def look(pid: int, last: bool) -> None:
+        observer(pid, last)
+        if stop_at is not None and not knows and time.time() >= stop_at:
+            stop.asked = True
+
     # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
     with os.fdopen(os.memfd_create("report"), "r") as file:
         variables = Environment(report=Path(f"/dev/fd/{file.fileno()}")).variables() | caches
         command = Command((sys.executable, *program), variables, pass_fds=(file.fileno(),))
-        outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=observer)
+        outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=look)
         end_descendants()
         report = read_report(file)
     if outcome.status == STOPPED:
@@ -175,7 +186,7 @@ def run_task(
     def tell(text: str) -> None:
         with suppress(OSError):
             print(f"supervise: {text}", file=output.log, flush=True)
-        print(f"supervise: {text}", flush=True)
+        show(sys.stdout, f"supervise: {text}\n")
 
     report: dict[str, Any] = {}
     given = Task.from_json(task)

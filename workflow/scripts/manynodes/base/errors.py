@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from manynodes.base.showing import show
+
 # Exit status of a program that stopped in order and can be resumed; EX_TEMPFAIL of sysexits.h.
 STOPPED = 75
 # Characters of a line, with the program's name: what a terminal or a log shows in one piece, and
@@ -134,7 +136,7 @@ def told_in_one_line(program: str, make: str = "") -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        print(f"{program}: {stopped}", file=sys.stderr)
+        show(sys.stderr, f"{program}: {stopped}\n")
         sys.exit(STOPPED)
     except Failed as failed:
         sys.exit(f"{program}: {failed}")

@@ -51,8 +51,8 @@ def stat_of(pid: int) -> list[str]:
     Raises:
         OSError: it has ended.
     """
-    # The name of the program, in parentheses, may contain anything.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    # The name of the program, in parentheses, may contain anything, and be cut in a character.
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -98,10 +98,15 @@ class Owner:
 
         Raises:
             Refusal: another job has taken the run over, or the record was removed.
-            OSError: the record cannot be read.
+            OSError: the record cannot be read, and another job may take the run over.
         """
-        if time.monotonic() - self.confirmed > 2 * BEAT:
-            self.confirm()
+        if (silent := time.monotonic() - self.confirmed) > 2 * BEAT:
+            try:
+                self.confirm()
+            except OSError:
+                # Storage that fails for moments ends no training: nobody takes the run so early.
+                if silent > LEASE - SETTLE:
+                    raise
         if self.taken:
             run = self.path.parent.parent
             who = f"taken over by {self.taken.who}" if self.taken.name else "released by somebody"
@@ -121,6 +126,8 @@ class Owner:
         self.check()
         starts = self.record.starts + 1 if self.record.position == (epoch, step) else 1
         if starts > MOST_STARTS:
+            # For whoever has read the logs: the next command counts anew.
+            self.write(replace(self.record, starts=0))
             raise Refusal(
                 f"{self.record.name} has started {MOST_STARTS} times "
                 f"{where or f'after epoch {epoch}, step {step}'} and got no further; "
@@ -345,5 +352,8 @@ def is_gone(record: Record) -> bool:
         return False
     try:
         return started(int(pid)) != start
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except PermissionError:
+        # A system may hide the processes of other users.
+        return False

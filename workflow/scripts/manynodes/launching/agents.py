@@ -19,6 +19,7 @@ from types import FrameType
 from typing import IO, TypeAlias
 
 from manynodes.base.processes import end_with_parent, let_look
+from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
 from manynodes.schedulers.base import Command
 
@@ -202,9 +203,11 @@ class Log:
     def write(self, text: str) -> int:
         with self.lock:
             if self.size + len(text) > MOST_LOGGED // 2 and self.path.is_file():
-                self.file.close()
                 self.path.replace(self.path.with_name(f"{self.path.name}.old"))
-                self.file, self.size = self.path.open("w", encoding="utf-8"), 0
+                # Until there is room for a new file, what follows is added to the old one.
+                new = self.path.open("w", encoding="utf-8")
+                self.file.close()
+                self.file, self.size = new, 0
             self.size += len(text)
             return self.file.write(text)
 
@@ -273,7 +276,7 @@ def start(command: Command, output: Output) -> Agent:
         stderr=subprocess.PIPE,
         # In its own process group: Ctrl-C reaches only us, and we end it in order.
         start_new_session=True,
-        preexec_fn=partial(before_the_command, command.end_signal, os.getpid()),
+        preexec_fn=partial(before_the_command, command, os.getpid()),
         pass_fds=command.pass_fds,
         cwd=command.directory,
     )
@@ -298,9 +301,11 @@ def start(command: Command, output: Output) -> Agent:
     return Agent(process, tuple(threads))
 
 
-def before_the_command(end_signal: signal.Signals, parent: int) -> None:
-    end_with_parent(end_signal)
+def before_the_command(command: Command, parent: int) -> None:
+    end_with_parent(command.end_signal)
     let_look(parent)
+    for number in command.ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def feed(stdin: IO[bytes], text: str) -> None:
@@ -313,18 +318,16 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
     delay.
     """
     ours = sys.stderr.buffer if is_error else sys.stdout.buffer
-    show = output.show_errors or not is_error
-    raw = show and not is_error and sys.stdout.isatty()
+    shows = output.show_errors or not is_error
+    raw = shows and not is_error and sys.stdout.isatty()
     pending = b""
 
     def tell(text: bytes) -> None:
-        text = output.shown.take(text) if output.shown else text
-        ours.write(text)
-        ours.flush()
+        show(ours, output.shown.take(text) if output.shown else text)
 
     def pass_on(line: bytes) -> None:
         text = copy_line(line, command, output, is_error)
-        if text and show and not raw:
+        if text and shows and not raw:
             tell(text.encode() + b"\n")
 
     # A pseudo-terminal ends with an error, a pipe with an empty read.

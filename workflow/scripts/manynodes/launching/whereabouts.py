@@ -178,7 +178,7 @@ def state_of(pid: int) -> str:
 
 
 def dumps_core(pid: int) -> bool:
-    return "\nCoreDumping:\t1\n" in Path(f"/proc/{pid}/status").read_text()
+    return b"\nCoreDumping:\t1\n" in Path(f"/proc/{pid}/status").read_bytes()
 
 
 def chain(pid: int) -> list[int]:

@@ -19,6 +19,8 @@ from manynodes.experiment.command import apart
 MOST_BYTES = 10_000_000  # of the description of a state
 # What the Python of a program is and has, and the repository that the program lies in.
 ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
+# At the end of the name of a file that `launched.save` is writing.
+UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,8 @@ def last_touch(folders: Folders) -> str:
 
 
 def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
-    """Changes when something in the folder is written: files, bytes, time of the newest one.
+    """Changes when something in the folder is written: files, bytes, time of the newest one. A file
+    that `launched.save` has not written to its end does not count.
 
     Args:
         snapshots: more files, and folders with all that is in them.
@@ -225,6 +228,8 @@ def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
             else (Path(parent, name) for parent, _, names in os.walk(place) for name in names)
         )
         for file in files:
+            if file.name.endswith(UNFINISHED):
+                continue
             # A file may be replaced while we look.
             with suppress(OSError):
                 status = file.lstat()

@@ -23,7 +23,7 @@ from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
-from manynodes.programs.folders import ENVIRONMENT, Folders, empty, trace
+from manynodes.programs.folders import ENVIRONMENT, UNFINISHED, Folders, empty, trace
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
@@ -33,6 +33,7 @@ from manynodes.programs.user_numbers import (
     patterns_of,
 )
 from manynodes.programs.variables import environment_of, without_folder
+from manynodes.ranks.stopping import WARNINGS
 from manynodes.reporting.metrics import read_metrics, write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
@@ -108,8 +109,11 @@ class Rank:
     def note_saved(self) -> bool:
         """Whether the program has saved something; `launch` is told."""
         saved = saved_now(self.folders, self.task) != self.before
-        if saved and self.owner and (place := place_saved(self.folders, self.task)):
+        place = place_saved(self.folders, self.task)
+        if saved and self.owner and place:
             self.report["saved"] = str(place)
+        else:
+            self.report.pop("saved", None)
         return saved
 
     def end(self, status: int, stopped: str | None) -> None:
@@ -188,7 +192,9 @@ def ready(
         OSError: a folder cannot be written.
     """
     folders = Folders(task.output.resolve())
-    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    # Without a launcher, the program runs once per node.
+    rank = int(os.environ.get("RANK", contract.node_rank or 0))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     with ExitStack() as stack:
         owner = None
         if not task.evaluates:
@@ -233,6 +239,9 @@ def ready(
             if rank == 0:
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
+        if owner:
+            for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
+                unfinished.unlink(missing_ok=True)
         before = saved_now(folders, task)
         if owner:
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
@@ -244,6 +253,9 @@ def ready(
                 variables,
                 directory=start,
                 alone=True,
+                # A scheduler sends a warning to all processes of a step; `supervise` hears it, and
+                # asks the program to stop with SIGTERM.
+                ignored=WARNINGS,
             ),
             task,
             owner,

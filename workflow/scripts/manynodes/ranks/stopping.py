@@ -8,7 +8,8 @@ import time
 from types import FrameType
 
 # Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, *WARNINGS)
 DEADLINE = "its time is nearly up"
 REASONS = (*(number.name for number in SIGNALS), DEADLINE)
 

@@ -134,6 +134,7 @@ class Command:
         end_signal: signal that it gets when this process dies.
         pass_fds: file descriptors that it inherits.
         directory: where it starts; None for ours.
+        ignored: signals that do not end it unless it wants that.
     """
 
     arguments: tuple[str, ...]
@@ -145,6 +146,7 @@ class Command:
     pass_fds: tuple[int, ...] = ()
     directory: Path | None = None
     alone: bool = False
+    ignored: tuple[signal.Signals, ...] = ()
 
 
 class Cause(StrEnum):

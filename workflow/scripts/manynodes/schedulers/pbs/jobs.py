@@ -8,6 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,9 @@ class Jobs:
             self.tell(f"job {before} cannot be submitted again: {one_line(str(error))}")
             return False
         # Not removed: on a network file system, a new file of this name could stay unseen.
-        job.file(AGAIN_SUFFIX).write_text("")
+        # A full disk would end the following of all jobs.
+        with suppress(OSError):
+            job.file(AGAIN_SUFFIX).write_text("")
         job.again = count
         self.tell(f"job {before} {state.line}; it continues as job {job.id}")
         return True
@@ -233,7 +236,8 @@ class Jobs:
         log = job.file(".log")
         if state.good:
             for suffix in (".sh", ".log", ".status", AGAIN_SUFFIX):
-                job.file(suffix).unlink(missing_ok=True)
+                with suppress(OSError):
+                    job.file(suffix).unlink(missing_ok=True)
             return End(True, "", "")
         if state.never:
             delete([job.id])
