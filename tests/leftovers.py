@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from manynodes.base import temporary
+from manynodes.base.processes import STARTED, stat_of
 
 MARK = "MANYNODES_TEST"
 # Of the folders of one run of the tests, in the system's temporary folder.
@@ -43,7 +44,7 @@ FAILED = pytest.StashKey[bool]()
 
 def owner(pid: int) -> str:
     """A process that runs tests: its number, which can come again, and when it began."""
-    return f"{pid}-{Path(f'/proc/{pid}/stat').read_text(errors='replace').rpartition(')')[2].split()[19]}"
+    return f"{pid}-{stat_of(pid)[STARTED]}"
 
 
 def is_alive(name: str) -> bool:
