@@ -120,6 +120,18 @@ def test_runs_of_different_code_or_data_are_not_compared(key: str) -> None:
     refuse_mixture({"a": about, "b": about | {"config": {"dataset": "x"}, "data_sha256": "b"}})
 
 
+def test_models_are_compared_although_only_one_is_the_user_s() -> None:
+    """The code of a run holds that of its network, which the axis varies."""
+    data = {"dataset": "digits"}
+    ours = {"config": data | {"model": "resnet9"}, "data_sha256": "a", "code_sha256": "a"}
+    ours |= {"network_sha256": None}
+    own = ours | {"config": data | {"model": "m.py:Net"}, "code_sha256": "b", "network_sha256": "c"}
+    refuse_mixture({"ours": ours, "own": own, "more": own})
+    for one in (ours, own):
+        with pytest.raises(Refusal, match=r"first and second .* different code \(code_sha256\)"):
+            refuse_mixture({"first": one, "second": one | {"code_sha256": "d"}})
+
+
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text("{}")
     with pytest.raises(

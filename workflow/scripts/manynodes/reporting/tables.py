@@ -27,10 +27,14 @@ def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
     """
     first: dict[tuple[str, str], str] = {}
     for name, about in abouts.items():
+        config = about["config"]
         known = {(key, ""): about[key] for key in SAME if key in about}
-        known["data_sha256", str(about["config"].get("dataset"))] = about["data_sha256"]
-        for (key, dataset), value in known.items():
-            other = first.setdefault((key, dataset), name)
+        if about.get("network_sha256"):
+            # The user's network is in this sum; runs of another model have another one.
+            known["code_sha256", str(config["model"])] = known.pop(("code_sha256", ""))
+        known["data_sha256", str(config.get("dataset"))] = about["data_sha256"]
+        for (key, of), value in known.items():
+            other = first.setdefault((key, of), name)
             if abouts[other][key] != value:
                 raise Refusal(
                     f"{other} and {name} were trained with different {SAME.get(key, 'data')} "
