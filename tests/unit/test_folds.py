@@ -138,7 +138,7 @@ def test_the_folds_of_a_setting_are_judged_together_and_missing_ones_are_told() 
 def test_the_seeds_of_a_fold_count_once() -> None:
     rows = [(fold, seed, 0.1 * fold + 0.001 * seed) for fold in range(3) for seed in range(4)]
     table = pd.DataFrame(rows, columns=["fold", "seed", "accuracy"])
-    found = page.means(table, [], ["accuracy"])
+    found = page.means(table, [], ["accuracy"], True)
     assert found is not None
     assert found["folds (n)"].tolist() == [3]
     # Student's t of two degrees of freedom, 4.303, times 0.1 / sqrt(3).

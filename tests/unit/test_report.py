@@ -56,7 +56,7 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
     evaluation = {"views": "flip_shift", "accuracy": 0.8816, "plain": {"accuracy": 0.8694}}
     assert accuracy_line(evaluation) == "test accuracy 88.16% with six views, 86.94% with one view"
     table = summary("flip_shift", [0.8816, 0.8827])
-    sentence = page.result_sentence(table, [], ["accuracy"])
+    sentence = page.result_sentence(table, [], ["accuracy"], True)
     assert sentence == (
         "2 runs of 1 setting, 10,000 test images: accuracy 88.16% to 88.27% with six "
         "views (87.16% to 87.27% with one view)."
@@ -65,32 +65,32 @@ def test_six_views_are_called_so_and_the_plain_accuracy_is_beside_it() -> None:
 
 def test_one_view_is_shown_once_and_different_numbers_of_images_are_told() -> None:
     table = summary("plain", [0.9, 0.8])
-    assert list(page.every_run(table, [], ["accuracy", "plain_accuracy"])) == [
+    assert list(page.every_run(table, [], ["accuracy", "plain_accuracy"], True)) == [
         "run", "views", "accuracy", "attempts",
     ]  # fmt: skip
-    two = page.every_run(summary("flip", [0.9]), [], ["accuracy", "plain_accuracy"])
+    two = page.every_run(summary("flip", [0.9]), [], ["accuracy", "plain_accuracy"], True)
     assert "accuracy, one view" in two
     table["n"] = [481, 480]
-    assert "480 to 481 test images: accuracy" in page.result_sentence(table, [], ["accuracy"])
+    assert "480 to 481 test images: accuracy" in page.result_sentence(table, [], ["accuracy"], True)
 
 
 def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> None:
     table = summary("plain", [0.9, 0.81, 0.79], nodes=[1, 2, 2], seed=[0, 0, 1])
-    means = page.means(table, ["nodes"], results_of(table, ["nodes", "seed"]))
+    means = page.means(table, ["nodes"], results_of(table, ["nodes", "seed"]), True)
     assert means is not None
     assert means["runs (n)"].tolist() == [1, 2]
     assert means["accuracy"].tolist() == ["90.00%", "80.00%"]
     # Student's t of one degree of freedom, 12.706, times 0.01.
     assert means["± accuracy (95 %)"].tolist() == ["–", "12.71%"]
     assert "nan" not in page.table(means)
-    assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"]) is None
+    assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"], True) is None
 
 
 def drawn(table: pd.DataFrame, epochs: int, **columns: list) -> dict[str, Figure]:
     curve = curves(epochs, list(table["run"]), **columns)
     numeric = [axis for axis in columns if axis != "seed"]
     results = results_of(table, list(columns))
-    return result_figures.draw(curve, table, list(columns), numeric, results, "x")
+    return result_figures.draw(curve, table, list(columns), numeric, results, "x", True)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,34 @@ def test_any_columns_are_drawn_by_their_own_count() -> None:
          "cost $": [float("nan")] * 2 + [1], "never": float("nan")}
     )  # fmt: skip
     table = pd.DataFrame({"run": ["a", "b"], "score": [1.5, float("nan")]})
-    figures = result_figures.draw(curve, table, [], [], ["score"], "x")
+    figures = result_figures.draw(curve, table, [], [], ["score"], "x", False)
     assert list(figures) == ["loss", "cost__"]
     assert figures["cost__"].axes[0].get_xlabel() == "step"
-    assert page.result_sentence(table, [], ["score"]) == (
+    assert page.result_sentence(table, [], ["score"], False) == (
         "2 runs of 1 setting: score 1.5 (1 of 2 runs)."
     )
+
+
+def test_a_loss_that_is_minimized_and_one_that_is_measured_are_apart() -> None:
+    table = summary("flip_shift", [0.9, 0.8]).rename(columns={"loss": "loss (test)"})
+    table["loss"] = names = ["cross_entropy", "focal"]
+    curve = curves(2, list(table["run"]), loss=names)
+    figure = result_figures.draw(curve, table, ["loss"], [], [], "x", True)["loss"]
+    stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
+    assert [list(star.get_ydata()) for star in stars if len(star.get_xdata())] == [[0.5]] * 2
+
+
+def test_a_program_may_have_a_parameter_views() -> None:
+    curve = pd.DataFrame({"run": ["a", "b"], "views": [1, 2], "epoch": 1, "loss": [0.5, 0.4]})
+    table = pd.DataFrame({"run": ["a", "b"], "views": [1, 2], "rate": [2.5, 3.5], "attempts": 1})
+    figures = result_figures.draw(curve, table, ["views"], ["views"], ["rate"], "x", False)
+    assert figures["loss"].axes[0].get_ylabel() == "loss"
+    shown = page.every_run(table, ["views"], ["rate"], False)
+    assert shown["views"].tolist() == [1, 2]
+    assert page.result_sentence(table, ["views"], ["rate"], False) == (
+        "2 runs of 2 settings: rate 2.5 to 3.5."
+    )
+    assert page.means(table, ["views"], ["rate"], False) is None
 
 
 def test_a_checkout_with_changes_is_named() -> None:

@@ -55,6 +55,23 @@ def test_what_is_untouched_is_taken(evaluated: Path, tmp_path: Path) -> None:
     assert aggregate(Path(shutil.copytree(evaluated, tmp_path / "r"))) == ""
 
 
+def test_an_axis_loss_keeps_its_settings_beside_the_measured_loss(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    for loss in ("cross_entropy", "focal"):
+        run = Path(shutil.copytree(evaluated / "run", tmp_path / f"loss~{loss}"))
+        about = json.loads((run / "run.json").read_text())
+        about["config"]["loss"] = loss
+        (run / "run.json").write_text(json.dumps(about))
+    config = json.dumps(json.loads(CONFIG) | {"loss": ["cross_entropy", "focal"]})
+    done = program("aggregate", "--config", config, "--results", tmp_path, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = pd.read_csv(tmp_path / "summary.csv")
+    assert summary["loss"].tolist() == ["cross_entropy", "focal"]
+    measured = json.loads((evaluated / "run" / "evaluation.json").read_text())["loss"]
+    assert summary["loss (test)"].tolist() == pytest.approx([measured] * 2)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -142,6 +142,7 @@ def figures_of(
     found = result_figures.draw(
         numbers.drawn(experiment, tables["curves"], runs),
         summary, list(experiment.axes), experiment.numeric_axes, results, title,
+        experiment.built_in,
     )  # fmt: skip
     together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
     ranked = next((key for key in ("val_accuracy", *results) if key in results), None)

@@ -49,17 +49,19 @@ def read(experiment: Experiment, name: str, results: Path) -> Numbers:
         Refusal: a file of the run is missing, damaged, or of another run.
     """
     try:
+        axes = ["run", *experiment.axes]
         if experiment.built_in:
             views = experiment.config["test_views"]
-            return of_classifier(results / name, experiment.runs[name], views)
-        axes = ["run", *experiment.axes]
+            return of_classifier(results / name, experiment.runs[name], views, axes)
         return of_program(results / name, experiment.runs[name], bool(experiment.evaluation), axes)
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; run the same command again") from None
 
 
-def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
-    """Test accuracy and loss, the kept epochs beside its rows, and the confusion matrix."""
+def of_classifier(folder: Path, run: Run, views: str, axes: Collection[str]) -> Numbers:
+    """Test accuracy and loss, the kept epochs beside its rows, and the confusion matrix. The loss
+    has the name of an axis if the runs differ in what they minimize.
+    """
     found = read_finished(folder, run, views)
     evaluation, rows = found.evaluation, counted(found.rows)
     published = {"epoch": found.about["metrics"]["epoch"]} | evaluation["plain"]
@@ -75,6 +77,7 @@ def of_classifier(folder: Path, run: Run, views: str) -> Numbers:
     if (validated := found.about["metrics"]["val_accuracy"]) is not None:
         results["val_accuracy"] = validated
     results["images_per_second"] = rows["images_per_second"].mean()
+    results = {unused(key, "test", axes): value for key, value in results.items()}
     rows = rows.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
     return Numbers(found.about, results, rows, confusion, found.sums)
@@ -89,8 +92,7 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     written = ("result", found.result), ("evaluated", found.evaluation)
     for origin, numbers in written if found.numbers else [("newest", newest(found.metrics))]:
         for key, value in numbers.items():
-            # `views` tells the classifier's tables from others.
-            results[unused(key, origin, [*axes, *results, *COLUMNS, "views"])] = value
+            results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
     return Numbers(found.about, results, counted(found.metrics), found.confusion, found.sums)
 
 

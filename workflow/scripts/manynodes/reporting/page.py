@@ -24,7 +24,7 @@ MOST_CLASSES = 50  # of the table of classes
 MOST_PAIRS = 10  # of confused classes
 PLAIN = ("plain_accuracy", "plain_loss")
 # Columns that do not differ between seeds, or only go with others.
-NOT_AVERAGED = ("n", "views", *PLAIN, "seconds")
+NOT_AVERAGED = ("n", *PLAIN, "seconds")
 # Of the classifier's columns; another program's have the names that it gives them.
 TITLES = {
     "n": "test images (n)",
@@ -71,12 +71,12 @@ def report(
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=experiment.name,
         table=table,
-        result=result_sentence(summary, settings, results),
+        result=result_sentence(summary, settings, results, experiment.built_in),
         seen=seen,
         missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
         first=pictures.pop(first, ""),
-        means=means(summary, settings, results),
-        runs=every_run(summary, [axis for axis in experiment.axes if axis in summary], results),
+        means=means(summary, settings, results, experiment.built_in),
+        runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
         advice=scaling.advice(experiment, sizes) if experiment.built_in and sizes is not None
         else [],
         scaling=scaled,
@@ -104,11 +104,17 @@ def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
     return run if run not in experiment.runs else f"the most accurate run, {run}"
 
 
-def result_sentence(summary: pd.DataFrame, settings: list[str], results: Sequence[str]) -> str:
-    """The result in one sentence: runs, images, and the range of the first numbers."""
+def result_sentence(
+    summary: pd.DataFrame, settings: list[str], results: Sequence[str], built_in: bool
+) -> str:
+    """The result in one sentence: runs, images, and the range of the first numbers.
+
+    Args:
+        built_in: whether they are the classifier's.
+    """
     groups = len(summary.groupby(settings)) if settings else 1
     runs = f"{counted(len(summary), 'run')} of {counted(groups, 'setting')}"
-    if "views" not in summary:
+    if not built_in:
         shown = [between(summary, column) for column in results[:MOST_NUMBERS]]
         return f"{runs}: {', '.join(shown)}."
     least, most = summary["n"].min(), summary["n"].max()
@@ -160,7 +166,7 @@ def form_of(summary: pd.DataFrame, column: str) -> str:
 
 
 def means(
-    summary: pd.DataFrame, settings: list[str], results: Sequence[str]
+    summary: pd.DataFrame, settings: list[str], results: Sequence[str], built_in: bool
 ) -> pd.DataFrame | None:
     """One row per setting: number of runs, means, and the 95 % interval of each (Student's t); None
     if no two runs differ in their seed or fold only.
@@ -169,8 +175,7 @@ def means(
     """
     if {*REPEATS} <= {*summary}:
         averaged = [column for column in results if column not in NOT_AVERAGED]
-        views = ["views"] * ("views" in summary)
-        each_fold = summary.groupby([*settings, *views, "fold"], as_index=False)
+        each_fold = summary.groupby([*settings, "fold"], as_index=False)
         summary = each_fold[averaged].mean()
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
     if grouped.size().max() < 2:
@@ -182,7 +187,7 @@ def means(
             continue
         # The mean of whole numbers is none.
         form = form_of(summary.astype({column: float}), column)
-        title = title_of(column, summary)
+        title = title_of(column, built_in)
         found[title] = grouped[column].agg(
             lambda values, form=form: form.format(values.mean()) + missing_words(values)
         )
@@ -192,8 +197,8 @@ def means(
     return found.reset_index() if settings else found
 
 
-def title_of(column: str, summary: pd.DataFrame) -> str:
-    return TITLES.get(column, column) if "views" in summary else column
+def title_of(column: str, built_in: bool) -> str:
+    return TITLES.get(column, column) if built_in else column
 
 
 def half_width(values: pd.Series) -> float:
@@ -202,16 +207,18 @@ def half_width(values: pd.Series) -> float:
     return intervals.half_width(known.std(), len(known)) if len(known) > 1 else math.nan
 
 
-def every_run(summary: pd.DataFrame, axes: list[str], results: Sequence[str]) -> pd.DataFrame:
+def every_run(
+    summary: pd.DataFrame, axes: list[str], results: Sequence[str], built_in: bool
+) -> pd.DataFrame:
     """One row per run; its name if the axes do not tell."""
     found = summary[axes or ["run"]].copy()
-    if "views" in summary:
+    if built_in:
         found["views"] = summary["views"].map(VIEWS)
     # With one view only they are the same numbers again.
-    again = PLAIN if "views" in summary and set(summary["views"]) == {"plain"} else ()
+    again = PLAIN if built_in and set(summary["views"]) == {"plain"} else ()
     for column in [each for each in (*results, "attempts") if each not in again]:
         values, form = summary[column], form_of(summary, column)
-        found[title_of(column, summary)] = values.map(form.format).where(values.notna(), "–")
+        found[title_of(column, built_in)] = values.map(form.format).where(values.notna(), "–")
     return found
 
 

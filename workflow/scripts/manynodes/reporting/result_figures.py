@@ -28,6 +28,7 @@ from matplotlib.ticker import (
 from manynodes.experiment.config import REPEATS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
 from manynodes.reporting.metrics import COUNTS
+from manynodes.reporting.numbers import unused
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS
 
@@ -64,6 +65,7 @@ def draw(
     numeric: Sequence[str],
     results: Sequence[str],
     title: str,
+    built_in: bool,
 ) -> dict[str, Figure]:
     """All figures, by the names of their files.
 
@@ -71,6 +73,7 @@ def draw(
         axes: of the experiment.
         numeric: those with two or more numbers, except seeds.
         results: columns of the summary.
+        built_in: whether the numbers are the classifier's.
     """
     settings = [axis for axis in axes if axis not in REPEATS]
 
@@ -79,11 +82,12 @@ def draw(
             for metric, splits in metrics_of(some, count, axes).items():
                 yield (
                     metric,
-                    partial(draw_metric, some, summary, settings, count, metric, splits, title),
+                    partial(draw_metric, some, summary, settings, count, metric, splits, title,
+                            built_in),
                 )
         for column in results if numeric else ():
             # The classifier's validation has its curve.
-            curve = column == "val_accuracy" and "views" in summary
+            curve = column == "val_accuracy" and built_in
             if column not in NOT_DRAWN and not curve and summary[column].notna().any():
                 yield (
                     f"{column}_by_axis",
@@ -143,6 +147,7 @@ def draw_metric(
     metric: str,
     splits: dict[str, str],
     title: str,
+    built_in: bool,
 ) -> Figure:
     """A metric by its count, with a panel per combination of all axes but one."""
     hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
@@ -151,7 +156,8 @@ def draw_metric(
     figure, grid = panel_grid(len(panels), sharex=True)
     for axes, (values, panel) in zip(grid.flat, panels, strict=False):
         of_panel = summary[summary["run"].isin(panel["run"])]
-        draw_panel(axes, panel, of_panel, hue, count, metric, splits)
+        result = unused(metric, "test", settings)
+        draw_panel(axes, panel, of_panel, hue, count, metric, splits, result, built_in)
         axes.set_title(named(others, values), fontsize=11)
     words = f"{title}: {metric} by {count}{spread_words(summary, settings)}"
     finish(figure, grid, len(panels), words)
@@ -166,11 +172,18 @@ def draw_panel(
     count: str,
     metric: str,
     splits: dict[str, str],
+    result: str,
+    built_in: bool,
 ) -> None:
+    """Draw one panel.
+
+    Args:
+        result: the column of the summary with the metric on the test split.
+    """
     groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
     single = panel[count].nunique() == 1
     style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
-    views = [name for name in summary.get("views", pd.Series()).unique() if name != "plain"]
+    views = [name for name in summary["views"].unique() if name != "plain"] if built_in else []
     for number, (value, group) in enumerate(groups):
         colour = colour_of(number, len(groups))
         axes.plot([], [], color=colour, linewidth=3,
@@ -187,7 +200,7 @@ def draw_panel(
                 axes.fill_between(points.index, points["min"], points["max"], color=colour,
                                   alpha=0.15, linewidth=0)  # fmt: skip
         if views and "test" in splits:
-            final = summary[summary["run"].isin(group["run"])][metric].mean()
+            final = summary[summary["run"].isin(group["run"])][result].mean()
             tested = group.loc[group[splits["test"]].notna(), count]
             last = tested.max() if len(tested) else group[count].max()
             axes.plot([last + aside], [final], color=colour, marker="*",
@@ -200,9 +213,7 @@ def draw_panel(
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*",
                   markersize=11, linestyle="none")  # fmt: skip
     axes.set_xlabel(plain(count))
-    # A classifier's loss.
-    axes.set_ylabel("cross-entropy (nats)" if metric == "loss" and "views" in summary
-                    else plain(metric))  # fmt: skip
+    axes.set_ylabel("cross-entropy (nats)" if metric == "loss" and built_in else plain(metric))
     whole = (panel[count] % 1 == 0).all()
     if single:
         axes.xaxis.set_major_locator(FixedLocator([panel[count].max()]))
