@@ -82,8 +82,9 @@ def draw(
             for metric, splits in metrics_of(some, count, axes).items():
                 yield (
                     metric,
-                    partial(draw_metric, some, summary, settings, count, metric, splits, title,
-                            built_in),
+                    partial(
+                        draw_metric, some, summary, settings, count, metric, splits, title, built_in
+                    ),
                 )
         for column in results if numeric else ():
             # The classifier's validation has its curve.
@@ -483,8 +484,8 @@ def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
 
 
 def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
-    for unused in grid.flat[panels:]:
-        unused.set_visible(False)
+    for empty in grid.flat[panels:]:
+        empty.set_visible(False)
     figure.suptitle(plain(title), x=0.02, ha="left", fontweight="bold")
     labelled = {
         label: handle
