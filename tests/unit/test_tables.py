@@ -115,6 +115,9 @@ FIRST = "test-circle-000.png,circle,test,7"
     ({"file,label": "name,label"}, "has no column file; its columns are name, label, spl"),
     ({",": ";"}, "has no column file; its columns are file;label;split;camera"),
     ({"camera": "label"}, "has two columns label; keep one"),
+    ({"camera": "Group"}, 'has a column "Group"; did you mean group? rename it, or remove it'),
+    ({"camera": "groups"}, 'has a column "groups"; did you mean group?'),
+    ({",split,": ",Split,"}, 'has a column "Split"; did you mean split?'),
     ({FIRST: "gone.png,circle,test,7"}, "line 2: gone.png is not a file in "),
     ({FIRST: "test-circle-000.png,,test,7"}, 'line 2: "" is not a label'),
     ({FIRST: "test-circle-000.png,circle,,7"}, "line 2: has no split"),
@@ -163,6 +166,14 @@ def test_images_that_the_table_does_not_name_are_told(flat: Path, tmp_path: Path
     table = changed(tmp_path / "labels.csv", {f"{FIRST}\n": ""})
     done = fetch(flat, tmp_path / "data", table=str(table))
     assert "fetch: warning: 1 images are not used, as they are not in " in done.stderr
+
+
+def test_other_columns_are_told(flat: Path, tmp_path: Path) -> None:
+    """Also those that are a little like one of ours."""
+    table = changed(tmp_path / "labels.csv", {"camera": "height"})
+    done = fetch(flat, tmp_path / "data", table=str(table))
+    assert done.returncode == 0, done.stderr
+    assert f"fetch: not used of {table}: the columns height\n" in done.stderr
 
 
 def test_a_changed_table_is_imported_again(flat: Path, tmp_path: Path) -> None:

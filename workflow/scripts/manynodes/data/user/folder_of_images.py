@@ -190,7 +190,7 @@ def list_images(
         Refusal: a split or a class is missing, or empty; or images of a group are in both splits.
     """
     found = (from_table if user_data.table else from_folders)(user_data, tell)
-    names, groups = found.class_names, found.groups or groups_of(user_data, found)
+    names, groups = found.class_names, found.groups or groups_of(user_data, found, tell)
     if "all" not in found.paths:
         splits = found.paths
         refuse_divided(splits, groups)
@@ -293,7 +293,9 @@ def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
     return Members(names, found, {})
 
 
-def groups_of(user_data: UserData, members: Members) -> dict[Path, str]:
+def groups_of(
+    user_data: UserData, members: Members, tell: Callable[[str], None]
+) -> dict[Path, str]:
     """The group of each image that `dataset.group` gives; empty without it.
 
     Raises:
@@ -301,7 +303,7 @@ def groups_of(user_data: UserData, members: Members) -> dict[Path, str]:
     """
     paths = [path for classes in members.paths.values() for found in classes for path in found]
     if user_data.group != BY_FOLDER:
-        return groups_in(user_data, paths) if user_data.group else {}
+        return groups_in(user_data, paths, tell) if user_data.group else {}
     depth = 0 if user_data.table else 1 if "all" in members.paths else 2
     return by_folder(Path(user_data.path), depth, paths)
 

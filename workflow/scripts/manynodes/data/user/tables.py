@@ -1,6 +1,7 @@
 """CSV files of the user's: which images of a folder there are, and which belong together."""
 
 import csv
+import difflib
 import io
 import os
 import unicodedata
@@ -17,6 +18,7 @@ from manynodes.data.walk import walk
 
 # Least and most of an image: single precision holds the product with any other weight.
 WEIGHTS = (1e-6, 1e6)
+CLOSE = 0.85  # of difflib: groups is group, but a height is no weight
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     root, table = Path(user_data.path), str(user_data.table)
     found: dict[Path, dict[str, str]] = {}
     weights: dict[Path, float] = {}
-    for line, row in rows_of("table", table, ("file", "label"), ("split", "group", "weight")):
+    optional = ("split", "group", "weight")
+    for line, row in rows_of("table", table, tell, ("file", "label"), optional):
         path = root / inside("table", table, line, row["file"])
         if path in found:
             raise refusal("table", table, line, f"names {row['file']} for a second time")
@@ -91,7 +94,9 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     return Members(names, paths, groups, weights)
 
 
-def groups_in(user_data: UserData, paths: Sequence[Path]) -> dict[Path, str]:
+def groups_in(
+    user_data: UserData, paths: Sequence[Path], tell: Callable[[str], None]
+) -> dict[Path, str]:
     """The group of each image, from the file that `dataset.group` names.
 
     Raises:
@@ -99,7 +104,7 @@ def groups_in(user_data: UserData, paths: Sequence[Path]) -> dict[Path, str]:
     """
     root, table = Path(user_data.path), str(user_data.group)
     known: dict[Path, str] = {}
-    for line, row in rows_of("group", table, ("file", "group")):
+    for line, row in rows_of("group", table, tell, ("file", "group")):
         path = root / inside("group", table, line, row["file"])
         if path in known:
             raise refusal("group", table, line, f"names {row['file']} for a second time")
@@ -113,12 +118,17 @@ def groups_in(user_data: UserData, paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def rows_of(
-    key: str, table: str, needed: Sequence[str], optional: Sequence[str] = ()
+    key: str,
+    table: str,
+    tell: Callable[[str], None],
+    needed: Sequence[str],
+    optional: Sequence[str] = (),
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file with the number of their line; other columns are left out.
+    """The rows of a CSV file with the number of their line; other columns are left out, and told.
 
     Raises:
-        Refusal: it is missing, too large, or is no such table.
+        Refusal: it is missing, too large, or is no such table; or a column is almost named like one
+            that has a meaning.
     """
     try:
         text = read_bytes(Path(table), MOST).decode("utf-8-sig")
@@ -134,6 +144,10 @@ def rows_of(
         for name in (*needed, *optional):
             if header.count(name) > 1:
                 raise Refusal(f"dataset.{key}: {table} has two columns {name}; keep one")
+        others = [name for name in header if name and name not in (*needed, *optional)]
+        refuse_near_miss(key, table, header, others, (*needed, *optional))
+        if others:
+            tell(f"not used of {table}: the columns {one_line(', '.join(others), 100)}")
         some = False
         for cells in lines:
             # A spreadsheet may leave rows of empty cells behind.
@@ -151,6 +165,27 @@ def rows_of(
         raise Refusal(f"dataset.{key}: {table} is not a CSV file: {reason(error)}") from None
     if not some:
         raise Refusal(f"dataset.{key}: {table} has no rows; give one per image")
+
+
+def refuse_near_miss(
+    key: str, table: str, header: Sequence[str], others: Sequence[str], known: Sequence[str]
+) -> None:
+    """Refuse a column that would be ignored for its spelling: without its groups, images of one
+    patient are in both splits.
+
+    Args:
+        header: all columns.
+        others: those without a meaning.
+        known: names with one.
+    """
+    absent = [name for name in known if name not in header]
+    for name in others:
+        plain = name.casefold()
+        if near := [plain] * (plain in known) or difflib.get_close_matches(plain, absent, 1, CLOSE):
+            raise Refusal(
+                f"dataset.{key}: {table} has a column {shown(name)}; did you mean {near[0]}? "
+                "rename it, or remove it"
+            )
 
 
 def weight(key: str, table: str, line: int, text: str) -> float:
