@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import difference as comparison
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
@@ -64,6 +65,20 @@ def test_a_single_run_has_no_interval_and_equal_runs_none_of_width() -> None:
     same = experiment(program("a", seed=[0, 1]), rate(1.0, 2.0))
     (found,) = difference.compare(same, same)
     assert (found.low, found.high) == (0, 0)
+
+
+def test_accuracies_in_per_cent_are_no_shares() -> None:
+    """Also if their difference is less than one."""
+    shares, percents = ({(0.1, 0): {"accuracy": value}} for value in (0.905, 90.5))
+    lines = []
+    for found, more in ((shares, 0.007), (percents, 0.7)):
+        later = {key: {"accuracy": each["accuracy"] + more} for key, each in found.items()}
+        sides = experiment(program("a"), found), experiment(program("b"), later)
+        lines += map(comparison.line, difference.compare(*sides))
+    assert [text.rpartition(" (too few")[0] for text in lines] == [
+        "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70%",
+        "lr 0.1: accuracy 90.5 (n = 1) -> 91.2 (n = 1): +0.7",
+    ]
 
 
 def test_only_common_settings_and_numbers_are_compared() -> None:

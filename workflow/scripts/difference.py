@@ -17,6 +17,7 @@ from statistics import mean, stdev
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
+from manynodes.reporting.metrics import is_share
 from manynodes.reporting.results import VIEWS
 
 MOST_CHARACTERS = 400
@@ -61,7 +62,7 @@ def tell(text: str) -> None:
 
 def line(each: Difference) -> str:
     """A difference in words."""
-    share = "accuracy" in each.name
+    share = is_share(each.name, (*each.before, *each.after))
     head = f"{each.setting}: {each.name}" if each.setting else each.name
     text = (
         f"{head} {spread(each.before, share)} -> {spread(each.after, share)}: "
@@ -82,7 +83,7 @@ def spread(values: tuple[float, ...], share: bool) -> str:
 def number(value: float, share: bool, sign: bool = False) -> str:
     """A share in per cent, any other number with five digits."""
     plus = "+" if sign else ""
-    return f"{value:{plus}.2%}" if share and abs(value) <= 1 else f"{value:{plus}.5g}"
+    return f"{value:{plus}.2%}" if share else f"{value:{plus}.5g}"
 
 
 if __name__ == "__main__":

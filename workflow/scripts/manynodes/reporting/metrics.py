@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from manynodes.base import atomic
@@ -122,3 +122,13 @@ def newest(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         found |= {key: row[key] for key in list(row)[1:] if not math.isnan(row[key])}
     return found
+
+
+def is_share(name: str, values: Iterable[float]) -> bool:
+    """Whether numbers of this name are shares of one, shown in percent.
+
+    Args:
+        values: all numbers that are shown together.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return "accuracy" in name and bool(finite) and min(finite) >= 0 and max(finite) <= 1

@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 
 from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import intervals, scaling
+from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
-from manynodes.reporting.result_figures import is_share
 from manynodes.reporting.results import VIEWS
 from manynodes.reporting.scaling import counted
 
@@ -158,7 +158,7 @@ def missing_words(values: Any) -> str:
 
 def form_of(summary: pd.DataFrame, column: str) -> str:
     """How a column's numbers are written."""
-    if is_share(column, summary[[column]]):
+    if is_share(column, summary[column].to_numpy(dtype=float)):
         return "{:.2%}"
     if pd.api.types.is_integer_dtype(summary[column]):
         return "{:,}"

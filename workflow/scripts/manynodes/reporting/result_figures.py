@@ -27,7 +27,7 @@ from matplotlib.ticker import (
 
 from manynodes.experiment.config import REPEATS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
-from manynodes.reporting.metrics import COUNTS
+from manynodes.reporting.metrics import COUNTS, is_share
 from manynodes.reporting.numbers import unused
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS
@@ -220,7 +220,7 @@ def draw_panel(
         axes.xaxis.set_major_locator(FixedLocator([panel[count].max()]))
     elif whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if is_share(metric, panel[list(splits.values())]):
+    if is_share(metric, panel[list(splits.values())].to_numpy(dtype=float).flat):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
@@ -251,7 +251,7 @@ def draw_by_axis(
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel(plain(axis))
         axes.set_ylabel(plain(column))
-        if is_share(column, summary[[column]]):
+        if is_share(column, summary[column].to_numpy(dtype=float)):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
             least_range(axes)
     words = f"{title}: {column} by setting{spread_words(summary, settings)}"
@@ -284,7 +284,7 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
         axes.set_xticks(range(len(keys)), [plain(key) for key in keys])
         axes.set_yticks([])
         axes.set_xlim(-0.3, len(keys) - 0.6)
-        form = PercentFormatter(1) if is_share(result, summary[[result]]) else None
+        form = PercentFormatter(1) if is_share(result, values) else None
         figure.colorbar(shade, ax=axes, format=form, label=plain(result))
         figure.suptitle(f"{title}: {result} by setting", x=0.02, ha="left", fontweight="bold")
     return figure
@@ -510,13 +510,6 @@ def shortened(text: str) -> str:
     """Without the middle of a long name."""
     half = LONGEST // 2
     return plain(text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}")
-
-
-def is_share(name: str, values: pd.DataFrame) -> bool:
-    """Whether numbers of this name are shares of one, shown in percent."""
-    finite = values.to_numpy(dtype=float)
-    finite = finite[np.isfinite(finite)]
-    return "accuracy" in name and len(finite) > 0 and finite.min() >= 0 and finite.max() <= 1
 
 
 def seeds(summary: pd.DataFrame, settings: Sequence[str]) -> int:
