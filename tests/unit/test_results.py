@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from manynodes.base.errors import Refusal, spreadsheet_text
-from manynodes.experiment.config import read_run
+from manynodes.experiment.config import Experiment, read_run
 from manynodes.reporting.numbers import unused
 from manynodes.reporting.results import Missing, differences, read_evaluation, write_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
@@ -70,6 +70,33 @@ def test_an_axis_loss_keeps_its_settings_beside_the_measured_loss(
     assert summary["loss"].tolist() == ["cross_entropy", "focal"]
     measured = json.loads((evaluated / "run" / "evaluation.json").read_text())["loss"]
     assert summary["loss (test)"].tolist() == pytest.approx([measured] * 2)
+
+
+def test_more_runs_than_fit_an_argument_are_read_from_a_file(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    same = {key: RUN[key] for key in ("epochs", "global_batch_size", "crop_size")}
+    base = {key: value for key, value in json.loads(CONFIG).items() if key not in same}
+    del base["learning_rate"]
+    rates = [RUN["learning_rate"], *(number + 0.123456789 for number in range(1, 2100))]
+    runs = [same | {"learning_rate": rate} for rate in rates]
+    text = json.dumps(base | {"runs": runs})
+    assert len(text) > 131_072  # the longest argument that Linux takes
+    file = tmp_path / "experiment.json"
+    file.write_text(text)
+    first, *others = Experiment.from_json(text).runs
+    shutil.copytree(evaluated / "run", tmp_path / first)
+    write_missing([Missing(name, "failed") for name in others], tmp_path / "missing.csv")
+    options = ["--results", tmp_path, "--output", tmp_path, "--missing", tmp_path / "missing.csv"]
+    done = program("aggregate", "--config", f"@{file}", *options)
+    assert done.returncode == 0, done.stderr
+    assert pd.read_csv(tmp_path / "summary.csv")["run"].tolist() == [first]
+    file.unlink()
+    done = program("aggregate", "--config", f"@{file}", *options)
+    assert done.stderr.count("\n") == 1
+    assert (
+        "experiment.json cannot be read (No such file or directory); run snakemake " in done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,12 @@ def test_an_experiment_file_stands_alone(small: Small) -> None:
     """It is laid over the schema's defaults, not over the quickstart; a dry run says what it would
     do.
     """
-    said = small.run("-n", "--forceall")
+    said = small.run("-n", "-p", "--forceall")
     assert jobs_in(said) == {
         "fetch": 1, "stage": 2, "train": 2, "evaluate": 2, "aggregate": 1, "all": 1,
     }  # fmt: skip
+    # The configuration may be longer than an argument.
+    assert " --config @results/small/experiment.json " in said
     assert "experiment small: 2 runs, varying seed (0, 1)" in said.splitlines()
     assert '"optimizer"' not in said
     assert "--views plain" in said

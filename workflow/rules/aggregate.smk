@@ -54,14 +54,15 @@ rule aggregate:
         "../envs/manynodes.yaml"
     params:
         aggregate=f"{SCRIPTS}/aggregate.py",
-        # A function: a text with {name} would be taken for a wildcard.
+        # Only so that a change is seen: it may be longer than an argument. A function: a text with
+        # {name} would be taken for a wildcard.
         config=lambda wildcards: EXPERIMENT.science,
         images=lambda wildcards: SESSION.images_option,
         results=subpath(output.summary, parent=True),
         code=code_sha256("aggregate.py"),
     shell:
         "python {params.aggregate:q}"
-        " --config {params.config:q}"
+        " --config @{params.results:q}/experiment.json"
         " --results {params.results:q}"
         " --data results/data{params.images}"
         " --output {params.results:q}"

@@ -42,8 +42,7 @@ os.environ.update(
 # The Snakemake inside a job reads its own rules and runs only. The target is RULE:experiment=X,run=Y.
 RULES_OF_JOB = words_of_job(workflow, "--allowed-rules")
 RUNS_OF_JOB = {
-    target.partition(",run=")[2]
-    for target in words_of_job(workflow, "--target-jobs")
+    target.partition(",run=")[2] for target in words_of_job(workflow, "--target-jobs")
 }
 
 

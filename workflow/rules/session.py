@@ -522,9 +522,9 @@ class Session:
         if scheduler:
             self.watch = scheduler.watch(partial(self.tell_state, executor), tell)
             self.watch.start(self.workflow)
-        # For `watch`, which shows runs that have not begun too. Nothing is refused after this.
-        with suppress(OSError):
-            atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
+        # For `aggregate`, and for `watch`, which shows runs that have not begun too. Nothing is
+        # refused after this.
+        atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
 
     def keep_finished(self, planned: Mapping[str, Any]) -> None:
         """Set aside what the planned trainings will replace: Snakemake removes it before they
@@ -654,7 +654,9 @@ class Session:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         results.write_missing(missing, folder / "missing.csv")
-        common = ["--missing", str(folder / "missing.csv"), "--config", self.experiment.science]
+        record = folder / progress.RECORD
+        atomic.write_text(record, self.experiment.science + "\n")
+        common = ["--missing", str(folder / "missing.csv"), "--config", f"@{record}"]
         data = ["--data", str(self.results.parent / "data"), *shlex.split(self.images_option)]
         folders = ["--results", str(self.results), *data, "--output", str(folder)]
         command = [sys.executable, str(self.scripts / "aggregate.py"), *folders, *common]

@@ -18,7 +18,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, told_in_one_line
+from manynodes.base.errors import Refusal, reason, told_in_one_line
+from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import (
@@ -48,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--config", required=True, metavar="JSON", help="the configuration")
+    add("--config", required=True, metavar="JSON", help="the configuration, or @FILE with it")
     add("--results", type=Path, required=True, help="folder of the experiment's results")
     add("--data", type=Path, metavar="FOLDER",
         help="folder of the data sets; with it the page has pictures of mistakes")  # fmt: skip
@@ -68,7 +69,7 @@ def aggregate(args: argparse.Namespace) -> None:
         Refusal: a file of a run is missing, damaged, or of another run, or the runs are of
             different code or data.
     """
-    experiment = Experiment.from_json(args.config)
+    experiment = configured(args.config)
     missing = None
     if args.missing:
         missing = pd.read_csv(args.missing, dtype=str, keep_default_na=False)
@@ -128,6 +129,29 @@ def aggregate(args: argparse.Namespace) -> None:
         for file, sha256 in run.sums.items()
     }
     sums.write(args.output, made, sources)
+
+
+def configured(given: str) -> Experiment:
+    """The experiment of a JSON object, or of a file with one: with more than a thousand runs it is
+    too long for an argument.
+
+    Args:
+        given: JSON, or `@FILE`.
+
+    Raises:
+        Refusal: the file cannot be read, or it is no configuration.
+    """
+    if not given.startswith("@"):
+        return Experiment.from_json(given)
+    file = Path(given[1:])
+    try:
+        text = read_bytes(file, MOST).decode()
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            f"--config: {file} cannot be read ({reason(error)}); run snakemake again, which "
+            "writes it"
+        ) from None
+    return Experiment.from_json(text, str(file))
 
 
 def figures_of(
