@@ -169,6 +169,11 @@ def test_a_checkout_with_changes_is_named() -> None:
     shown = page.provenance(table)
     assert shown["commit"].tolist() == ["0000000000 + changes", "0000000000"]
     assert shown["data (SHA-256)"].tolist() == ["a" * 10] * 2
+    # Trained where there was no git.
+    table = table.assign(commit=["a" * 40, None], dirty=[True, None], data_sha256=["b" * 64, None])
+    shown = page.provenance(table)
+    assert shown["commit"].tolist() == ["aaaaaaaaaa + changes", "none"]
+    assert shown["data (SHA-256)"].tolist() == ["b" * 10, "–"]
 
 
 def test_classes_are_listed_from_the_worst() -> None:

@@ -295,7 +295,7 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "run": summary["run"],
         "commit": [
-            ("none" if commit is None else commit[:10]) + " + changes" * (dirty is True)
+            ("none" if pd.isna(commit) else commit[:10]) + " + changes" * (dirty is True)
             for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
         ],
     }
