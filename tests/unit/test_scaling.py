@@ -158,6 +158,20 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert len(scaling_figure.draw(experiment, table, 360, "study").axes) == 2
 
 
+def test_a_setting_has_the_learning_rate_as_it_is_given() -> None:
+    """Not as a rule multiplies it: 0.2 on one node and 0.1 on two become the same."""
+    experiment = study(
+        [], nodes=[1, 2], batch_per_process=120, learning_rate=[0.1, 0.2],
+        learning_rate_rule="linear",
+    )  # fmt: skip
+    table = scaling.sizes(experiment, measured(experiment))
+    assert table["weak_efficiency"].notna().sum() == 4
+    advice = scaling.advice(experiment, table)
+    assert [sentence.partition(":")[0] for sentence in advice] == [
+        "learning_rate 0.1", "learning_rate 0.2",
+    ]  # fmt: skip
+
+
 def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
     experiment = study([{"nproc_per_node": n, "global_batch_size": 480} for n in (1, 2)])
     table = scaling.sizes(experiment, measured(experiment, cpus=1))

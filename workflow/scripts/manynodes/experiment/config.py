@@ -170,6 +170,8 @@ class Experiment:
         config: the resolved configuration, every key present.
         axes: the keys that were given as lists, with their values, in the schema's order.
         runs: every run under the name of its folder, such as `nodes~2_seed~0`.
+        points: what each run has on the axes as they were given; a rule such as
+            `learning_rate_rule` may have made another value of it.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Experiment:
     config: dict[str, Any]
     axes: dict[str, list[Any]]
     runs: dict[str, Run]
+    points: dict[str, dict[str, Any]]
 
     @staticmethod
     def from_config(
@@ -231,7 +234,7 @@ class Experiment:
                 refuse_unknown_names(run, resolved, keys)
             runs[run_name] = run
         found = Experiment(
-            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs
+            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs, points
         )
         if not reading:
             found.check({name: facts_of(name) for name in found.datasets})
@@ -454,13 +457,19 @@ class Experiment:
 
     def axis_values(self, name: str) -> dict[str, Any]:
         """A run's name and its value on each axis, as in tables."""
-        values = {key: self.runs[name].values[key] for key in self.axes}
-        return {"run": name} | {
-            key: value_text(list(value) if isinstance(value, tuple) else value)
-            if value is None or isinstance(value, tuple | list | dict)
-            else value
-            for key, value in values.items()
-        }
+        values = self.runs[name].values
+        return {"run": name} | {key: in_tables(values[key]) for key in self.axes}
+
+    def given_values(self, name: str) -> dict[str, Any]:
+        """The same as the configuration gives them, without the name."""
+        return {key: in_tables(self.points[name][key]) for key in self.axes}
+
+
+def in_tables(value: Any) -> Any:
+    """A value of an axis as in tables: a text instead of nothing, a list or a mapping."""
+    if value is None or isinstance(value, tuple | list | dict):
+        return value_text(list(value) if isinstance(value, tuple) else value)
+    return value
 
 
 def product(

@@ -144,7 +144,8 @@ def by_setting(
     rounded = "precision" not in axes and len({row["computed_in"] for row in rows}) > 1
     found = defaultdict(list)
     for row in rows:
-        values = experiment.axis_values(row["run"])
+        # Not as a rule has multiplied them by the size.
+        values = experiment.given_values(row["run"])
         words = [f"{axis} {values[axis]}" for axis in axes]
         words += [f"on {'GPUs' if row['gpus'] else 'CPUs'}"] if mixed else []
         words += [f"in {row['computed_in']}"] if rounded else []
