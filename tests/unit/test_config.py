@@ -273,6 +273,13 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
     ("seed: [1:30]\n", "line 1: 1:30 means 90 in YAML; write 90, or put it in quotes if it is a "
      "text"),
     ("experiment: 2026-11-25\n", "line 1: 2026-11-25 is a date; put it in quotes"),
+    ("class_weights:\n  1.1: 2\n  1.10: 5\n", "line 3: the key 1.10 means 1.1 in YAML; put it in "
+     "quotes"),
+    ("class_weights: {yes: 2}\n", "line 1: the key yes means True in YAML; put it in quotes"),
+    ("class_weights: {null: 2}\n", "line 1: the key null means None in YAML; put it in quotes"),
+    ("class_weights: {007: 2}\n", "line 1: 007 means 7 in YAML; write 7, or put it in quotes "
+     "if it is a text"),
+    ("class_weights: {2026-11-25: 2}\n", "line 1: 2026-11-25 is a date; put it in quotes"),
 ])  # fmt: skip
 def test_what_yaml_reads_otherwise_than_it_looks_is_refused(tmp_path, text, line) -> None:
     path = tmp_path / "config.yaml"
@@ -280,6 +287,13 @@ def test_what_yaml_reads_otherwise_than_it_looks_is_refused(tmp_path, text, line
     with pytest.raises(Refusal) as refused:
         read_config(path)
     assert str(refused.value) == f"config: {path}: {line}"
+
+
+def test_keys_that_are_as_they_look_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("class_weights: {3: 2, 1.5: 3, 'yes': 4, '007': 5, \"1.10\": 6, cat: 7}\n")
+    weights = read_config(path)["class_weights"]
+    assert weights == {3: 2, 1.5: 3, "yes": 4, "007": 5, "1.10": 6, "cat": 7}
 
 
 def test_an_experiment_has_a_name() -> None:

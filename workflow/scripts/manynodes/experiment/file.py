@@ -101,6 +101,19 @@ def refuse_surprise(node: yaml.ScalarNode, where: str) -> None:
         )
 
 
+def refuse_other_key(key: yaml.ScalarNode, where: str) -> None:
+    """Refuse a key, such as the name of a class, that is another text when YAML has read it: the
+    classes 1.1 and 1.10 would be one.
+
+    Raises:
+        Refusal: it is yes, 007, 1.10, a date or the like.
+    """
+    refuse_surprise(key, where)
+    means = yaml.SafeLoader("").construct_object(key)
+    if str(means) != key.value:
+        raise Refusal(f"{where}: the key {key.value} means {means} in YAML; put it in quotes")
+
+
 def check_node(path: Path, root: yaml.Node | None) -> None:
     done: set[int] = set()  # what an alias repeats is the same node
 
@@ -134,6 +147,8 @@ def check_node(path: Path, root: yaml.Node | None) -> None:
                         f"config: {path}: line {key.start_mark.line + 1}: {key.value} is given "
                         "twice; keep one"
                     )
+                if isinstance(key, yaml.ScalarNode):
+                    refuse_other_key(key, f"config: {path}: line {key.start_mark.line + 1}")
                 keys.add(str(key.value))
                 check(value, inside)
         done.add(id(node))
