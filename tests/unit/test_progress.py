@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from classifier.pixels.batches import batch_sizes
+from classifier.training.loop import Training
 from classifier.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
 from manynodes.base import failure
 from manynodes.base.failure import Again, Failure, Kind
@@ -95,6 +97,19 @@ def test_a_slow_host_is_named_once_after_some_epochs_and_forgotten_when_it_recov
     # A single slow look is no slow host.
     assert watch.add(slow, SECONDS) == []
     assert watch.live() == {}
+
+
+def test_what_is_live_counts_the_images_of_batches_as_they_are() -> None:
+    """A real training object, of which only what the method uses is there."""
+    run = Experiment.from_config({"experiment": "x", "global_batch_size": 1000}).runs["run"]
+    training = Training.__new__(Training)
+    training.run, training.epoch, training.step = run, 0, 1
+    training.sizes = batch_sizes(1437, run.global_batch_size)  # 719 and 718
+    training.totals = torch.tensor([2.0 * 719, 0.0], dtype=torch.float64)
+    training.begun = time.perf_counter() - 10
+    found = training.live()
+    assert found["loss"] == 2.0
+    assert 60 < found["images_per_second"] <= 71.9
 
 
 def test_the_clock_counts_the_forward_pass_and_the_wait_for_pixels() -> None:

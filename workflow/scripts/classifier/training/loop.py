@@ -433,7 +433,7 @@ class Training:
         step, begun = self.step, self.begun
         found: dict[str, Any] = {"epoch": self.epoch, "step": step, "steps": len(self.sizes)}
         if step and begun:
-            images = step * self.run.global_batch_size
+            images = sum(self.sizes[:step])
             found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
             # On a GPU this would wait for all ranks, and the owner's record would go stale.
             if not self.totals.is_cuda:
