@@ -202,10 +202,19 @@ def test_balanced_weights_are_scikit_learn_s_and_others_go_by_name(digits) -> No
 @pytest.mark.parametrize("key", ["class_weights", "sampling"])
 def test_a_class_without_images_cannot_be_balanced(digits, key) -> None:
     labels = np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
-    with pytest.raises(Refusal, match=f"^{key}: balanced needs training images .* none of 3; use"):
-        data.refuse_empty_class(
-            RUN.with_values(**{key: "balanced"}), labels, DataFolder.read(digits)
-        )
+    for held_out, words in (
+        ({"validation_fraction": 0.2}, "validation_fraction; use a smaller validation_fraction"),
+        ({"folds": 5, "fold": 1, "validation_fraction": 0.0}, "folds; use more folds"),
+        (
+            {"folds": 5, "fold": 1, "validation_fraction": 0.2},
+            "folds and validation_fraction; use more folds or a smaller validation_fraction",
+        ),
+    ):
+        line = f"{key}: balanced needs training images of every class, but all of 3 are held out by"
+        with pytest.raises(Refusal, match=f"^{line} {words}$"):
+            data.refuse_empty_class(
+                RUN.with_values(**{key: "balanced"}, **held_out), labels, DataFolder.read(digits)
+            )
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])

@@ -27,6 +27,8 @@ from manynodes.experiment.config import Run
 
 # Edge from which `crop: auto` resizes random boxes.
 PHOTOGRAPH = 96
+# What takes images out of the training, and what takes fewer.
+FEWER = {"folds": "more folds", "validation_fraction": "a smaller validation_fraction"}
 
 
 def how(run: Run, data: DataFolder) -> Augmentation:
@@ -81,11 +83,13 @@ def refuse_empty_class(run: Run, labels: np.ndarray, data: DataFolder) -> None:
         Refusal: naming the class.
     """
     empty = np.setdiff1d(np.arange(data.classes), labels)
+    held_out_by = [key for key in FEWER if getattr(run, key)]
     for key in ("class_weights", "sampling"):
         if getattr(run, key) == "balanced" and len(empty):
             raise Refusal(
-                f"{key}: balanced needs training images of every class, and validation_fraction "
-                f"leaves none of {data.class_names[empty[0]]}; use a smaller one"
+                f"{key}: balanced needs training images of every class, but all of "
+                f"{data.class_names[empty[0]]} are held out by {' and '.join(held_out_by)}; use "
+                f"{' or '.join(FEWER[each] for each in held_out_by)}"
             )
 
 
