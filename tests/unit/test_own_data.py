@@ -1,5 +1,6 @@
 """The import of a user's own images, by the program, and what it refuses."""
 
+import itertools
 import json
 import math
 import os
@@ -135,6 +136,34 @@ def test_images_are_upright_opaque_and_cropped_about_their_centre(tmp_path: Path
     assert middle.shape == (20, 20, 3)
     assert middle[0, 0, 0] == 255
     assert middle[-1, 0, 0] == 0
+
+
+@pytest.mark.parametrize(("level", "dark"), [(4095, True), (2**15, False)])
+def test_images_of_16_bits_that_use_only_12_are_told(tmp_path, level: int, dark: bool) -> None:
+    ramp = np.linspace(0, level, 64).reshape(8, 8).astype(np.uint16)
+    for split, name, number in itertools.product(("train", "test"), "ab", range(2)):
+        place = tmp_path / "images" / split / name
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(ramp // (number + 1)).save(place / f"{number}.png")
+    (tmp_path / "load.py").write_text(
+        "from pathlib import Path\n"
+        "from PIL import Image\n"
+        "def load(split):\n"
+        f"    for path in sorted(Path({str(tmp_path)!r}, 'images', split).glob('*/*.png')):\n"
+        "        yield Image.open(path), 'ab'.index(path.parent.name)\n"
+    )
+    line = (
+        "fetch: warning: 8 grey images of 16 bits are dark: their levels go up to 4,095 of 65,535; "
+        "scale them to 16 bits\n"
+    )
+    for kind, path in (("folder", "images"), ("python", "load.py:load")):
+        path, _, function = path.partition(":")
+        done = fetch(user_data(tmp_path / path, kind, function=function), tmp_path / kind)
+        assert done.returncode == 0, done.stderr
+        assert (line in done.stderr) == dark
+        assert ("are dark" in done.stderr) == dark
+    images = DataFolder.read(tmp_path / "folder").split("train")[0]
+    assert images.max() == level >> 8
 
 
 def test_damaged_images_are_named_or_left_out(shapes: Path, tmp_path: Path) -> None:

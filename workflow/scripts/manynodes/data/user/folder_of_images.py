@@ -43,6 +43,7 @@ from manynodes.data.user.writing import (
     progress,
     refuse_empty_class,
     shared_images,
+    tell_dark,
     tell_warned,
 )
 from manynodes.data.walk import Identity, walk
@@ -66,11 +67,13 @@ class Decoded(NamedTuple):
         checksum: CRC-32 of the pixels.
         fingerprints: see `similar`.
         warnings: of its decoder.
+        level: the highest of a grey image of 16 bits; None of another image.
     """
 
     checksum: int
     fingerprints: tuple[bytes, ...]
     warnings: list[str]
+    level: int | None = None
 
 
 def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
@@ -107,6 +110,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             size, channels = common_shape(user_data, listings, headers)
             files = {}
             warned: dict[str, list[object]] = {}
+            levels: list[int] = []
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
@@ -130,6 +134,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                         for text in result.warnings:
                             name = listing.paths[number].relative_to(user_data.path)
                             warned.setdefault(text, []).append(name)
+                        levels += [] if result.level is None else [result.level]
                         file.checksums.append(result.checksum)
                         file.fingerprints.append(result.fingerprints)
                     bar.update(len(results))
@@ -143,6 +148,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             ) from None
         refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
+        tell_dark(levels, tell)
         images, kept_paths, origins = {}, {}, {}
         for split, file in files.items():
             paths, numbers = listings[split].paths, listings[split].labels
@@ -524,15 +530,19 @@ def decode_into(
     with path.open("rb+") as file:
         for image in images:
             warnings: list[str] = []
+            levels: list[int] = []
             kept_stderr()
             try:
-                pixels = read_image(image, size, shape[2], warnings.append, jpeg_scaling)
+                pixels = read_image(
+                    image, size, shape[2], warnings.append, jpeg_scaling, levels.append
+                )
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")
                 os.pwrite(file.fileno(), content, offset + len(found) * len(content))
                 warnings += kept_stderr()
-                found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings))
+                level = levels[0] if levels else None
+                found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings, level))
             except Unreadable as error:
                 found.append(str(error))
     return found

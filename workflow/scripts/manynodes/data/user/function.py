@@ -22,6 +22,7 @@ from manynodes.data.user.writing import (
     progress,
     refuse_empty_class,
     shared_images,
+    tell_dark,
     tell_warned,
 )
 
@@ -41,6 +42,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
     files: dict[str, ArrayFile] = {}
     labels: dict[str, list[int]] = {}
     warned: dict[str, list[object]] = {}
+    levels: list[int] = []
     with ExitStack() as stack:
         for split in SPLITS:
             labels[split] = []
@@ -50,7 +52,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 where = f"dataset.python: {split} image {number}"
                 texts: list[str] = []
                 with warnings_told(texts.append):
-                    array = user_pixels(image, user_data, where)
+                    array = user_pixels(image, user_data, where, levels.append)
                 for text in texts:
                     warned.setdefault(text, []).append(f"{split} image {number}")
                 if not files or split not in files:
@@ -71,6 +73,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     f"dataset.python: {user_data.function}({split!r}) of {path} yields no image"
                 )
         tell_warned(warned, tell)
+        tell_dark(levels, tell)
         classes = 1 + max(max(found) for found in labels.values())
         given = getattr(module, "CLASSES", None)
         if given is not None and not isinstance(given, list | tuple):
@@ -129,8 +132,13 @@ def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) ->
         raise Refusal(f"dataset.python: {user_error(error, path)}") from None
 
 
-def user_pixels(image: Any, user_data: UserData, where: str) -> np.ndarray:
+def user_pixels(
+    image: Any, user_data: UserData, where: str, tell_level: Callable[[int], None]
+) -> np.ndarray:
     """An image as uint8 or float32 (h, w, c).
+
+    Args:
+        tell_level: as of `prepared`.
 
     Raises:
         Refusal: it is none.
@@ -138,7 +146,7 @@ def user_pixels(image: Any, user_data: UserData, where: str) -> np.ndarray:
     if hasattr(image, "convert"):  # Pillow's
         grey = user_data.channels or (1 if image.mode in GREY else 3)
         try:
-            return prepared(image, user_data.image_size, grey)
+            return prepared(image, user_data.image_size, grey, tell_level)
         except Unreadable as error:
             raise Refusal(f"{where}: {error}") from None
     array = as_array(image, f"{where} is no array")

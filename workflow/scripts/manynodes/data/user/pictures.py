@@ -104,6 +104,7 @@ def read_image(
     channels: int,
     tell: Callable[[str], None] | None = None,
     jpeg_scaling: bool = False,
+    tell_level: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """The pixels of an image file, see `prepared`.
 
@@ -112,6 +113,7 @@ def read_image(
             twice `size`. To 224 x 224, a photograph of 12 megapixels takes two fifths of the time,
             and its pixels differ by 0.16 of 255 in the mean (measured).
         tell: gets what the decoder warns of; without it, this warns, and names the file.
+        tell_level: as of `prepared`.
 
     Raises:
         Unreadable: it is damaged, too large, or no image.
@@ -125,7 +127,7 @@ def read_image(
         if jpeg_scaling and size and isinstance(image, JpegImageFile):
             height, width = size if orientation(image) < 5 else size[::-1]
             image.draft(None, (2 * width, 2 * height))
-        return prepared(image, size, channels)
+        return prepared(image, size, channels, tell_level)
 
 
 @contextmanager
@@ -138,7 +140,12 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
         tell(one_line(text, 80))
 
 
-def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+def prepared(
+    image: Image.Image,
+    size: tuple[int, int] | None,
+    channels: int,
+    tell_level: Callable[[int], None] | None = None,
+) -> np.ndarray:
     """The first picture of an image as pixels.
 
     It is turned upright as its metadata (EXIF, XMP) say; what is transparent becomes white; 16 bits
@@ -148,6 +155,7 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
     Args:
         size: height and width; None: as it is.
         channels: 1 (grey) or 3 (RGB).
+        tell_level: gets the highest level of a grey image of 16 bits.
 
     Returns:
         uint8 (h, w, channels).
@@ -163,7 +171,7 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
         if image.mode == "F":
             raise Unreadable("its pixels are floating-point numbers")
         if image.mode.startswith("I"):
-            image = of_eight_bits(image, deep)
+            image = of_eight_bits(image, deep, tell_level)
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -180,11 +188,14 @@ def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) ->
         raise Unreadable(reason(error)) from None
 
 
-def of_eight_bits(image: Image.Image, deep: bool) -> Image.Image:
+def of_eight_bits(
+    image: Image.Image, deep: bool, tell_level: Callable[[int], None] | None
+) -> Image.Image:
     """A grey image of 16 or 32 bits with 8.
 
     Args:
         deep: its levels go up to 65,535, not to 255.
+        tell_level: as of `prepared`.
 
     Raises:
         Unreadable: its levels do not.
@@ -195,6 +206,8 @@ def of_eight_bits(image: Image.Image, deep: bool) -> Image.Image:
     if not deep and levels.max() > 255:
         # No rule for one image alone would treat all images of a data set alike.
         raise Unreadable("its pixels have 32 bits; save them with 16")
+    if deep and tell_level:
+        tell_level(int(levels.max()))
     return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
 
 

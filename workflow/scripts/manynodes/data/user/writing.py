@@ -180,6 +180,20 @@ def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], No
         tell(f"warning: {len(images):,} images: {text}: {named(images)}")
 
 
+def tell_dark(levels: Sequence[int], tell: Callable[[str], None]) -> None:
+    """Warn of images of 16 bits that use less than half of them, such as those of a camera of 12:
+    of each level only the upper 8 bits are kept.
+
+    Args:
+        levels: the highest of each grey image of 16 bits.
+    """
+    if levels and max(levels) < 2**15:
+        tell(
+            f"warning: {len(levels):,} grey images of 16 bits are dark: their levels go up to "
+            f"{max(levels):,} of 65,535; scale them to 16 bits"
+        )
+
+
 def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
     """A progress bar; a log gets a line of it every ten seconds."""
     seconds = 0.2 if sys.stderr.isatty() else 10
