@@ -91,6 +91,18 @@ def test_an_error_with_several_lines_is_named_by_its_first() -> None:
     assert ending.error == "rank 1 on n2: ValueError: the first line"
 
 
+def test_an_error_without_a_message_is_named_by_its_place() -> None:
+    lines = ("Traceback (most recent call last):", '  File "/a/b.py", line 9, in <module>',
+             "    load(3)", '  File "/a/c.py", line 1, in load', "    assert n == 3 or n > 4",
+             "           ^^^^^^^^^^^^^^^", "AssertionError")  # fmt: skip
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error == (
+        "rank 1 on n2: AssertionError in load (c.py:1): assert n == 3 or n > 4"
+    )
+    # Without its source.
+    lines = (lines[0], lines[3], "KeyError")
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error.endswith("KeyError in load (c.py:1)")
+
+
 def test_last_words_of_a_refusal_are_its_line() -> None:
     assert last_words(
         ["Traceback (most recent call last):", "train: epochs: too few", WARNING], "train"

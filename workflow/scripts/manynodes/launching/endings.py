@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from manynodes.base.processes import how
 
@@ -39,6 +40,10 @@ GPU_FAULT = re.compile(
 )
 # Of these, the words for a broken GPU.
 BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
+
+# An exception without a message, and where one was raised.
+SILENT = re.compile(r"[\w.]+")
+FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 
 # All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
 # 15 of 63 starts of programs of four lines that do not destroy their process group ended so (torch
@@ -123,6 +128,8 @@ class Ending:
             said = next((line for line in self.lines[1:] if line[:1].strip()), said)
             # NCCL's exceptions begin with its own words.
             said = fault if fault and fault not in said else said
+            if SILENT.fullmatch(said):
+                said = f"{said} {raised_in(self.lines)}"
         if self.status == -signal.SIGABRT and last == UNENDED:
             if not raised:
                 remedy = "end the program with torch.distributed.destroy_process_group()"
@@ -130,6 +137,17 @@ class Ending:
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         return f"{self.name}: {' '.join(said.split())}{self.gpu}"
+
+
+def raised_in(traceback: Sequence[str]) -> str:
+    """Where an exception was raised: `in load (train.py:12): assert images`."""
+    places = [number for number, line in enumerate(traceback) if FRAME.match(line)]
+    if not places:
+        return ""
+    file, line, function = FRAME.match(traceback[places[-1]]).groups()  # type: ignore[union-attr]
+    place = f"in {function} ({Path(file).name}:{line})"
+    code = traceback[places[-1] + 1]
+    return f"{place}: {code.strip()}" if code.startswith("    ") else place
 
 
 def send(record: dict) -> None:
