@@ -132,6 +132,30 @@ def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
             publish(folders, [wrong])
 
 
+def test_links_of_outputs_lead_to_outputs(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    (folders.work / "ck").mkdir(parents=True)
+    (folders.work / "ck/e3.pt").write_text("3")
+    (folders.work / "ck/best.pt").symlink_to(folders.work / "ck/e3.pt")
+    publish(folders, ["ck/"])
+    (folders.work / "ck/e3.pt").unlink()
+    assert (folders.outputs / "ck/best.pt").read_text() == "3"
+
+
+def test_half_a_line_in_the_middle_is_named_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text(
+        '{"step": 1, "loss": 2}\n{"step": 2, "lo{"step": 2, "loss": 1}\n'
+    )
+    rows = read_user_metrics(tmp_path, "m.jsonl")
+    assert rows == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1}]
+    (tmp_path / "m.jsonl").write_text('{"step": 1, "loss": 2}\nstep 2\n')
+    with pytest.raises(Refusal, match="m.jsonl: line 2 is no JSON object; remove it"):
+        read_user_metrics(tmp_path, "m.jsonl")
+    (tmp_path / "m.csv").write_text("step,loss\n1,2\n2,1.22,1.2\n")
+    with pytest.raises(Refusal, match="m.csv: line 3 has more cells than the first; remove it"):
+        read_user_metrics(tmp_path, "m.csv")
+
+
 def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text('{"accuracy": 0.5, "confusion_matrix": [[1, 0], [1, 0]]}')
@@ -426,3 +450,7 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "iter,loss,val", "0,3,", "1,2.25,4", "3,,",
     ]  # fmt: skip
+    # Late, or a summary at the end.
+    rows.take("step 2: val 5")
+    rows.write()
+    assert [row["iter"] for row in read_metrics(tmp_path / "metrics.csv")] == [0, 1, 2, 3]

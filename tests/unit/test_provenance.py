@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from manynodes.base import provenance
+from manynodes.base.errors import Refusal
 from manynodes.base.sources import local_sources
+from manynodes.experiment.command import words_sha256
 from programs import SCRIPTS
 
 
@@ -150,6 +152,38 @@ def test_a_module_s_packages_are_a_part_of_it(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     found = local_sources(tmp_path / "pkg/sub/train.py", tmp_path)
     assert set(found) == {"pkg/sub/train.py", "pkg/sub/__init__.py", "pkg/__init__.py"}
+
+
+def test_imports_from_the_package_above_are_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "pkg/sub").mkdir(parents=True)
+    (tmp_path / "train.py").write_text("from pkg.sub.mod import f")
+    texts = {"mod": "from ..utils import g\nfrom .. import other\nfrom ...beyond import x"}
+    for name in ("pkg/__init__", "pkg/sub/__init__", "pkg/sub/mod", "pkg/utils", "pkg/other"):
+        (tmp_path / f"{name}.py").write_text(texts.get(Path(name).name, ""))
+    found = local_sources(tmp_path / "train.py")
+    assert {"pkg/utils.py", "pkg/other.py"} < set(found)
+    assert len(found) == 6
+
+
+def test_a_program_behind_a_link_imports_from_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/train.py").write_text("import helper")
+    (tmp_path / "common/helper.py").write_text("")
+    (tmp_path / "train.py").symlink_to("common/train.py")
+    words = ["{python}", str(tmp_path / "train.py")]
+    before = words_sha256(words, other_python=False)
+    (tmp_path / "common/helper.py").write_text("x = 1")
+    assert words_sha256(words, other_python=False) != before
+
+
+def test_another_python_may_know_more_syntax(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import helper\ntype X = int\ntype = \n")
+    (tmp_path / "helper.py").write_text("")
+    with pytest.raises(Refusal, match=r"train.py:[23]: "):
+        local_sources(tmp_path / "train.py")
+    assert list(local_sources(tmp_path / "train.py", other_python=True)) == [
+        "train.py", "helper.py",
+    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ rule pack:
     params:
         pack=f"{SCRIPTS}/pack.py",
         prefix=lambda wildcards: str(EXPERIMENT.environment.prefix),
-        content=lambda wildcards: EXPERIMENT.environment.packages_sha256,
+        content=lambda wildcards: EXPERIMENT.environment.contents_sha256,
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.pack:q}"

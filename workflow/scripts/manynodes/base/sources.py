@@ -6,10 +6,11 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from manynodes.base.temporary import temporary_folder
 
 MOST_BYTES = 1_000_000
 MOST_FILES = 100
+IMPORT = re.compile(r"^[ \t]*(?:from|import)\b.*", re.MULTILINE)
 # Functions may import when they are called, so copies of sources stay until this process ends.
 COPIES = ExitStack()
 # Packages of ours that a module of the user's may be named like.
@@ -27,7 +29,9 @@ OURS = ("classifier", "manynodes")
 atexit.register(COPIES.close)
 
 
-def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
+def local_sources(
+    path: Path, folder: Path | None = None, other_python: bool = False
+) -> dict[str, str]:
     """The texts of a Python file and of the modules beside it that it imports, by file name.
 
     The first one is the file itself. A module in a package beside it has a name such as
@@ -35,6 +39,7 @@ def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
 
     Args:
         folder: where imports begin; the file's own unless given.
+        other_python: another Python runs it, whose syntax may be newer than this one's.
 
     Raises:
         Refusal: the file is missing, or is no Python.
@@ -52,7 +57,7 @@ def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
         file = folder / name
         try:
             found[name] = read_bytes(file, MOST_BYTES).decode()
-            tree = ast.parse(found[name])
+            tree = parsed(found[name], other_python)
         except FileNotFoundError:
             raise Refusal(f"{file} is not there") from None
         except OSError as error:
@@ -67,6 +72,24 @@ def local_sources(path: Path, folder: Path | None = None) -> dict[str, str]:
     return found
 
 
+def parsed(text: str, other_python: bool) -> ast.Module:
+    """The code of a file; of one that only another Python understands, its imports of one line.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        if not other_python:
+            raise
+    found = ast.Module([], [])
+    for line in IMPORT.findall(text):
+        with suppress(SyntaxError):
+            found.body += ast.parse(line.strip()).body
+    return found
+
+
 def imported(tree: ast.Module, name: str) -> list[Path]:
     """File names that the imports of a module could mean, relative to the first file's folder."""
     here = Path(name).parent
@@ -76,9 +99,10 @@ def imported(tree: ast.Module, name: str) -> list[Path]:
         if isinstance(node, ast.Import):
             names = [(Path(), alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = Path()
-            if node.level:
-                base = here.joinpath(*[".."] * (node.level - 1))
+            above = [here, *here.parents]
+            if node.level > len(above):
+                continue  # not below the folder: Python refuses it
+            base = above[node.level - 1] if node.level else Path()
             module = node.module or ""
             names = [(base, module)] + [
                 (base, f"{module}.{alias.name}".strip(".")) for alias in node.names
@@ -88,7 +112,7 @@ def imported(tree: ast.Module, name: str) -> list[Path]:
             for depth in range(1, len(parts) + 1):
                 inside = base.joinpath(*parts[:depth])
                 found += [inside.with_suffix(".py"), inside / "__init__.py"]
-    return [path for path in found if ".." not in path.parts]
+    return found
 
 
 def sources_sha256(sources: Mapping[str, str]) -> str:

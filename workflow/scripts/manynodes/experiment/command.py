@@ -119,23 +119,32 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     return [NAME.sub(value, word) for word in words]
 
 
-def words_sha256(words: Sequence[str]) -> str:
+def words_sha256(words: Sequence[str], other_python: bool) -> str:
     """SHA-256 of the files that a command names: a Python program with what it imports from
     beside it, or the files of another command.
+
+    Args:
+        other_python: as of `local_sources`.
     """
     first, *rest = [word.removeprefix("{here}/") for word in words]
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
         for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
             if Path(folder, name).is_file() and folder:
-                return sources_sha256(local_sources(Path(folder, name), Path(folder)))
+                file, above = Path(folder, name), Path(folder)
+                return sources_sha256(local_sources(file, above, other_python))
         return ""
     if first == PYTHON and rest and rest[0][0] != "-":
-        return sources_sha256(local_sources(Path(rest[0])))
+        # Python looks for modules beside the file that a link leads to.
+        file = Path(rest[0])
+        file = file.resolve() if file.is_symlink() else file
+        return sources_sha256(local_sources(file, other_python=other_python))
     given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
     # A program may be there to be started only.
     digests = [
-        sources_sha256(local_sources(path)) if path.suffix == ".py" else file_sha256(path)
+        sources_sha256(local_sources(path, other_python=other_python))
+        if path.suffix == ".py"
+        else file_sha256(path)
         for path in given
         if os.access(path, os.R_OK)
     ]

@@ -366,7 +366,7 @@ class Experiment:
             Refusal: a file is missing, or is no Python.
         """
         words, locked = (
-            command.words_sha256(command.command(self.config)),
+            command.words_sha256(command.command(self.config), not self.environment.is_ours),
             self.environment.identity,
         )
         return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
@@ -374,7 +374,9 @@ class Experiment:
     @cached_property
     def evaluation_sha256(self) -> str:
         """The same of the program that evaluates, without its environment."""
-        return command.words_sha256(self.evaluation) if self.evaluation else ""
+        if not self.evaluation:
+            return ""
+        return command.words_sha256(self.evaluation, not self.environment.is_ours)
 
     @property
     def science(self) -> str:

@@ -35,12 +35,15 @@ IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
 PROBE = """
-import importlib.util, json, os, platform, sys
-listed = []
+import hashlib, importlib.util, json, os, platform, sys
+listed, texts = [], []
 if sys.argv[3] == "all":
     try:
         from importlib import metadata
-        listed = [(d.metadata["Name"], d.version) for d in metadata.distributions()]
+        every = list(metadata.distributions())
+        listed = [(d.metadata["Name"], d.version) for d in every]
+        # The hashes of all files, and the commit of a package that has only one version.
+        texts = [d.read_text(name) or "" for d in every for name in ("RECORD", "direct_url.json")]
     except ImportError:
         import pkg_resources
         listed = [(d.project_name, d.version) for d in pkg_resources.working_set]
@@ -63,6 +66,7 @@ print(sys.argv[1] + json.dumps({
     "interpreter": sys.executable,
     "python": platform.python_version(),
     "distributions": {name: found[name] for name in sorted(found)},
+    "contents": hashlib.sha256("".join(sorted(texts)).encode()).hexdigest(),
     "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
     "missing": missing,
 }))
@@ -140,7 +144,8 @@ class UserEnvironment:
                 f"module load {shlex.join(self.modules)} || exit 1",
             ]
         if self.setup:
-            lines += ["set -e", self.setup, "set +e"]
+            told = 'echo "environment.setup: $BASH_COMMAND ended with status $?" >&2'
+            lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +e; trap - ERR"]
         if self.conda:
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
             lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
@@ -231,6 +236,14 @@ class UserEnvironment:
         if not self.answers_here:
             return ""
         text = json.dumps(packages_of(self.here), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def contents_sha256(self) -> str:
+        """Changes with the files of these packages, and with the lock."""
+        if not self.answers_here:
+            return ""
+        text = f"{self.packages_sha256} {self.here['contents']} {self.identity}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

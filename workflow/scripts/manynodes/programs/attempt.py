@@ -11,6 +11,7 @@ from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.command import words_sha256
+from manynodes.experiment.environments import UserEnvironment
 from manynodes.programs.folders import REPOSITORY, Folders, prepare
 from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
@@ -38,7 +39,9 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
     by_hand = {"command": list(task.command)}
     request = {key: value for key, value in (by_hand | dict(task.values)).items()
                if key not in SITE}  # fmt: skip
-    request["sources_sha256"] = sources or words_sha256(task.command)
+    request["sources_sha256"] = sources or words_sha256(
+        task.command, not UserEnvironment.of(task.environment).is_ours
+    )
     request["directory"] = task.directory
     request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None

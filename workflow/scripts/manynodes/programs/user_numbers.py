@@ -15,6 +15,7 @@ from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.reporting.metrics import (
     COUNTS,
+    HALF,
     MOST_COLUMNS,
     Row,
     is_number,
@@ -88,17 +89,35 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
         text = read_bytes(path, MOST).decode("utf-8-sig")
         if path.suffix in (".jsonl", ".ndjson"):
             # A killed process may have left half a line.
-            lines = [line for line in text.split("\n")[:-1] if line.strip()]
-            found: Any = [json.loads(line) for line in lines]
+            lines = list(enumerate(text.split("\n")[:-1], 1))
+            found: Any = [json_of(line, number) for number, line in lines if line.strip()]
         elif path.suffix == ".json":
             found = inside(json.loads(text), place)
         else:
-            found = list(csv.DictReader(io.StringIO(text, newline="")))
+            reader = csv.DictReader(io.StringIO(text, newline=""))
+            found = []
+            for row in reader:
+                if None in row:
+                    raise ValueError(f"line {reader.line_num} has more cells than the first{HALF}")
+                found.append(row)
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ValueError("no list of objects")
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
-        raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
+        remedy = "" if HALF in str(error) else "; correct the key metrics"
+        raise Refusal(f"metrics: {path}: {reason(error)}{remedy}") from None
     return found
+
+
+def json_of(line: str, number: int) -> Any:
+    """The object of a line; the last one, if a killed process has left a part of one before it.
+
+    Raises:
+        ValueError: it has none.
+    """
+    for start in re.finditer(r"\{", line):
+        with suppress(ValueError):
+            return json.loads(line[start.start() :])
+    raise ValueError(f"line {number} is no JSON object{HALF}")
 
 
 def newest_last(folder: Path, pattern: str) -> list[Path]:
@@ -229,7 +248,7 @@ class LogRows:
         # Of an earlier start with other expressions, they would be rows of something else.
         kept = [row for row in before if list(row)[:1] == self.columns[:1]]
         self.rows = {row[self.columns[0]]: self.empty | row for row in kept}
-        self.changed = False
+        self.begun = self.changed = False
         self.lock = Lock()  # both streams of the program have a thread
 
     @property
@@ -245,15 +264,17 @@ class LogRows:
             count = row.get(next(iter(pattern.groupindex)), math.nan)
             if len(row) == len(given) and math.isfinite(count):
                 with self.lock:
-                    if self.rows and count < next(reversed(self.rows)):
+                    if not self.begun:
                         self.rows = {key: old for key, old in self.rows.items() if key <= count}
+                    self.begun = True
                     self.rows[count] = self.rows.get(count, self.empty) | row
                     self.changed = True
 
     def write(self) -> None:
         """Write what is new."""
         with self.lock:
-            rows, self.changed, changed = list(self.rows.values()), False, self.changed
+            rows = [self.rows[count] for count in sorted(self.rows)]
+            self.changed, changed = False, self.changed
         if changed:
             write_metrics(self.path, rows)
 

@@ -15,6 +15,8 @@ MOST_COLUMNS = 1000
 # is none, the first one counts.
 COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 LARGEST = 10**300
+# What to do about a line that is none.
+HALF = "; remove it, if a killed process has left half a line there"
 Row = dict[str, float]
 
 
@@ -62,7 +64,7 @@ def read_metrics(path: Path) -> list[Row]:
             if line == lines[0]:  # a program that has started again
                 continue
             if len(line) != len(header):
-                raise ValueError(f"row {number} has {len(line)} cells, not {len(header)}")
+                raise ValueError(f"row {number} has {len(line)} cells, not {len(header)}{HALF}")
             row = {key: cell(value, number) for key, value in zip(header, line, strict=True)}
             if not math.isfinite(row[header[0]]):
                 raise ValueError(f"row {number} has no {header[0]}")
