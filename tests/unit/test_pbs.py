@@ -9,11 +9,13 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.job_size import evaluation_size, training_size
-from manynodes.schedulers.pbs.commands import SEPARATOR, parse_jobs
+from manynodes.schedulers.pbs import jobs as pbs_jobs
+from manynodes.schedulers.pbs.commands import FULL, SEPARATOR, parse_jobs
 from manynodes.schedulers.pbs.jobs import Jobs, job_name
 from manynodes.schedulers.pbs.requests import options
 from manynodes.schedulers.pbs.scheduler import end_of, job_hosts
 from manynodes.schedulers.pbs.states import State, state_of
+from manynodes.schedulers.pbs.submission import try_submission
 from manynodes.schedulers.registry import SCHEDULERS
 
 REQUESTS = {
@@ -168,6 +170,17 @@ def test_names_that_pbs_accepts() -> None:
     assert job_name("1 ä") == "j1__"
 
 
+def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, qsub: str) -> None:
+    """A PBS whose qsub runs these lines of shell; the jobs that it deletes are in `deleted`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    texts = {"qsub": f"cat > /dev/null; {qsub}", "qdel": f'echo "$@" > {folder}/deleted',
+             "qstat": "true"}  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
 @pytest.mark.parametrize(
     ("qsub", "deleted", "refusal"),
     [
@@ -180,13 +193,7 @@ def test_names_that_pbs_accepts() -> None:
 def test_no_job_that_qsub_has_submitted_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qsub: str, deleted: str, refusal: str | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    commands = {"qsub": f"cat > /dev/null; {qsub}", "qdel": f'echo "$@" > {tmp_path}/deleted',
-                "qstat": "true"}  # fmt: skip
-    for name, text in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    commands(tmp_path, monkeypatch, qsub)
     jobs = Jobs("select", "")
     job = type("Job", (), {"resources": {}})()
     info = types.SimpleNamespace(job=job, external_jobid=None)
@@ -200,3 +207,44 @@ def test_no_job_that_qsub_has_submitted_is_forgotten(
         assert info.external_jobid is None
     done = tmp_path / "deleted"
     assert (done.read_text().strip() if done.exists() else "") == deleted
+
+
+@pytest.mark.parametrize(("said", "waits"), [
+    ("Maximum number of jobs already in complex", True),
+    ("Maximum number of jobs for user ann already in queue workq", True),
+    ("Maximum number of jobs in 'Q' state for project p1 already in queue workq", True),
+    ("would exceed queue generic's per-user limit", True),
+    ("would exceed complex's per-group limit of jobs in 'Q' state", True),
+    ("would exceed per-user limit on resource ncpus in complex", False),
+    ("would exceed complex's per-user limit on resource ncpus", False),
+    ("would exceed user ann's limit on resource ncpus in queue workq for jobs in 'Q' state", False),
+    ("Job violates queue and/or server resource limits", False),
+])  # fmt: skip
+def test_only_a_limit_on_jobs_is_waited_for(said: str, waits: bool) -> None:
+    assert bool(FULL.search(f"qsub: {said}\n")) == waits
+
+
+def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each submission fails twice, and twice again when the job is submitted again."""
+    said = "qsub: would exceed queue generic's per-user limit"
+    commands(tmp_path, monkeypatch, (
+        f'echo >> tries; n=$(wc -l < tries); [ $((n % 3)) = 0 ] && echo $n.site || '
+        f'{{ echo "{said}" >&2; exit 1; }}'
+    ))  # fmt: skip
+    monkeypatch.setattr(pbs_jobs, "PAUSE", 0.01)
+    told: list[str] = []
+    jobs = Jobs("select", "", told.append)
+    info = types.SimpleNamespace(job=type("Job", (), {"resources": {}})(), external_jobid=None)
+    assert jobs.submit(info, "x", "true") is None
+    assert info.external_jobid == "3.site"
+    assert told == [f"{said}; jobs are submitted when others have ended"]
+    (job,) = jobs.known.values()
+    lost = State("has lost a node", ended=True, node_lost=True)
+    for number in ("3.site", "3.site", "6.site"):
+        assert jobs.again(job, lost)
+        assert info.external_jobid == number
+    assert told[1:] == ["job 3.site has lost a node; it continues as job 6.site"]
+    try_submission(("-q", "workq"))
+    assert not (tmp_path / "deleted").exists()

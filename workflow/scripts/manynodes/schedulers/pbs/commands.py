@@ -17,10 +17,17 @@ SEPARATOR = "\x1f"
 TIMEOUT = 60  # seconds for one answer
 # A job's id on a line of its own: `12.server`, `12[].server`.
 JOB_ID = re.compile(r"^\d+(?:\[\])?\.[\w.-]+$", re.MULTILINE)
+# What qsub says when a limit on the jobs of a user, group, project or queue is reached. Not of a
+# limit on a resource: a single job may ask for more than that, and would never pass.
+FULL = re.compile(r"Maximum number of jobs\b|'s per-(?:user|group|project) limit(?! on resource)")
 
 
 class Unanswered(Exception):
     """The server did not answer; jobs are not affected."""
+
+
+class Full(Unanswered):
+    """The server takes no more jobs until others have ended, in qsub's words."""
 
 
 def path_of(name: str) -> str:

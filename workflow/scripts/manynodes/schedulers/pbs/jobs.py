@@ -15,7 +15,15 @@ from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
 from manynodes.schedulers.base import TellState
-from manynodes.schedulers.pbs.commands import JOB_ID, Unanswered, error_of, run_pbs, shown_jobs
+from manynodes.schedulers.pbs.commands import (
+    FULL,
+    JOB_ID,
+    Full,
+    Unanswered,
+    error_of,
+    run_pbs,
+    shown_jobs,
+)
 from manynodes.schedulers.pbs.requests import options
 from manynodes.schedulers.pbs.scheduler import AGAIN, NOT_SAVED, SAVED
 from manynodes.schedulers.pbs.states import State, state_of
@@ -32,8 +40,8 @@ MOST_AGAIN = 3
 # Polls in a row at which PBS must say that a job can never run: a server that has just started may
 # not know its nodes yet.
 NEVER = 2
-# Seconds to wait for a server that does not answer while a job is submitted, and in all while jobs
-# are deleted.
+# Seconds to wait for a server that does not answer or takes no more jobs while a job is submitted,
+# and in all while jobs are deleted.
 PAUSE, DELETING = 10, 60
 
 
@@ -96,10 +104,11 @@ class Jobs:
         self.known: dict[int, Job] = {}
         self.lock = threading.Lock()
         self.silent_since: float | None = None
+        self.limits: set[str] = set()
         self.cancelled = False
 
     def submit(self, info: Any, name: str, command: str) -> str | None:
-        """Submit a Snakemake job; waits while PBS does not answer.
+        """Submit a Snakemake job; waits while PBS does not answer or takes no more jobs.
 
         Args:
             info: its external_jobid becomes PBS's id.
@@ -134,12 +143,15 @@ class Jobs:
 
         Raises:
             Refusal: in qsub's words.
+            Full: a limit on jobs is reached.
             Unanswered: PBS does not answer.
         """
         # The script on stdin: qsub understands no path with a blank. The script writes its own log.
         done = run_pbs("qsub", *job.options, "-o", "/dev/null", stdin=job.file(".sh").read_text())
         # A site's own qsub may say more, or fail after it has submitted the job.
         ids = JOB_ID.findall(done.stdout)
+        if done.returncode and not ids and FULL.search(done.stderr):
+            raise Full(error_of(done))
         if done.returncode and not ids and run_pbs("qstat", "-B").returncode:
             raise Unanswered(error_of(done))
         if done.returncode or len(ids) != 1:
@@ -191,8 +203,13 @@ class Jobs:
         return found
 
     def silent(self, error: Exception) -> None:
-        """Say once that PBS does not answer."""
-        if self.silent_since is None:
+        """Say once that PBS does not answer, or which limit on jobs is reached."""
+        if isinstance(error, Full):
+            line = f"{one_line(str(error))}; jobs are submitted when others have ended"
+            if line not in self.limits:
+                self.limits.add(line)
+                self.tell(line)
+        elif self.silent_since is None:
             self.silent_since = time.monotonic()
             self.tell(f"no job states ({one_line(str(error))}); jobs are not affected; asking "
                       "again until PBS answers")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.schedulers.base import TellState, Watch, refuse_different
-from manynodes.schedulers.pbs.commands import JOB_ID, Unanswered, error_of, run_pbs
+from manynodes.schedulers.pbs.commands import FULL, JOB_ID, Unanswered, error_of, run_pbs
 from manynodes.schedulers.pbs.requests import options
 
 
@@ -40,7 +40,8 @@ class PbsWatch(Watch):
 
 
 def try_submission(wanted: tuple[str, ...]) -> None:
-    """Submit a job of this size that is held, and delete it: qsub has no other test.
+    """Submit a job of this size that is held, and delete it: qsub has no other test. While a limit
+    on jobs is reached, there is none.
 
     Raises:
         Refusal: PBS does not accept it, or does not answer.
@@ -53,6 +54,9 @@ def try_submission(wanted: tuple[str, ...]) -> None:
             # -W force -x would also remove it from the history, for operators only.
             with suppress(Unanswered):
                 run_pbs("qdel", *ids)
+        elif done.returncode and FULL.search(done.stderr):
+            # Submitted when there is room.
+            return
         if done.returncode or not ids:
             why = error_of(done) if done.returncode else "qsub gives no job id"
             raise Refusal(f"pbs: {why}; asked with qsub {' '.join(wanted)}")
