@@ -48,6 +48,16 @@ def test_runs_with_the_same_seed_are_compared_with_each_other() -> None:
     assert found.low == pytest.approx(1.0 - found.high)
 
 
+def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
+    """One has the folds 0 and 1 of the seeds 0 and 1, the other those of the seeds 1 and 0."""
+    one = {((0, "0"), 0): {"rate": 1.0}, ((1, "1"), 0): {"rate": 2.0}}
+    other = {((0, "1"), 0): {"rate": 2.6}, ((1, "0"), 0): {"rate": 1.4}}
+    found = difference.difference("lr 0.1", "rate", one, other)
+    assert (found.paired, found.before, found.after) == (True, (1.0, 2.0), (1.4, 2.6))
+    # The changes 0.4 and 0.6 have the standard error 0.1; t(1) = 12.706.
+    assert (found.low, found.high) == pytest.approx((0.5 - 1.2706, 0.5 + 1.2706), rel=1e-4)
+
+
 def test_others_are_compared_by_their_means() -> None:
     before = experiment(program("a", seed=[0, 1, 2]), rate(1.0, 2.0, 3.0))
     after = experiment(program("b", seed=[0, 1]), rate(2.0, 4.0))

@@ -231,7 +231,10 @@ def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
         for runs in (one, other)
     )
     paired = before.keys() == after.keys() and len(before) > 1
-    low, high = interval([before[key] for key in before], [after[key] for key in after], paired)
+    if paired:
+        # With missing runs, the folds of the two may come in another order.
+        after = {key: after[key] for key in before}
+    low, high = interval([*before.values()], [*after.values()], paired)
     return Difference(
         setting, name, tuple(before.values()), tuple(after.values()),
         mean(after.values()) - mean(before.values()), low, high, paired,
