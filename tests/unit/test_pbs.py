@@ -92,6 +92,13 @@ def test_a_value_that_would_be_another_option_is_refused(name: str) -> None:
         options({name: "a b"}, "select")
 
 
+def test_other_options_are_divided_as_a_shell_does() -> None:
+    found = options({"pbs_extra": "-A 'my project' -v A=\"b c\""}, "select")
+    assert found[-4:] == ["-A", "my project", "-v", "A=b c"]
+    with pytest.raises(Refusal, match="pbs_extra: -A 'my: No closing quotation"):
+        options({"pbs_extra": "-A 'my"}, "select")
+
+
 STATES = [
     ({"job_state": "F", "Exit_status": "0", "substate": "92"}, State("has ended", True, True)),
     (

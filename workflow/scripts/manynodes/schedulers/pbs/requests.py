@@ -1,5 +1,6 @@
 """From a job's Snakemake resources to options of qsub. Pure."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,11 @@ def options(resources: Mapping[str, Any], form: str) -> list[str]:
         found += ["-q", str(resources["pbs_queue"])]
     if resources.get("pbs_project"):
         found += ["-P", str(resources["pbs_project"])]
-    return found + str(resources.get("pbs_extra") or "").split()
+    extra = str(resources.get("pbs_extra") or "")
+    try:
+        return found + shlex.split(extra)
+    except ValueError as error:
+        raise Refusal(f"pbs_extra: {extra}: {error}") from None
 
 
 def whole(name: str, resources: Mapping[str, Any]) -> int:

@@ -1,5 +1,6 @@
 """PBS's part in a Snakemake command: every submission is tried before the first job."""
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -59,6 +60,6 @@ def try_submission(wanted: tuple[str, ...]) -> None:
             return
         if done.returncode or not ids:
             why = error_of(done) if done.returncode else "qsub gives no job id"
-            raise Refusal(f"pbs: {why}; asked with qsub {' '.join(wanted)}")
+            raise Refusal(f"pbs: {why}; asked with qsub {shlex.join(wanted)}")
     except Unanswered as error:
         raise Refusal(f"pbs: {error}; try again once qstat answers") from None
