@@ -18,7 +18,7 @@ from manynodes.base.timeouts import BETWEEN
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.progress import JOBS, Progress, read_all
+from manynodes.reporting.progress import JOBS, Progress, read_all, time_left
 from manynodes.reporting.results import Missing, why_missing
 from waiting import until
 
@@ -53,6 +53,21 @@ def test_a_running_training_tells_its_step_loss_and_rate(tmp_path) -> None:
             time.sleep(0.01)
             (run / "state/live.json").write_text(text)
             assert look(tmp_path)[FIRST].state == "running"
+
+
+@pytest.mark.parametrize(("counts", "left"), [
+    ([1], 99 * 10), ([1, 2], 98 * 10), ([10], 90), ([10, 20], 80), ([0, 1, 2], 98 * 10),
+    # Of the last three rows, 30 s for 30 - 5 counts.
+    ([1, 5, 10, 20, 30], 70 * 30 / 25),
+    # Where they began is unknown, or they do not count.
+    ([0], None), (["x", 1], None), ([30, 30], None), ([40, 1], None), ([], None),
+])  # fmt: skip
+def test_the_time_that_is_left_follows_the_counts_that_the_rows_cover(
+    counts: list[int | str], left: float | None
+) -> None:
+    rows = [{"step": str(count), "seconds": "10.0"} for count in counts]
+    assert time_left(rows, 100) == (left if left is None else pytest.approx(left))
+    assert time_left(rows, None) is None
 
 
 def test_a_job_that_waits_is_shown_with_the_scheduler_s_reason(tmp_path) -> None:

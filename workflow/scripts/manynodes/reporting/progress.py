@@ -125,7 +125,7 @@ def read_one(
     trained = (folder / "run.json").exists()
     if owner and alive:
         saved = since_save(state, user_program, now)
-        left = time_left(rows, counts, epochs)
+        left = time_left(rows, epochs)
         each = replace(reached, state="running", where=owner[0].host, left=left, saved=saved)
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
@@ -228,13 +228,20 @@ def in_words(row: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
-def time_left(rows: list[dict[str, str]], counts: str, epochs: int | None) -> float | None:
-    """Seconds for the epochs that are left, as long as the last three took on average."""
+def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
+    """Seconds for the epochs or steps that are left, at the speed of the last three rows.
+
+    The row before these tells where they began; a single row began at 0.
+    """
+    latest = rows[-4:][1:] or rows
+    began = count_of(rows[-4:][0]) if len(rows) > 1 else 0
+    count = count_of(rows[-1]) if rows else None
+    if not epochs or began is None or count is None or count <= began:
+        return None
     with suppress(KeyError, ValueError):
-        latest = [float(row["seconds"]) for row in rows[-3:]]
-        if latest and epochs:
-            left = (epochs - int(rows[-1][counts])) * sum(latest) / len(latest)
-            return left if math.isfinite(left) else None
+        seconds = sum(float(row["seconds"]) for row in latest)
+        left = (epochs - count) * seconds / (count - began)
+        return left if math.isfinite(left) else None
     return None
 
 
