@@ -95,6 +95,22 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert jobs_in(said) == {}
 
 
+def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
+    folder = place.path / "packed"
+    venv(folder / "env")
+    write(
+        folder,
+        train__py="",
+        env__yaml="experiment: packed\nprogram: train.py\npreflight: false\n"
+        "environment: {python: env, stage: true}\n",
+    )
+    # In the place of the archive.
+    (place.path / "results/packed/environment/environment.tar").mkdir(parents=True)
+    done = place.snakemake("--until", "train", "--configfile", "packed/env.yaml")
+    why = r"packed/run: not finished: pack: .*environment.tar: Is a directory; log: .*pack.log"
+    assert re.search(why, done.stdout), done.stdout
+
+
 @pytest.mark.faults
 def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout) -> None:
     """Its uv must not take the workflow, above its results, for its own project."""

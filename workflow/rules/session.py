@@ -629,8 +629,10 @@ class Session:
         return self.why_without_data(name) or found
 
     def why_without_data(self, name: str) -> results.Missing | None:
-        """The reason for a missing run, or for anything else, if its data or files are missing."""
-        for job in (*self.jobs("fetch"), *self.jobs("collect")):
+        """The reason for a missing run, or for anything else, if its data, files or environment are
+        missing.
+        """
+        for job in (*self.jobs("fetch"), *self.jobs("collect"), *self.jobs("pack")):
             log, output = Path(job.log[0]), Path(job.output[0])
             if output.exists() or not self.is_new(log):
                 continue
