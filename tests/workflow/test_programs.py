@@ -289,6 +289,26 @@ def test_a_command_without_a_file_and_an_evaluation_that_fails(place: Checkout) 
     )
 
 
+def test_a_program_is_trained_first_and_then_evaluated_with_braces(place: Checkout) -> None:
+    """Snakemake would take braces in a text for a wildcard."""
+    folder = place.path / "braces"
+    folder.mkdir()
+    (folder / "parameters.yaml").write_text(
+        "properties:\n  label: {type: string, default: 'x {y} {run}', result: evaluation}\n"
+    )
+    (folder / "train.py").write_text("import launched; launched.result(score=3)\n")
+    (folder / "test.py").write_text(
+        "import launched\n"
+        "launched.result(seen=int(launched.parameters()['label'] == 'x {y} {run}'))\n"
+    )
+    (folder / "braces.yaml").write_text(
+        "experiment: braces\nprogram: train.py\nevaluate: test.py\npreflight: false\n"
+    )
+    file = ["--configfile", "braces/braces.yaml"]
+    assert "braces/run: trained\n" in place.run("--until", "train", *file)
+    assert "braces/run: score 3, seen 1\n" in place.run("--until", "evaluate", *file)
+
+
 def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     folder = place.path / "mine"
     folder.mkdir(exist_ok=True)

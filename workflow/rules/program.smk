@@ -125,7 +125,8 @@ rule evaluate:
         publish=f"{SCRIPTS}/publish.py",
         command=lambda wildcards: list(EXPERIMENT.evaluation),
         device=lambda wildcards: run_of(wildcards).device,
-        settings=json.dumps(EXPERIMENT.parameters_for("evaluation")),
+        # A function: a text with {name} would be taken for a wildcard.
+        settings=lambda wildcards: json.dumps(EXPERIMENT.parameters_for("evaluation")),
         sources=EXPERIMENT.evaluation_sha256,
         run=lambda wildcards: run_of(wildcards).to_json(),
         places=places_of,

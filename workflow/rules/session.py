@@ -574,8 +574,9 @@ class Session:
         with suppress(OSError):
             (self.results / progress.JOBS).unlink()
         last = "evaluate" if self.jobs("evaluate") else "train"
-        # A program of the user's may have its numbers from the training.
-        measured = last == "evaluate" or not self.experiment.built_in
+        # A program of the user's without `evaluate` has its numbers from the training.
+        has_evaluation = self.experiment.built_in or self.experiment.evaluation
+        measured = last == "evaluate" or not has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
         lines: dict[str, str] = {}
         missing = []
