@@ -256,3 +256,18 @@ def test_without_job_history_the_job_s_own_status_counts(
         history(True)
     assert failing.returncode == 1
     assert "ended with status 1" in failing.stdout
+
+
+def test_jobs_beyond_a_limit_are_submitted_when_others_have_ended(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    def change(what: str) -> None:
+        assert cluster.run("qmgr", "-c", what, as_root=True).returncode == 0
+
+    change("set server max_queued = [u:PBS_GENERIC=1]")
+    try:
+        said = checkout.run(*cheap(checkout), "seed=[0, 1]", "experiment=limited")
+    finally:
+        change("unset server max_queued")
+    assert said.count("; jobs are submitted when others have ended") == 1, said
+    assert (checkout.path / "results/limited/report.html").exists()
