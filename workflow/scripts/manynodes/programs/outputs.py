@@ -51,10 +51,11 @@ def copy_folder(source: Path, target: Path) -> None:
             path = Path(parent, name)
             outside = path.is_file() and not path.resolve().is_relative_to(inside)
             if path.is_symlink() and not outside:
-                within = path.exists() and path.resolve().is_relative_to(inside)
-                # An absolute one would lead to the folder that the next training empties.
-                lead = os.path.relpath(path.resolve(), path.parent.resolve())
-                (there / name).symlink_to(lead if within else path.readlink())
+                lead = path.readlink()
+                if path.exists() and path.resolve().is_relative_to(inside):
+                    # An absolute one would lead to the folder that the next training empties.
+                    lead = Path(os.path.relpath(path.resolve(), path.parent.resolve()))
+                (there / name).symlink_to(lead)
             elif path.is_file():
                 link_or_copy(path, there / name)
 
