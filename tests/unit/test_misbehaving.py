@@ -18,6 +18,7 @@ import pytest
 
 from manynodes.base import processes
 from manynodes.launching import agents
+from manynodes.programs.folders import Folders
 from programs import SCRIPTS, program
 from waiting import until, until_none
 
@@ -355,7 +356,7 @@ def test_output_that_nobody_takes_ends_nothing(tmp_path) -> None:
             stderr=full,
         )
     assert done.returncode == 0
-    assert (tmp_path / "run/work/over").exists()
+    assert (Folders(tmp_path / "run").work / "over").exists()
 
 
 def test_a_scheduler_s_warning_ends_no_program(tmp_path) -> None:

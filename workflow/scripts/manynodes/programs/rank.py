@@ -109,11 +109,9 @@ class Rank:
     def note_saved(self) -> bool:
         """Whether the program has saved something; `launch` is told."""
         saved = saved_now(self.folders, self.task) != self.before
-        place = place_saved(self.folders, self.task)
-        if saved and self.owner and place:
+        self.report.pop("saved", None)
+        if saved and self.owner and (place := place_saved(self.folders, self.task)):
             self.report["saved"] = str(place)
-        else:
-            self.report.pop("saved", None)
         return saved
 
     def end(self, status: int, stopped: str | None) -> None:
@@ -239,11 +237,10 @@ def ready(
             if rank == 0:
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
+        before = saved_now(folders, task)
         if owner:
             for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
                 unfinished.unlink(missing_ok=True)
-        before = saved_now(folders, task)
-        if owner:
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
             owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
         sources = sources_of(task)

@@ -90,7 +90,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
         if path.suffix in (".jsonl", ".ndjson"):
             # A killed process may have left half a line.
             lines = list(enumerate(text.split("\n")[:-1], 1))
-            found: Any = [json_of(line, number) for number, line in lines if line.strip()]
+            found: Any = [json_of(path, *line) for line in lines if line[1].strip()]
         elif path.suffix == ".json":
             found = inside(json.loads(text), place)
         else:
@@ -98,26 +98,26 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             found = []
             for row in reader:
                 if None in row:
-                    raise ValueError(f"line {reader.line_num} has more cells than the first{HALF}")
+                    where = f"metrics: {path}: line {reader.line_num}"
+                    raise Refusal(f"{where} has more cells than the first{HALF}")
                 found.append(row)
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ValueError("no list of objects")
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
-        remedy = "" if HALF in str(error) else "; correct the key metrics"
-        raise Refusal(f"metrics: {path}: {reason(error)}{remedy}") from None
+        raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
 
 
-def json_of(line: str, number: int) -> Any:
+def json_of(path: Path, number: int, line: str) -> Any:
     """The object of a line; the last one, if a killed process has left a part of one before it.
 
     Raises:
-        ValueError: it has none.
+        Refusal: it has none.
     """
     for start in re.finditer(r"\{", line):
         with suppress(ValueError):
             return json.loads(line[start.start() :])
-    raise ValueError(f"line {number} is no JSON object{HALF}")
+    raise Refusal(f"metrics: {path}: line {number} is no JSON object{HALF}")
 
 
 def newest_last(folder: Path, pattern: str) -> list[Path]:
