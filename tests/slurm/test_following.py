@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +146,38 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
     until((checkout.path / "results/controller/run/metrics.csv").exists)
     following.interrupt()
     until(lambda: state(cluster, job) == "CANCELLED")
+
+
+@pytest.mark.faults
+def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is_too_late(
+    cluster: Cluster, checkout: SlurmCheckout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens between Snakemake and sbatch, and between sbatch and its answer."""
+    folder = checkout.path / "held"
+    folder.mkdir()
+    wait = f"touch {folder}/$1 && while [ ! -e {folder}/$1.go ]; do sleep 0.1; done"
+    (folder / "sbatch").write_text(
+        f"#!/bin/bash\nhold() {{ {wait.replace(str(folder), shlex.quote(str(folder)))}; }}\n"
+        f'[[ "$*" == *--test-only* ]] || hold before\n{shutil.which("sbatch")} "$@"; status=$?\n'
+        '[[ "$*" == *--test-only* ]] || [ $status != 0 ] || hold after\nexit $status\n'
+    )
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    following = Following(checkout, *cheap(checkout, "exec sleep 1000"), "experiment=held")
+    until((folder / "before").exists)
+    with without(cluster, "slurmctld"):
+        (folder / "before.go").touch()
+        following.await_line(
+            r"^slurm: sbatch: Unable to contact slurm controller \(connect failure\); jobs are "
+            r"submitted when Slurm's controller answers$"
+        )
+    until((folder / "after").exists)
+    (job,) = cluster.jobs()
+    following.process.send_signal(signal.SIGINT)
+    (folder / "after.go").touch()
+    assert following.process.wait() == 1, following.said
+    until(lambda: state(cluster, job) == "CANCELLED")
+    assert not cluster.jobs()
 
 
 def test_states_reasons_nodes_and_logs_are_shown_as_they_change(

@@ -1,6 +1,8 @@
 """PBS's requests, states and answers; the text is that of OpenPBS 23.06.06."""
 
 import os
+import signal
+import threading
 import types
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from manynodes.schedulers.pbs.scheduler import end_of, job_hosts
 from manynodes.schedulers.pbs.states import State, state_of
 from manynodes.schedulers.pbs.submission import try_submission
 from manynodes.schedulers.registry import SCHEDULERS
+from waiting import until
 
 REQUESTS = {
     ("cpu", 1): (
@@ -216,6 +219,26 @@ def test_no_job_that_qsub_has_submitted_is_forgotten(
     assert (done.read_text().strip() if done.exists() else "") == deleted
 
 
+def test_ctrl_c_waits_for_the_number_of_the_job_that_is_being_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands(tmp_path, monkeypatch, "touch begun; sleep 1; echo 7.site")
+    jobs = Jobs("select", "")
+    info = types.SimpleNamespace(job=type("Job", (), {"resources": {}})(), external_jobid=None)
+
+    def interrupt() -> None:
+        until((tmp_path / "begun").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.submit(info, "x", "true")
+    thread.join()
+    jobs.cancel()
+    assert (tmp_path / "deleted").read_text() == "7.site\n"
+
+
 @pytest.mark.parametrize(("said", "waits"), [
     ("Maximum number of jobs already in complex", True),
     ("Maximum number of jobs for user ann already in queue workq", True),
@@ -248,10 +271,13 @@ def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
     assert info.external_jobid == "3.site"
     assert told == [f"{said}; jobs are submitted when others have ended"]
     (job,) = jobs.known.values()
+    # Of the first submission: not that of the next one.
+    job.file(".status").write_text("75")
     lost = State("has lost a node", ended=True, node_lost=True)
     for number in ("3.site", "3.site", "6.site"):
         assert jobs.again(job, lost)
         assert info.external_jobid == number
     assert told[1:] == ["job 3.site has lost a node; it continues as job 6.site"]
+    assert job.file(".status").read_text() == ""
     try_submission(("-q", "workq"))
     assert not (tmp_path / "deleted").exists()

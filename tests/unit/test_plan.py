@@ -69,6 +69,11 @@ def test_every_launcher_on_two_nodes_of_a_slurm_job(launcher) -> None:
     )
 
 
+def test_a_run_on_cpus_sees_no_gpu_of_its_nodes() -> None:
+    nodes = step("srun", "torchrun", Geometry(2, 1, 1, "auto", "cpu"), TWO_NODES).nodes
+    assert [node.environment["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["", ""]
+
+
 def test_accelerate_with_one_process_has_no_rendezvous() -> None:
     one = Allocation("Slurm job 7", ("n1",), ("127.0.0.1",), 7)
     (node,) = step("srun", "accelerate", Geometry(1, 1, 4), one).nodes

@@ -39,6 +39,14 @@ def test_points_fill_their_ranges_and_more_of_them_keep_the_first() -> None:
     assert not other.runs.keys() & found.runs.keys()
 
 
+def test_points_between_close_ends_are_different_ones() -> None:
+    found = experiment({"runs": 8, "momentum": "uniform(0.99, 0.9999)"})
+    assert len({run.momentum for run in found.runs.values()}) == 8
+    # All others have three digits, as names of folders.
+    wide = experiment({"runs": 8, "momentum": "uniform(0.9, 0.99)"}).runs.values()
+    assert all(len(str(run.momentum)) <= len("0.999") for run in wide)
+
+
 def test_points_are_combined_with_axes_and_survive_a_command_line() -> None:
     found = experiment({"runs": "3", "momentum": "uniform(0.5, 0.9)"}, seed=[0, 1])
     assert len(found.runs) == 6

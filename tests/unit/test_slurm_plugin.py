@@ -1,8 +1,10 @@
 """The job states that the patched Slurm plugin gets from sequences of real Slurm states."""
 
 import asyncio
+import getpass
 import os
 import re
+import subprocess
 import types
 from pathlib import Path
 
@@ -10,22 +12,23 @@ import pytest
 
 from manynodes.base.errors import Refusal
 from manynodes.schedulers.slurm import plugin as slurm_plugin
-from manynodes.schedulers.slurm.plugin import Follower, reason_of, tmp_mb
+from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
 
 
 class Executor:
-    """The parts of Snakemake's executor that the follower uses; it records the calls."""
+    """The parts of Snakemake's executor that the follower uses."""
 
+    run_uuid = "uuid"
     next_seconds_between_status_checks = 180
     workflow = types.SimpleNamespace(
         remote_execution_settings=types.SimpleNamespace(seconds_between_status_checks=0.5)
     )
 
     def __init__(self) -> None:
-        self.cancelled: list[str] = []
+        self.submitted: list[str] = []
 
     def run_job(self, job) -> None:
-        pass
+        self.submitted.append(job)
 
     def report_job_submission(self, info) -> None:
         pass
@@ -34,9 +37,6 @@ class Executor:
 
     def report_job_error(self, info, msg=None) -> None:
         pass
-
-    def cancel_jobs(self, active_jobs) -> None:
-        self.cancelled = [info.external_jobid for info in active_jobs]
 
 
 @pytest.fixture
@@ -158,15 +158,77 @@ def test_a_job_that_squeue_has_forgotten_has_ended(follower, monkeypatch) -> Non
     assert follower.forgotten({"7", "8"}) == []
 
 
-def test_ctrl_c_cancels_the_jobs_that_are_being_asked_about(follower) -> None:
-    """Snakemake's base class has an empty list of jobs at that moment."""
+SBATCH = "sbatch --parsable --job-name uuid --output x --export=ALL --comment rule_train_3"
+
+
+def submit(follower: Follower) -> tuple[int, str]:
+    """As the plugin does; returns sbatch's status and what it has written."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = Sbatch(follower, follower.tell, SBATCH, shell=True, text=True, **pipes)
+    return process.returncode, "".join(process.communicate())
+
+
+def test_ctrl_c_cancels_all_jobs_and_what_is_being_submitted(follower, slurm) -> None:
+    """Snakemake's base class may have an empty list of jobs at that moment."""
+    calls = slurm / "calls"
+    command(slurm, "scancel", f'echo "$@" >> {calls}')
+    command(slurm, "sbatch", "echo 9")
     executor = Executor()
     follower.attach(executor)
-    for number in "789":
-        executor.report_job_submission(submitted(number))
-    executor.report_job_success(submitted("8"))
+    executor.run_job("first")
+    assert submit(follower) == (0, "9")
+    assert not calls.exists()
     executor.cancel_jobs([])
-    assert executor.cancelled == ["7", "9"]
+    assert submit(follower) == (0, "9")
+    executor.run_job("second")
+    assert executor.submitted == ["first"]
+    assert calls.read_text() == f"--name=uuid --user={getpass.getuser()}\n" * 2
+
+
+@pytest.mark.parametrize("wait", [0, 60])
+def test_jobs_are_cancelled_when_the_controller_is_back(
+    follower, slurm, told, monkeypatch, wait: int
+) -> None:
+    """It answers the third time."""
+    away = "scancel: error: Unable to contact slurm controller (connect failure)"
+    command(slurm, "scancel", f'echo >> {slurm}/n; [ $(wc -l < {slurm}/n) = 3 ] || '
+                              f'{{ echo "{away}" >&2; exit 1; }}')  # fmt: skip
+    monkeypatch.setattr(slurm_plugin, "CANCELLING", wait)
+    monkeypatch.setattr(slurm_plugin, "CANCEL_WAIT", 0)
+    follower.attach(Executor())
+    follower.cancel()
+    by_hand = f"{away}; when Slurm answers: scancel --name=uuid --user={getpass.getuser()}"
+    assert told == ([] if wait else [by_hand])
+
+
+@pytest.mark.parametrize(("lost", "listed", "number"), [
+    # Not taken; taken, and the answer lost; a job of an earlier submission of the same rule.
+    ("Unable to contact slurm controller (connect failure)", "", "9"),
+    ("Socket timed out on send/recv operation", "7|rule_train_2\n8|rule_train_3", "8"),
+    ("Unexpected message received", "5|rule_train_3", "9"),
+])  # fmt: skip
+def test_a_job_is_submitted_once_when_the_controller_is_back(
+    follower, slurm, told, monkeypatch, lost: str, listed: str, number: str
+) -> None:
+    """squeue does not answer at first either."""
+    monkeypatch.setattr(slurm_plugin, "SUBMIT_WAIT", 0.01)
+    follower.numbers = {"5"}
+    failed = f"sbatch: error: Batch job submission failed: {lost}"
+    command(slurm, "sbatch", f'[ -e {slurm}/back ] && echo 9 || {{ echo "{failed}" >&2; exit 1; }}')
+    (slurm / "listed").write_text(listed)
+    command(slurm, "squeue", f"[ -e {slurm}/asked ] || {{ touch {slurm}/asked; exit 1; }}\n"
+                             f"touch {slurm}/back; cat {slurm}/listed")  # fmt: skip
+    assert submit(follower) == (0, number)
+    assert number in follower.numbers
+    assert told == [f"sbatch: {lost}; jobs are submitted when Slurm's controller answers"]
+
+
+def test_a_refusal_is_final(follower, slurm, told) -> None:
+    """Whatever a site's own plugin says with it."""
+    command(slurm, "sbatch", "printf 'sbatch: error: try again with a budget, f\\374r jobs\\n"
+            "sbatch: error: Batch job submission failed: Invalid qos\\n' >&2; exit 1")  # fmt: skip
+    assert submit(follower)[1].endswith("Invalid qos\n")
+    assert told == []
 
 
 def test_the_interval_between_status_checks_has_the_length_asked_for(follower, monkeypatch) -> None:

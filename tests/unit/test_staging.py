@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.data import staging
 from manynodes.data.folder import DataFolder
+from manynodes.data.unpacking import ARCHIVE
 from programs import SCRIPTS, program, shell
 
 
@@ -288,3 +290,14 @@ def test_only_the_job_s_own_scratch_is_emptied_by_the_scheduler(
         monkeypatch.setenv(name, str(scratch))
     staged = staging.stage(DataFolder.read(data), [entry], "JOB")
     assert (staged.status, staged.of_job) == ("fresh", of_job)
+
+
+def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path) -> None:
+    (tmp_path / "real/bin").mkdir(parents=True)
+    (tmp_path / "real/bin/python").touch()
+    (tmp_path / "env").symlink_to(tmp_path / "real")
+    where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
+    done = program("pack", *where, "--name", "x")
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+        assert "./bin/python" in archive.getnames()

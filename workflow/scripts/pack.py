@@ -30,7 +30,8 @@ def main() -> None:
             atomic.replacing(path) as temporary,
             tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive,
         ):
-            archive.add(args.prefix, arcname=".")
+            # A folder that is a link would be packed as a link alone.
+            archive.add(args.prefix.resolve(), arcname=".")
         packed = write_manifest(args.output, {ARCHIVE: known(path)}, args.name)
         print(f"pack: {args.prefix}, {packed.bytes / 1e6:,.1f} MB")
 

@@ -34,7 +34,9 @@ STRANGERS = 100
 # Of what a command says that cannot start an agent: the node or the network may be back later. Any
 # other reason would come again.
 PASSES = re.compile(
-    r"refused|timed out|unreachable|no route|reset|closed by|broken pipe|\btm_|system error", re.I
+    r"refused|timed out|unreachable|no route|reset|closed by|broken pipe|\btm_|system error|"
+    r"temporary failure|(network|host) is down",
+    re.I,
 )
 LINES = 20  # of what a starting command said
 WHOLE_LINE = 2**16  # bytes; a longer line is passed on in pieces
@@ -150,10 +152,10 @@ class RemoteStep:
             done, _ = await asyncio.wait([waiting], timeout=0.2)
             if done and node.channel is None:
                 await asyncio.wait([reading], timeout=2)
-                said, status = "\n".join(node.said), starter.returncode or 0
-                why = f"{Path(node.start[0]).name} {how(status)}"
+                # Before its last line may come a site's welcome.
+                said, status = node.said[-1] if node.said else "", starter.returncode or 0
                 lost = status < 0 or bool(PASSES.search(said))
-                why += f": {node.said[-1]}" if node.said else ""
+                why = f"{Path(node.start[0]).name} {how(status)}" + (f": {said}" if said else "")
                 self.lose(node, why, Cause.NODE_LOST if lost else Cause.OTHER)
                 return
             if asyncio.get_running_loop().time() > deadline:

@@ -105,12 +105,15 @@ def scale(key: Any, value: Any, keys: Keys) -> Callable[[float], Any]:
             f"config: search: {key}: {shown(value)} must have whole ends, as {key} is whole"
         )
 
+    # Three digits, for the names of folders; more for ends that are close to each other.
+    close = max(abs(low), abs(high)) / (high - low)
+    digits = 3 + (math.ceil(math.log10(close)) - 1 if close > 100 else 0)
+
     def of(part: float) -> float | int:
         if integer and not logarithmic:
             return math.floor(low + (high + 1 - low) * part)
         found = low * (high / low) ** part if logarithmic else low + (high - low) * part
-        # Three digits, for the names of folders.
-        found = min(max(float(f"{found:.3g}"), low), high)
+        found = min(max(float(f"{found:.{digits}g}"), low), high)
         return round(found) if integer else found
 
     return of

@@ -78,7 +78,7 @@ def make_plan(
     for node_rank, host in enumerate(allocation.hosts):
         address = allocation.addresses[node_rank]
         place = Place(node_rank, address, allocation.addresses[0], port, folder, private)
-        visible = {}
+        visible = {"CUDA_VISIBLE_DEVICES": ""} if geometry.device == "cpu" else {}
         if gpus is not None:
             here = gpus[node_rank * per_node :][:per_node]
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(here)}

@@ -20,8 +20,12 @@ from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler
 
 MOST_BYTES = 1_000_000  # of a file of hosts
 
-# Nobody can answer a question; a host that is off must not hold us up for minutes.
-OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-T", "-x")
+# Nobody can answer a question; a host that is off must not hold us up for minutes; and a connection
+# that a user's settings would keep for others could hold our pipes open, or fail for a forwarding.
+OPTIONS = (
+    "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no",
+    "-o", "ClearAllForwardings=yes", "-T", "-x",
+)  # fmt: skip
 # Seconds to describe a host: Python may come from a cold network file system.
 PATIENCE = 120
 FAILED = 255  # status of ssh itself

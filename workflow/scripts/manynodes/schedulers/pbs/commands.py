@@ -54,6 +54,8 @@ def run_pbs(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
             [path_of(command[0]), *command[1:]],
             input=stdin, env=os.environ | ({"TZ": "UTC"} if command[0] == "qstat" else {}),
             capture_output=True, text=True,
+            # Ctrl-C in a terminal must not end qsub after the server has taken the job.
+            start_new_session=True,
             errors="replace", timeout=TIMEOUT, check=False,
         )  # fmt: skip
     except (FileNotFoundError, PermissionError):

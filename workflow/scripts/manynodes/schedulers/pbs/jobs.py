@@ -8,6 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,7 +129,9 @@ class Jobs:
             job.file(".sh").write_text(script(command, self.init, job))
             while True:
                 try:
-                    self.queue(job)
+                    # Ctrl-C waits for qsub's answer: a job whose number is not known would stay.
+                    with ThreadPoolExecutor(1) as pool:
+                        pool.submit(self.queue, job).result()
                     break
                 except Unanswered as error:
                     self.silent(error)
@@ -238,8 +241,9 @@ class Jobs:
             return False
         # Not removed: on a network file system, a new file of this name could stay unseen.
         # A full disk would end the following of all jobs.
-        with suppress(OSError):
-            job.file(AGAIN_SUFFIX).write_text("")
+        for suffix in (".status", AGAIN_SUFFIX):
+            with suppress(OSError):
+                job.file(suffix).write_text("")
         job.again = count
         self.tell(f"job {before} {state.line}; it continues as job {job.id}")
         return True

@@ -11,7 +11,9 @@ from manynodes.base.errors import Refusal
 
 # scontrol's words for a controller that is down, restarting or overloaded.
 UNREACHABLE = re.compile(
-    r"Unable to contact|onnection|timed out|Zero Bytes|try again", re.IGNORECASE
+    r"Unable to contact|onnection|timed out|Zero Bytes|try again|Unexpected message|standby|"
+    r"authentication error|endpoint|temporarily unavailable",
+    re.IGNORECASE,
 )
 
 
@@ -32,8 +34,8 @@ def scontrol(*arguments: str, patience: float = 0) -> str:
         try:
             done = subprocess.run(
                 ["scontrol", *arguments],
-                env=environment, capture_output=True, text=True, timeout=60, check=False,
-                preexec_fn=outlast_sigterm,
+                env=environment, capture_output=True, text=True, errors="replace", timeout=60,
+                check=False, preexec_fn=outlast_sigterm,
             )  # fmt: skip
             if not done.returncode:
                 return done.stdout
@@ -97,7 +99,9 @@ def output(*command: str) -> tuple[str, str]:
 def answer(*command: str) -> tuple[int, str, str]:
     """The same with its exit status, 0 if it fails to answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return 0, "", ""
     return done.returncode, done.stdout, done.stderr

@@ -6,6 +6,7 @@ if there is one.
 """
 
 import asyncio
+import getpass
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import metadata
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.schedulers.base import SPARE_MB, TellState
+from manynodes.schedulers.slurm.commands import UNREACHABLE
 
 TESTED = "2.8.0"
 # Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
@@ -45,13 +48,20 @@ UNITS = {"": 1, "M": 1, "G": 1024, "T": 1024**2}  # MB, as sbatch counts them
 # What sbatch says when a limit on submitted jobs is reached, of an association or of a QOS. Not
 # "job submit limit", which stands in every refusal by policy, also in one that would never pass.
 FULL = re.compile(r"\w*MaxSubmit\w*Limit\w*", re.IGNORECASE)
-# Seconds between two tries to submit a job beyond a limit.
-FULL_WAIT = 30
+# Of a refusal, what the controller has said, or why it has not been reached.
+SUBMISSION_FAILED = re.compile(r"submission failed: (.*)")
+# Seconds between two tries to submit a job beyond a limit, or to a controller that is away.
+SUBMIT_WAIT = 30
+# Seconds for which jobs are cancelled again and again if the controller is away, and between two
+# tries.
+CANCELLING, CANCEL_WAIT = 60, 5
+# What scancel says of a job that has ended.
+ENDED = re.compile(r"already|nvalid job id")
 # Shell code that removes the variables that the plugin's job removes before its step. Dollar signs
 # are escaped because the plugin writes it between double quotes.
 FORGET_VARIABLES = (
-    "for name in \\$(env | grep -oE '^(SLURM|SRUN|SBATCH)_[A-Za-z0-9_]+' | grep -vxE "
-    "'SLURM_(JOB_?ID|ARRAY_JOB_ID|ARRAY_TASK_(ID|MIN|MAX|STEP)|CLUSTER_NAME|SUBMIT_(DIR|HOST))'); "
+    "for name in \\$(env | grep -oE '^(SLURM|SRUN|SBATCH)_[A-Za-z0-9_]+' | grep -vxE 'SLURM_(CONF|"
+    "JOB_?ID|ARRAY_JOB_ID|ARRAY_TASK_(ID|MIN|MAX|STEP)|CLUSTER_NAME|SUBMIT_(DIR|HOST))'); "
     "do unset \\$name; done"
 )
 # What --parsable prints; a site's wrapper may print more.
@@ -84,6 +94,9 @@ class Follower:
     def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
         self.tell_state, self.tell = tell_state, tell
         self.jobs: dict[str, Any] = {}
+        self.numbers: set[str] = set()
+        self.run_uuid = ""
+        self.over = threading.Event()
         self.failures: dict[Any, str] = {}
         self.logs: dict[Any, str] = {}
         self.shown: dict[str, str] = {}
@@ -102,14 +115,16 @@ class Follower:
             executor.report_job_success,
             executor.report_job_error,
         )
-        cancel, run_job = executor.cancel_jobs, executor.run_job
-        over = threading.Event()
+        run_job, self.run_uuid = executor.run_job, executor.run_uuid
         # The module's only use of it is sbatch, and with it the plugin keeps its own subprocess.
         plugin.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
-            **vars(subprocess) | {"Popen": partial(Sbatch, cache(self.tell), over)}
+            **vars(subprocess) | {"Popen": partial(Sbatch, self, cache(self.tell))}
         )
 
         def on_run(job: Any) -> None:
+            # The plugin submits what is still in its own queue before it ends (measured).
+            if self.over.is_set():
+                return
             # Its own handler fails for a group of jobs, in a thread whose errors nobody sees, and
             # Snakemake would wait for ever (measured).
             try:
@@ -134,10 +149,8 @@ class Follower:
             failed(info, msg=msg, **options)
 
         def on_cancel(_known: list[Any]) -> None:
-            # While the executor's base class asks for states, its list of active jobs is empty:
-            # Ctrl-C at that moment cancelled nothing (measured).
-            over.set()
-            cancel(list(self.jobs.values()))
+            self.over.set()
+            self.cancel()
 
         # The plugin lets its intervals grow by 10 s up to 180 s, whatever
         # --seconds-between-status-checks says.
@@ -150,6 +163,41 @@ class Follower:
         executor.report_job_error, executor.cancel_jobs = on_error, on_cancel
         executor.run_job = on_run
         executor.sleep = sleep
+
+    def submitted(self, number: str) -> None:
+        """Note what sbatch has submitted; if it is too late, cancel it."""
+        self.numbers.add(number)
+        if self.over.is_set():
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all jobs of this command.
+
+        By their common name: also those of which sbatch has not told yet. The plugin asks once, and
+        its base class has an empty list of jobs while it asks for states: Ctrl-C at such a moment
+        cancelled nothing (both measured).
+        """
+        command = ["scancel", f"--name={self.run_uuid}", f"--user={getpass.getuser()}"]
+        # Otherwise it asks the local cluster alone.
+        command += ["--clusters=all"] if any(";" in number for number in self.numbers) else []
+        deadline = time.monotonic() + CANCELLING
+        while True:
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, errors="replace", check=False,
+                    timeout=QUERY_TIMEOUT,
+                )  # fmt: skip
+                said = done.stderr if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                said = f"scancel: timed out after {QUERY_TIMEOUT} s"
+            except OSError as error:
+                said = f"scancel: {error.strerror}"
+            if not said or ENDED.search(said):
+                return
+            if not UNREACHABLE.search(said) or time.monotonic() >= deadline:
+                self.tell(f"{one_line(said)}; when Slurm answers: {shlex.join(command)}")
+                return
+            time.sleep(CANCEL_WAIT)
 
     async def query(self, command: str, _logger: Any) -> Status:
         """The states of the jobs, in words that the plugin knows; empty while Slurm does not
@@ -255,35 +303,76 @@ class Sbatch:
     follows the job nor ends (measured). It gets the job's id alone; the message is told, once.
 
     Args:
+        follower: of the jobs.
         tell: prints a line that it has not printed before.
-        over: set when no more jobs are to be submitted.
         call, options: of Popen.
     """
 
     def __init__(
-        self, tell: Callable[[str], None], over: threading.Event, call: str, **options: Any
+        self, follower: Follower, tell: Callable[[str], None], call: str, **options: Any
     ) -> None:
-        self.tell, self.over, self.call, self.options = tell, over, call, options
+        self.follower, self.tell, self.call = follower, tell, call
+        # Ctrl-C in a terminal must not end it after the controller has taken the job.
+        self.options = options | {"start_new_session": True, "errors": "replace"}
         self.returncode = 0
 
     def communicate(self, input: str | None = None) -> tuple[str, str]:  # noqa: A002
-        """Submit; while a limit on submitted jobs is reached, again and again."""
-        while True:
-            process = subprocess.Popen(self.call, **self.options)
-            out, said = process.communicate(input)
-            self.returncode = process.returncode
-            full = FULL.search(said) if self.returncode else None
-            if not full:
-                break
-            self.tell(f"sbatch: {full[0]}; jobs are submitted when others have ended")
-            if self.over.wait(FULL_WAIT):
-                break
+        """Submit; while a limit on submitted jobs is reached or the controller is away, again and
+        again.
+        """
+        out, said = self.submit(input)
         if self.returncode:
             return out, said
         if said.strip():
             self.tell(f"sbatch says: {' '.join(said.split())}")
-        ids = [line for line in out.splitlines() if JOB_ID.fullmatch(line.strip())]
-        return (ids or [out])[-1], ""
+        ids = [line.strip() for line in out.splitlines() if JOB_ID.fullmatch(line.strip())]
+        number = (ids or [out])[-1]
+        self.follower.submitted(number)
+        return number, ""
+
+    def submit(self, text: str | None) -> tuple[str, str]:
+        """What sbatch writes to stdout and stderr when it has submitted the job, or will not."""
+        while True:
+            process = subprocess.Popen(self.call, **self.options)
+            out, said = process.communicate(text)
+            self.returncode = process.returncode
+            full, failed = FULL.search(said), SUBMISSION_FAILED.search(said)
+            away = failed and UNREACHABLE.search(failed[1])
+            if not self.returncode or not (full or away):
+                return out, said
+            self.tell(
+                f"sbatch: {full[0]}; jobs are submitted when others have ended" if full else
+                f"sbatch: {one_line(failed[1] if failed else '')}; jobs are submitted when Slurm's "
+                "controller answers"
+            )  # fmt: skip
+            while not self.follower.over.wait(SUBMIT_WAIT):
+                number = "" if full else self.accepted()
+                if number:
+                    self.returncode = 0
+                    return number, ""
+                if number is not None:
+                    break
+            else:
+                return out, said
+
+    def accepted(self) -> str | None:
+        """The number of the job if the controller has taken it and its answer was lost; empty if it
+        has not; None if squeue does not answer.
+        """
+        words = shlex.split(self.call)
+        given = dict(pairwise(words))
+        cluster = given.get("--clusters", "")
+        found, _ = ask(shlex.join([
+            "squeue", "--noheader", "--states=all", f"--name={given['--job-name']}",
+            "--format=%i|%k", *([f"--clusters={cluster}"] if cluster else []),
+        ]))  # fmt: skip
+        if found is None:
+            return None
+        known = {number.partition(";")[0] for number in self.follower.numbers}
+        for number, comment in found.items():
+            if comment == given["--comment"] and number not in known:
+                return f"{number};{cluster}" if cluster else number
+        return ""
 
 
 def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
@@ -301,8 +390,9 @@ def ask(command: str) -> tuple[dict[str, str] | None, str]:
     """Run a status query; returns the states by job, or None and the reason in one line."""
     try:
         done = subprocess.run(
-            shlex.split(command), capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False
-        )
+            shlex.split(command), capture_output=True, text=True, errors="replace",
+            timeout=QUERY_TIMEOUT, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, f"no answer within {QUERY_TIMEOUT} s"
     except OSError as error:
@@ -326,8 +416,9 @@ def details(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
     ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False
-        )
+            command, capture_output=True, text=True, errors="replace",
+            timeout=QUERY_TIMEOUT, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return {}
     rows = [line.split("|") for line in done.stdout.splitlines()]
@@ -348,16 +439,19 @@ def reason_of(message: str) -> str:
     return " ".join(first.split()).replace(" Reason: Unknown.", "")
 
 
-def ask_for_local_disk(executor: Any) -> None:
-    """Give the executor the resource `slurm_tmp`, sbatch's `--tmp`, which the plugin lacks."""
+def add_to_submissions(executor: Any) -> None:
+    """Give the executor the resource `slurm_tmp`, sbatch's `--tmp`, which the plugin lacks; and
+    each job a comment of its own, by which it is found if sbatch's answer is lost.
+    """
     plugin = sys.modules[type(executor).__module__]
     plain = plugin.get_submit_command
 
-    def with_tmp(job: Any, *arguments: Any, **options: Any) -> str:
+    def with_more(job: Any, given: Mapping[str, Any], *arguments: Any, **options: Any) -> str:
         tmp = tmp_mb(job.resources)
-        return plain(job, *arguments, **options) + (f" --tmp={tmp}M" if tmp else "")
+        commented = {**given, "comment_str": f"{given['comment_str']}_{job.jobid}"}
+        return plain(job, commented, *arguments, **options) + (f" --tmp={tmp}M" if tmp else "")
 
-    plugin.get_submit_command = with_tmp  # type: ignore[attr-defined]
+    plugin.get_submit_command = with_more  # type: ignore[attr-defined]
 
 
 def start_one_snakemake(executor: Any) -> None:

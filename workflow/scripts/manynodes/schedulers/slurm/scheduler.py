@@ -31,6 +31,8 @@ from manynodes.schedulers.slurm.commands import field, scontrol, shown_job
 
 # Seconds that a job which has just started waits for the controller.
 PATIENCE = 300
+# And one that is to be requeued; Slurm ends it 30 s (KillWait) after its time is up.
+REQUEUING = 30
 # What a step keeps of the variables that Slurm gave to the process that starts it.
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR")
 
@@ -161,9 +163,10 @@ class Slurm(Scheduler):
         try:
             # Slurm may have replaced a node that was cut off: a requeue from the old node would
             # end the job that trains on the new one.
-            if int(field(shown_job(allocation.job), "Restarts")) != allocation.restarts:
+            shown = shown_job(allocation.job, REQUEUING)
+            if int(field(shown, "Restarts")) != allocation.restarts:
                 return "Slurm has restarted it on other nodes"
-            scontrol("requeue", allocation.job)
+            scontrol("requeue", allocation.job, patience=REQUEUING)
         except Refusal as refusal:
             return str(refusal)
         return None

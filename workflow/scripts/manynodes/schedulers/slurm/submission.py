@@ -4,8 +4,9 @@ import getpass
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from manynodes.schedulers.slurm.commands import answer, output, scontrol
 from manynodes.schedulers.slurm.plugin import (
     FULL,
     Follower,
-    ask_for_local_disk,
+    add_to_submissions,
     start_one_snakemake,
     submission,
     tmp_mb,
@@ -55,10 +56,15 @@ class SlurmWatch(Watch):
         if warning := version_warning():
             self.tell(warning)
         settings.status_command, why = status_command(settings.status_command)
+        if settings.status_command == "squeue":
+            # With a MinJobAge below 60 s the plugin would ask sacct all the same, which does not
+            # answer here, and never see the end of a job (measured).
+            plugin = sys.modules[type(executor).__module__]
+            plugin.is_query_tool_available = lambda tool: tool == "squeue"  # type: ignore[attr-defined]
         self.tell(why)
         # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
         executor._fallback_account_arg = ""
-        ask_for_local_disk(executor)
+        add_to_submissions(executor)
         start_one_snakemake(executor)
         self.check_submissions(workflow.dag, executor)
         # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
@@ -83,8 +89,13 @@ class SlurmWatch(Watch):
             if objection := try_submission(options):
                 self.tell(objection)
             partition = limits.get(option_value(options, "-p"))
-            if partition:
-                refuse_too_large(job.resources, partition)
+            # Another cluster may have a partition of this name.
+            if not partition or "--clusters" in options:
+                continue
+            # A QOS may exceed the partition's limit; sbatch was asked.
+            if any(option.startswith("--qos=") for option in options):
+                partition = replace(partition, minutes=None)
+            refuse_too_large(job.resources, partition)
 
 
 def option_value(options: Sequence[str], name: str) -> str:
@@ -109,6 +120,7 @@ def status_command(wanted: str | None) -> tuple[str, str]:
                 ["sacct", "-X", "--noheader"],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=20,
                 check=False,
             )
@@ -122,7 +134,8 @@ def status_command(wanted: str | None) -> tuple[str, str]:
     else:
         reason = "as the profile says"
     found = re.search(r"MinJobAge\s*=\s*(\d+)", config)
-    forgets = f", which forgets a job {found[1]} s after its end" if found else ""
+    # 0: never.
+    forgets = f", which forgets a job {found[1]} s after its end" if found and int(found[1]) else ""
     return "squeue", f"{reason}; job states come from squeue{forgets}"
 
 
@@ -132,37 +145,34 @@ class Partition:
 
     Attributes:
         nodes: number of its nodes, in any state.
-        cpus, memory, disk: of its largest node; memory, and local disk (TmpDisk), in MB.
+        cpus, memory, disk: of its largest node; memory, and local disk (TmpDisk), in MB; None if
+            some nodes are not shown, such as those of a cloud that are switched off.
         minutes: its time limit; None if it has none.
     """
 
     name: str
     nodes: int
-    cpus: int
-    memory: int
-    disk: int
+    cpus: int | None
+    memory: int | None
+    disk: int | None
     minutes: int | None
 
 
 def partitions() -> dict[str, Partition]:
     """All partitions by name, from sinfo; empty if it does not answer."""
-    rows = [
-        line.split("|")
-        for line in output("sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%d|%l|%N")[
-            0
-        ].splitlines()
-    ]
-    found: dict[str, Partition] = {}
-    for name, cpus, memory, disk, limit, _node in (row for row in rows if len(row) == 6):
-        so_far = found.get(name, Partition(name, 0, 0, 0, 0, None))
-        found[name] = Partition(
-            name,
-            so_far.nodes + 1,
-            max(so_far.cpus, int(cpus)),
-            max(so_far.memory, int(memory)),
-            max(so_far.disk, int(disk)),
-            minutes(limit),
-        )
+    asked = ["sinfo", "--noheader", "--noconvert", "--Node", "--format=%R|%c|%m|%d|%l|%N"]
+    rows = [line.split("|") for line in output(*asked)[0].splitlines()]
+    shown: dict[str, list[list[str]]] = {}
+    for name, *row in (row for row in rows if len(row) == 6):
+        shown.setdefault(name, []).append(row)
+    lines = output("scontrol", "show", "partition", "--oneliner")[0]
+    totals = dict(re.findall(r"PartitionName=(\S+).*? TotalNodes=(\d+)", lines))
+    found = {}
+    for name, nodes in shown.items():
+        total = max(len(nodes), int(totals.get(name, 0)))
+        largest = [max(int(node[column]) for node in nodes) for column in range(3)]
+        cpus, memory, disk = largest if total == len(nodes) else [None] * 3
+        found[name] = Partition(name, total, cpus, memory, disk, minutes(nodes[0][3]))
     return found
 
 
