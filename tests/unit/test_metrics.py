@@ -5,6 +5,7 @@ import pytest
 from sklearn import metrics as reference
 
 from classifier.evaluation.metrics import Predicted, summarise
+from manynodes.reporting import numbers, page
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 2])
 PREDICTED = np.array([0, 1, 1, 1, 2, 2, 0, 2])
@@ -61,9 +62,25 @@ def test_the_ranking_of_two_classes_against_scikit_learn(digits: int) -> None:
     predicted = from_probabilities(labels, np.stack((1 - second, second), axis=1))
     found = summarise(labels, predicted, classes=2)
     assert np.isclose(found["roc_auc"], reference.roc_auc_score(labels, second), rtol=1e-12)
-    wanted = reference.average_precision_score(labels, second)
-    assert np.isclose(found["average_precision"], wanted, rtol=1e-12)
+    wanted = [
+        reference.average_precision_score(labels == label, score)
+        for label, score in ((0, 1 - second), (1, second))
+    ]
+    assert np.allclose(found["average_precision"], wanted, rtol=1e-12)
+    assert wanted[0] - wanted[1] > 0.1
     assert "roc_auc" not in summarise(np.zeros_like(labels), predicted, classes=2)
+
+
+def test_the_average_precision_is_shown_with_the_class_that_it_is_of() -> None:
+    plain = {"n": 5, "views": "plain", "accuracy": 0.8, "loss": 0.5}
+    two = {"class_names": ["crack_a", "none"], "average_precision": [0.7, 0.9], "roc_auc": 0.8}
+    found = numbers.evaluated(plain | two | {"plain": plain})
+    columns = ["average_precision (crack_a)", "average_precision (none)"]
+    assert [found[column] for column in columns] == [0.7, 0.9]
+    titles = [page.title_of(column, True) for column in ("roc_auc", *columns)]
+    assert titles == ["ROC AUC", "average precision (crack_a)", "average precision (none)"]
+    many = {"class_names": list("abc"), "plain": plain}
+    assert not any("precision" in column for column in numbers.evaluated(plain | many))
 
 
 def test_a_class_without_images_has_no_accuracy() -> None:

@@ -191,13 +191,17 @@ def test_the_curves_of_two_classes_are_those_of_scikit_learn(digits_of_score: in
     np.testing.assert_allclose(found["recall"], recall[-2::-1])
 
 
-def test_two_classes_have_the_curves_of_the_second() -> None:
+def test_two_classes_have_the_curves_of_each() -> None:
     both = table(np.array([True, False, True]), np.array([0.7, 0.6, 0.8]))
     both["true_class"], both["p(a)"], both["p(b)"] = [1, 0, 1], [0.3, 0.4, 0.2], [0.7, 0.6, 0.8]
     figures = result_figures.draw_predictions("r", Predictions(both, ["a", "$b"], "", "plain"))
     assert list(figures) == ["calibration", "ranking"]
-    assert figures["ranking"].get_suptitle() == r"r: images of \$b by their probability"
-    assert figures["ranking"].axes[0].lines[0].get_ydata().tolist() == [0, 0.5, 1, 1]
+    (roc, precision) = figures["ranking"].axes
+    labels = [line.get_label() for line in roc.lines[:2]]
+    assert labels == [r"a found by its probability", r"\$b found by its probability"]
+    assert roc.lines[0].get_ydata().tolist() == [0, 1, 1, 1]
+    assert roc.lines[1].get_ydata().tolist() == [0, 0.5, 1, 1]
+    assert precision.lines[0].get_ydata().tolist() == [1, 1, 0.5, 1 / 3]
 
 
 def test_the_folds_of_a_setting_are_judged_together() -> None:

@@ -42,17 +42,20 @@ def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[st
         n; loss (mean); accuracy; per_class_accuracy (classes,), null for a class without images;
         confusion_matrix (classes, classes), true class by row; expected_calibration_error with 15
         bins of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017). With
-        more than MOST_CLASSES, top5_accuracy; of two classes, roc_auc and average_precision.
+        more than MOST_CLASSES, top5_accuracy; of two classes, roc_auc and average_precision
+        (classes,), of each by its own probability.
     """
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (labels, predicted.classes), 1)
     per_class = confusion.sum(axis=1)
     correct, confidence = labels == predicted.classes, predicted.confidence.astype(float)
-    more = {}
+    more: dict[str, Any] = {}
     if classes > MOST_CLASSES:
         more["top5_accuracy"] = float((predicted.ahead < 5).mean())
     if classes == 2 and per_class.all():
-        more |= ranking(labels == 1, predicted.probabilities[:, 1])
+        ranked = [ranking(labels == label, predicted.probabilities[:, label]) for label in (0, 1)]
+        # The area is the same for both classes, the average precision is not.
+        more |= {"roc_auc": ranked[1][0], "average_precision": [each[1] for each in ranked]}
     return {
         "n": len(labels),
         "loss": float(predicted.loss.astype(np.float64).mean()),
@@ -65,17 +68,17 @@ def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[st
     } | more  # fmt: skip
 
 
-def ranking(positive: np.ndarray, score: np.ndarray) -> dict[str, float]:
-    """How well a score ranks the images of the second class before those of the first.
+def ranking(positive: np.ndarray, score: np.ndarray) -> tuple[float, float]:
+    """How well a score ranks the images of one class before those of the other.
 
     Args:
-        positive: whether an image is of the second class, bool (n,); both occur.
+        positive: whether an image is of that class, bool (n,); both occur.
         score: float (n,).
 
     Returns:
-        roc_auc: the area under the ROC curve; images of equal score count half (Hanley and McNeil,
-            "The Meaning and Use of the Area under a ROC Curve", 1982).
-        average_precision: the precision at each score, weighted by the recall that it adds.
+        The area under the ROC curve; images of equal score count half (Hanley and McNeil, "The
+        Meaning and Use of the Area under a ROC Curve", 1982). The average precision: the precision
+        at each score, weighted by the recall that it adds.
     """
     scores, place = np.unique(-score, return_inverse=True)
     true, false = (
@@ -84,10 +87,8 @@ def ranking(positive: np.ndarray, score: np.ndarray) -> dict[str, float]:
     found, wrong = true.cumsum(), false.cumsum()
     pairs = (false * (2 * found - true)).sum()
     precision = found / (found + wrong)
-    return {
-        "roc_auc": float(pairs / (2 * found[-1] * wrong[-1])),
-        "average_precision": float((true * precision).sum() / found[-1]),
-    }
+    area = pairs / (2 * found[-1] * wrong[-1])
+    return float(area), float((true * precision).sum() / found[-1])
 
 
 def calibration_error(correct: np.ndarray, confidence: np.ndarray) -> float:

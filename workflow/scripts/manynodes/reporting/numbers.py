@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, printable
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.reporting import scaling
 from manynodes.reporting.measures import Confusion, read_measured
@@ -68,10 +68,7 @@ def of_classifier(folder: Path, run: Run, views: str, axes: Collection[str]) -> 
     kept = pd.DataFrame([*evaluation["checkpoints"], published])[["epoch", "loss", "accuracy"]]
     kept = kept.drop_duplicates("epoch")
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
-    results = {key: evaluation[key] for key in ("n", "views", "accuracy", "loss")}
-    more = ("top5_accuracy", "roc_auc", "average_precision")
-    results |= {key: evaluation[key] for key in more if key in evaluation}
-    results |= {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
+    results = evaluated(evaluation)
     if run.best:
         results["epoch"] = found.about["metrics"]["epoch"]
     if (validated := found.about["metrics"]["val_accuracy"]) is not None:
@@ -81,6 +78,17 @@ def of_classifier(folder: Path, run: Run, views: str, axes: Collection[str]) -> 
     rows = rows.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
     return Numbers(found.about, results, rows, confusion, found.sums)
+
+
+def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of the classifier's evaluation.json, by their columns. Of two classes none is the
+    positive one: each has its average precision.
+    """
+    keys = ("n", "views", "accuracy", "loss", "top5_accuracy", "roc_auc")
+    found = {key: evaluation[key] for key in keys if key in evaluation}
+    named = zip(evaluation["class_names"], evaluation.get("average_precision", ()), strict=False)
+    found |= {f"average_precision ({printable(name)})": value for name, value in named}
+    return found | {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
 
 
 def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -> Numbers:

@@ -198,7 +198,8 @@ def means(
 
 
 def title_of(column: str, built_in: bool) -> str:
-    return TITLES.get(column, column) if built_in else column
+    name, bracket, of = column.partition(" (")
+    return TITLES.get(name, name) + bracket + of if built_in else column
 
 
 def half_width(values: pd.Series) -> float:

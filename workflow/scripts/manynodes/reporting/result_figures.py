@@ -376,10 +376,11 @@ def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
     right = (predicted.table["true_class"] == predicted.table["predicted_class"]).to_numpy()
     bins = calibration(right, predicted.table["probability"].to_numpy())
     found = {"calibration": draw_calibration(run, bins)}
-    true = predicted.table["true_class"].to_numpy() == 1
-    if len(predicted.class_names) == 2 and true.any() and not true.all():
-        scores = predicted.table.iloc[:, -1].to_numpy()
-        found["ranking"] = draw_ranking(run, ranking(true, scores), predicted.class_names[1])
+    true = predicted.table["true_class"].to_numpy()
+    if len(predicted.class_names) == 2 == len(np.unique(true)):
+        scores = predicted.table.iloc[:, -2:].to_numpy()
+        ranked = [ranking(true == label, scores[:, label]) for label in (0, 1)]
+        found["ranking"] = draw_ranking(run, ranked, predicted.class_names)
     return found
 
 
@@ -445,15 +446,17 @@ def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
         return figure
 
 
-def draw_ranking(run: str, ranked: pd.DataFrame, name: str) -> Figure:
-    """The ROC curve, and precision by recall."""
+def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
+    """The ROC curve, and precision by recall, of each class against the other."""
     with mpl.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
-        left.plot([0, *ranked["false"]], [0, *ranked["recall"]], color=PALETTE[0])
+        for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
+            label = f"{shortened(name)} found by its probability"
+            left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
+            right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
         left.plot([0, 1], [0, 1], color="grey", linestyle="--")
         left.set_xlabel("false positive rate")
         left.set_ylabel("true positive rate")
-        right.step([0, *ranked["recall"]], [1, *ranked["precision"]], color=PALETTE[0])
         right.set_xlabel("recall")
         right.set_ylabel("precision")
         for axes in (left, right):
@@ -462,7 +465,8 @@ def draw_ranking(run: str, ranked: pd.DataFrame, name: str) -> Figure:
             axes.set_aspect("equal")
             axes.xaxis.set_major_formatter(PercentFormatter(1))
             axes.yaxis.set_major_formatter(PercentFormatter(1))
-        words = f"{run}: images of {plain(name)} by their probability"
+        figure.legend(loc="outside lower center", ncols=2)
+        words = f"Images of each class of {run}, by their probability"
         figure.suptitle(words, x=0.02, ha="left", fontweight="bold")
         return figure
 
