@@ -65,6 +65,7 @@ def report(
     # Another program's numbers may have these names.
     judged = [pictures.pop(each, "") for each in ("calibration", "ranking") if experiment.built_in]
     first = next(iter(pictures), "")
+    best = confused_run(tables["confusion"], experiment) if confused else ""
     incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
     incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -84,8 +85,9 @@ def report(
         others=list(pictures.values()),
         confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
-        best=confused_run(tables["confusion"], experiment) if confused else "",
+        best=best,
         worth=class_sentence(tables["confusion"], manifests) if confused else "",
+        guess=guess_sentence(tables["confusion"], best) if confused else "",
         judged=judged,
         mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
         classes=by_class(tables["confusion"]) if confused else None,
@@ -259,6 +261,24 @@ def class_sentence(confused: pd.DataFrame, manifests: Sequence[Mapping[str, Any]
         f"{narrow}. "
         f"{found['images'].max() / n:.2%} of them are of the largest class, {largest}. "
         f"Balanced accuracy {found['recall'].mean():.2%}, macro F1 {found['F1'].mean():.2%}."
+    )
+
+
+def guess_sentence(confused: pd.DataFrame, best: str) -> str:
+    """That the accuracy is not clearly above what calling every image the largest class reaches:
+    its interval (Wilson's) does not begin above that share. Empty if it does.
+
+    Args:
+        best: of what the confusion matrix is.
+    """
+    found = per_class(confused).reset_index()
+    n, right = int(found["images"].sum()), int(found["right"].sum())
+    most = found.loc[int(found["images"].argmax())]
+    if not n or intervals.of_share(right, n)[0] > most["images"] / n:
+        return ""
+    return (
+        f"The accuracy of {best}, {right / n:.2%}, is not clearly above {most['images'] / n:.2%}, "
+        f"which calling every image {most['true_name']} would reach."
     )
 
 
