@@ -307,6 +307,8 @@ def test_test_images_that_are_in_train_are_told_beside_the_result() -> None:
     )
     manifest["in_train"] = {"same": 0, "similar": 3}
     assert page.in_train(manifest, "test").startswith("Of the 1,200 test images, 3 are almost ")
+    manifest["in_train"]["similar"] = 1
+    assert "images, 1 is almost the same" in page.in_train(manifest, "test")
     # A fold is of the train split itself.
     assert page.in_train(manifest, "train") == page.in_train({"images": {}}, "test") == ""
 

@@ -132,8 +132,12 @@ def in_train(manifest: Mapping[str, Any], split: str) -> str:
     none are, or if the run was tested on a part of the train split.
     """
     found = manifest.get("in_train", {}) if split == "test" else {}
-    words = {"same": "are in the train split too", "similar": "are almost the same as one of train"}
-    parts = [f"{found[key]:,} {text}" for key, text in words.items() if found.get(key)]
+    words = {"same": "in the train split too", "similar": "almost the same as one of train"}
+    parts = [
+        f"{number:,} {'is' if number == 1 else 'are'} {text}"
+        for key, text in words.items()
+        if (number := found.get(key))
+    ]
     if not parts:
         return ""
     n = f"{manifest['images'][split]:,}"
