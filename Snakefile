@@ -1,11 +1,14 @@
 """Stage, train, evaluate and compare: one experiment as one graph. Keys: config/README.md."""
 
+from pathlib import Path
+
 from snakemake.utils import min_version
 
 min_version("9.10")
 
 # As a module or an include, it would have another workflow's folder, configuration and hooks.
-if str(workflow.current_basedir) != str(workflow.basedir):
+# Resolved: of --snakefile ../CHECKOUT/Snakefile, Snakemake keeps the dots in one of the two.
+if Path(str(workflow.current_basedir)).resolve() != Path(workflow.basedir).resolve():
     raise SystemExit(
         "this workflow is no module of another one; run it by itself: snakemake --snakefile "
         f"{workflow.current_basedir}/Snakefile --directory FOLDER --configfile FILE"

@@ -36,7 +36,8 @@ def kill_step(training: Launched) -> None:
     os.kill(training.find("n1", "remote_step")[0], signal.SIGKILL)
 
 
-# How a rank can fail is tested on Slurm; here, what the agents add, and whether they tell it.
+# How a rank can fail is tested on Slurm; here, what the agents add, and whether they tell it. A
+# waiting program is enough for that.
 FAULTS: dict[str, tuple[Callable[[Launched], None], str]] = {
     "rank-killed": (kill_rank, r"rank 1 on n2 was ended by SIGKILL"),
     "agent-killed": (kill_agent, r"n2 is lost: its agent has ended; was it killed\?"),
@@ -55,7 +56,7 @@ def test_a_failure_ends_everything_and_is_named(
     checkout: PbsCheckout, launched: Callable[..., Launched], fault: str, way: str
 ) -> None:
     do, error = FAULTS[fault]
-    training = launched(fault, way, waits=fault != "rank-killed")
+    training = launched(fault, way, waits=True)
     training.trains()
     do(training)
     seconds = until_none(lambda: left(checkout))

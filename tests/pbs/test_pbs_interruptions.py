@@ -26,16 +26,17 @@ from trainings import train_on_ranks
 from waiting import until, until_none
 
 pytestmark = pytest.mark.faults
-# More than pass before the last fault; each lasts 0.6 s.
+# More than pass before the last fault.
 EPOCHS = 30
 RUN = {
-    "model": sleeping.MODEL, "epochs": EPOCHS, "global_batch_size": 72, "learning_rate": 0.01,
-    "optimizer": "sgd", "weight_decay": 0.0013, "flip": False, "cpus_per_proc": 1, "nodes": 2,
+    **sleeping.FEW_STEPS, "epochs": EPOCHS, "learning_rate": 0.01, "optimizer": "sgd",
+    "weight_decay": 0.0013, "flip": False, "cpus_per_proc": 1, "nodes": 2,
     # Those of the quickstart otherwise, which Snakemake takes as a base.
     "checkpoint_every": 0, "widths": [8, 8, 8],
 }  # fmt: skip
 TRAINING = ["--config", "dataset={name: digits}", 'scratch=["/scratch"]',
-            *(f"{key}={value}" for key, value in RUN.items())]  # fmt: skip
+            *(f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+              for key, value in RUN.items())]  # fmt: skip
 
 
 class Submitted:

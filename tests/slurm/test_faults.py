@@ -25,30 +25,31 @@ HUNG = 15
 ENDLESS = [
     "--config",
     "dataset={name: digits}",
-    f"model={sleeping.MODEL}",
+    *(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in sleeping.FEW_STEPS.items()
+    ),
     "optimizer=sgd",
     "epochs=1000000",
-    "global_batch_size=72",
     "learning_rate=0.01",
     "flip=false",
     "cpus_per_proc=1",
     "checkpoint_every=0",
     'scratch=["/scratch"]',
-    "nodes=3",
+    "nodes=2",
     "save_every_epochs=1000000",
 ]
 # A fault that needs no training: a program of the same name waits, without torch.
 WAITING = "launcher-killed"
 RUN = {
+    **sleeping.FEW_STEPS,
     "dataset": "digits",
-    "model": sleeping.MODEL,
     "optimizer": "sgd",
     "epochs": 1_000_000,
-    "global_batch_size": 72,
     "learning_rate": 0.01,
     "flip": False,
     "checkpoint_every": 0,
-    "nodes": 3,
+    "nodes": 2,
 }
 
 
@@ -60,7 +61,7 @@ def left(training: "Submitted | Launched") -> list[str]:
 
 
 class Submitted:
-    """An endless training on three nodes through Snakemake.
+    """An endless training on two nodes through Snakemake.
 
     It saves nothing, so that it is not requeued after a failure.
     """
@@ -100,27 +101,28 @@ class Launched:
         done = program("fetch", "--dataset", "digits", "--output", data)
         assert done.returncode == 0, done.stderr
         folder = f"results/{name}/run"
-        train = train_command(json.dumps(RUN | changes), "results/data/digits", folder,
+        run = RUN | changes
+        train = train_command(json.dumps(run), "results/data/digits", folder,
                               scripts=Path("workflow/scripts"))  # fmt: skip
         if name == WAITING:
             waiting = self.results / "train.py"
             waiting.write_text(WAITS)
             train = [str(waiting), str(self.results)]
         launch = [
-            "workflow/scripts/launch.py", "--nodes", "3", "--log", f"{folder}/train.log",
-            "--rank-logs", f"{folder}/logs", "--timeout", str(HUNG), "--", *train,
+            "workflow/scripts/launch.py", "--nodes", str(run["nodes"]),
+            "--log", f"{folder}/train.log", "--rank-logs", f"{folder}/logs",
+            "--timeout", str(HUNG), "--", *train,
         ]  # fmt: skip
         script = self.results / "job.sh"
         script.write_text(f"#!/bin/bash\n{shlex.join([sys.executable, *launch])}\necho status $?\n")
-        done = cluster.run(
-            "sbatch", "--nodes=3", "--ntasks=3", f"--output={self.said}", script, cwd=checkout.path
-        )
+        size = [f"--nodes={run['nodes']}", f"--ntasks={run['nodes']}"]
+        done = cluster.run("sbatch", *size, f"--output={self.said}", script, cwd=checkout.path)
         assert done.returncode == 0, done.stderr
         self.job = done.stdout.split()[-1]
         until(
             lambda: (
                 (self.results / "metrics.csv").exists()
-                or len(list(self.results.glob("begun-*"))) == 3
+                or len(list(self.results.glob("begun-*"))) == run["nodes"]
                 or self.job not in cluster.jobs()
             )
         )
@@ -144,7 +146,7 @@ def exhaust(cluster: Cluster) -> None:
 
 
 def kill_launcher(cluster: Cluster) -> None:
-    os.kill(on(cluster, "n3", "torchrun.py")[0], signal.SIGKILL)
+    os.kill(on(cluster, "n2", "torchrun.py")[0], signal.SIGKILL)
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], str]] = {
@@ -167,7 +169,7 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
         r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others waited "
         r"for it; its own log is results/hangs/run/logs/rank=1.log",
     ),
-    "launcher killed": (kill_launcher, Launched, r"n3: .*Killed"),
+    "launcher killed": (kill_launcher, Launched, r"n2: .*Killed"),
 }
 
 
@@ -200,7 +202,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
 
 
 def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    training = Launched(cluster, checkout, "slow", model_args={"slow": "n2"})
+    training = Launched(cluster, checkout, "slow", model_args={"slow": "n2"}, nodes=3)
     log = training.results / "train.log"
     until(lambda: "n2 computes" in log.read_text() or training.job not in cluster.jobs())
     warnings = [line for line in log.read_text().splitlines() if "warning: n" in line]

@@ -30,16 +30,15 @@ from trainings import train_on_ranks
 from waiting import until
 
 SEED = 20261121
-# More than pass between the faults; each lasts 0.6 s.
+# More than pass between the faults.
 EPOCHS = 45
 HUNG = 15  # seconds that ranks wait for each other
 KEPT = 15
 RUN = {
+    **sleeping.FEW_STEPS,
     "dataset": "digits",
-    "model": sleeping.MODEL,
     "widths": [8, 8, 8],
     "epochs": EPOCHS,
-    "global_batch_size": 72,
     "learning_rate": 0.01,
     "flip": False,
     "checkpoint_every": KEPT,

@@ -1,6 +1,7 @@
 """`launch` through srun, inside jobs of a real Slurm."""
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -15,10 +16,9 @@ import pytest
 from cluster.handle import Cluster
 from programs import ROOT, SCRIPTS, program
 
-RUN = (
-    '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, '
-    '"flip": false, "nodes": 3, "device": "%s"}'
-)
+RUN = {
+    "dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, "flip": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +58,21 @@ def job(
 
 
 def training(
-    folder: Path, name: str, *options: object, device: str = "cpu", scratch: str = "/scratch"
+    folder: Path,
+    name: str,
+    *options: object,
+    nodes: int = 3,
+    device: str = "cpu",
+    scratch: str = "/scratch",
 ) -> list[object]:
-    """Arguments of a launch of one epoch on three nodes, into a folder of the name."""
+    """Arguments of a launch of one epoch, into a folder of the name."""
     output = folder / name
+    run = json.dumps(RUN | {"nodes": nodes, "device": device})
     own = [
         "--transport",
         "srun",
         "--nodes",
-        3,
+        nodes,
         "--device",
         device,
         "--log",
@@ -76,13 +82,14 @@ def training(
         *options,
     ]
     data = ["--data", folder / "digits", "--scratch", scratch, "--output", output]
-    return [*own, "--", SCRIPTS / "train.py", "--run", RUN % device, *data]
+    return [*own, "--", SCRIPTS / "train.py", "--run", run, *data]
 
 
 def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path) -> None:
     launchers = ["torchrun", "torchrun-c10d", "srun", "accelerate", "torch.distributed.launch"]
     before = temporary_files(cluster)
-    said = job(cluster, folder, *(training(folder, name, "--launcher", name) for name in launchers))
+    launches = (training(folder, name, "--launcher", name, nodes=2) for name in launchers)
+    said = job(cluster, folder, *launches, nodes=2)
     assert said.count("status 0") == len(launchers), said
     found = {
         name: hashlib.sha256((folder / name / "model.safetensors").read_bytes()).hexdigest()
@@ -92,16 +99,15 @@ def test_every_launcher_comes_to_the_same_weights(cluster: Cluster, folder: Path
     for name in launchers:
         # c10d numbers the nodes as they arrive.
         found_on = re.search(
-            r"preflight: 3 ranks on (.*): cpu", (folder / name / "log").read_text()
+            r"preflight: 2 ranks on (.*): cpu", (folder / name / "log").read_text()
         )
         assert found_on
-        assert sorted(found_on[1].split(", ")) == ["n1", "n2", "n3"]
+        assert len(set(found_on[1].split(", "))) == 2
         assert sorted(path.name for path in (folder / name / "logs").iterdir()) == [
             "launcher.log",
             "log",
             "rank=0.log",
             "rank=1.log",
-            "rank=2.log",
         ]
     assert temporary_files(cluster) == before
 

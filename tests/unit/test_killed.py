@@ -27,7 +27,7 @@ from waiting import until
 
 SEED = 8
 # How often each program is killed before a change of its folder, at any time, and during a write.
-CHANGES, ANY_TIME, WRITING = 3, 1, 1
+CHANGES, ANY_TIME, WRITING = 2, 1, 1
 CONFIG = {
     "experiment": "killed",
     "dataset": {"name": "digits"},

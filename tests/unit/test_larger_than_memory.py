@@ -101,14 +101,8 @@ def mapped(large: Path, limited: list[str], in_memory: Path) -> Path:
     return train(large, "disk", inside=tuple(limited))
 
 
-def test_from_the_disk_and_from_memory_come_the_same_weights(
-    large: Path, limited: list[str], in_memory: Path, mapped: Path
-) -> None:
+def test_from_the_disk_and_from_memory_come_the_same_weights(in_memory: Path, mapped: Path) -> None:
     assert mapped.read_bytes() == in_memory.read_bytes()
-    blocks = {"order": "blocks"}
-    found = train(large, "disk-blocks", inside=tuple(limited), **blocks)
-    wanted = train(large, "memory-blocks", "--images-in", "memory", **blocks)
-    assert found.read_bytes() == wanted.read_bytes()
 
 
 def test_evaluation_counts_every_image(large: Path, limited: list[str], mapped: Path) -> None:

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from classifier.pixels import batches, shares
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.shares import Shares
+from trainings import complete, result
 
 CPU = torch.device("cpu")
 # Images of less and of more than LARGE bytes, of which some are not square or not RGB.
@@ -154,6 +155,14 @@ def test_an_order_of_blocks_has_every_image_once_and_reads_neighbours(n: int, bl
         some = np.sort(order[group : group + block * batches.MIXED_BLOCKS])
         # About as many pieces as blocks: blocks differ by an image, and groups end within one.
         assert (np.diff(some) > 1).sum() <= 4 * batches.MIXED_BLOCKS
+
+
+def test_blocks_from_the_disk_and_from_memory_come_to_the_same_weights(digits, tmp_path) -> None:
+    found = []
+    for where in ("disk", "memory"):
+        complete(tmp_path / where, digits, "--images-in", where, order="blocks", epochs=2)
+        found.append(result(tmp_path / where))
+    assert found[0] == found[1]
 
 
 def test_a_box_that_is_the_whole_image_is_the_image() -> None:
