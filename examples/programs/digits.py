@@ -33,7 +33,8 @@ def accuracy(model: nn.Module, rank: int, world_size: int) -> float:
     """
     images, labels = load("test").tensors
     mine = slice(rank, None, world_size)
-    right = (model(images[mine]).argmax(1) == labels[mine]).sum().double()
+    device = next(model.parameters()).device
+    right = (model(images[mine].to(device)).argmax(1) == labels[mine].to(device)).sum().double()
     if world_size > 1:
         dist.all_reduce(right)
     return right.item() / len(labels)

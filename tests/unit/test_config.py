@@ -137,7 +137,7 @@ REFUSED = [
     ({"nodes": {"from": 1}}, 'nodes: {"from": 1} is not a whole number'),
     (
         {"seed": [3, 3]},
-        "seed: [3, 3] has a value twice, or two with the same folder name; give each value once",
+        "seed: [3, 3] has a value twice; give each value once",
     ),
     ({"seed": -1}, "seed: -1 is too small; the least is 0"),
     ({"learning_rate": 0}, "learning_rate: 0 is too small; it must be above 0"),
@@ -272,6 +272,10 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
      "a text"),
     ("seed: [1:30]\n", "line 1: 1:30 means 90 in YAML; write 90, or put it in quotes if it is a "
      "text"),
+    ("parameters: {v: [2024_01]}\n", "line 1: 2024_01 means 202401 in YAML; write 202401, or put "
+     "it in quotes if it is a text"),
+    ("parameters:\n  country: [se, no]\n", "line 2: no means false in YAML; write false, or put it "
+     "in quotes if it is a text"),
     ("experiment: 2026-11-25\n", "line 1: 2026-11-25 is a date; put it in quotes"),
     ("class_weights:\n  1.1: 2\n  1.10: 5\n", "line 3: the key 1.10 means 1.1 in YAML; put it in "
      "quotes"),

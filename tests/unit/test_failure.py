@@ -334,3 +334,17 @@ def test_a_record_is_read_as_it_was_written_and_is_that_of_the_newest_attempt(
 def test_a_damaged_record_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / failure.FILE).write_text(content)
     assert failure.read(tmp_path) is None
+
+
+def test_a_link_among_somebody_s_results_leads_to_no_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / failure.RESERVED).symlink_to(mine)
+    with suppress(Refusal), recorded(run, "fetch"):
+        raise Refusal("no")
+    found = failure.read(run)
+    assert found
+    assert found.reason == "no"
+    assert mine.read_text() == "mine"

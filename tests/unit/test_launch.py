@@ -286,6 +286,8 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     (["--nodes", "0", "--", "x.py"], "argument --nodes: 0 is not a whole number of at least 1"),
     (["--nodes", "two", "--", "x.py"], "argument --nodes: two is not a whole number of at least 1"),
     (["--launcher", "mpirun", "--", "x.py"], "argument --launcher: invalid choice: 'mpirun'"),
+    (["--nodes", "2", "x.py", "--timeout", "30"], "put -- before the program"),
+    (["--node", "2", "--", "x.py"], "unrecognized arguments: --node"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, line) -> None:
     done = program("launch", *arguments)

@@ -3,6 +3,9 @@
 import importlib
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter as File
 
 from manynodes.base.errors import Refusal
 from manynodes.data.files import below, collect, fingerprint, read_files
-from manynodes.experiment.command import apart, filled
+from manynodes.experiment.command import apart, filled, unseen
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
@@ -91,8 +94,49 @@ def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> 
         launched.row(step=3)
     with pytest.raises((TypeError, ValueError)):
         launched.row(epoch=3, loss="low")
+    launched.results = tmp_path / "other"
+    launched.row(loss=0.5, epoch=1)
+    with pytest.raises(ValueError, match="loss goes back while epoch goes on; give epoch first"):
+        launched.row(loss=0.25, epoch=2)
+    launched.results = tmp_path
     launched.result(ok=True, loss=float("nan"))
     assert read_result(tmp_path / "result.json").numbers["ok"] == 1
+
+
+IN_FORKED = """
+import multiprocessing, sys, time
+import numpy as np
+import launched
+
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+child.start()
+child.terminate()
+child.join()
+target = launched.state / "last.npy"
+for number in (1, 2):
+    launched.save(target, lambda path, number=number: np.save(path, np.full(3, number)))
+    assert np.load(target).tolist() == [number] * 3
+try:
+    launched.save(launched.state / "last", lambda path: np.save(path, np.ones(3)))
+except ValueError as error:
+    print(error)
+print([path.name for path in launched.state.iterdir()])
+"""
+
+
+def test_the_module_leaves_children_alone_and_saves_whole_files(tmp_path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "workflow/modules"), "LAUNCH_STATE": str(tmp_path / "state"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", IN_FORKED], env=environment, capture_output=True, text=True,
+        check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "last was to be written, and last.npy was; numpy adds .npy to a path: give it a name that "
+        "ends so",
+        "['last.npy']",
+    ]
 
 
 def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
@@ -232,10 +276,23 @@ def test_a_state_with_a_damaged_request_is_kept(tmp_path: Path, attempts: str) -
         ('{"a":{"b":1}}', '{"a":{"b":1}}'),
         ("{{lr}}", "{lr}"),
         ("{a: {lr}}", "{a: 0.1}"),
+        ("--lr={none}", "--lr=null"),
     ],
 )
 def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
-    assert filled([word], {"lr": 0.1, "on": True}) == [wanted]
+    # A word that is nothing but the name of a null is left out.
+    assert filled([word, "{none}"], {"lr": 0.1, "on": True, "none": None}) == [wanted]
+
+
+def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path) -> None:
+    file, beside = tmp_path / "train.py", tmp_path / "settings.py"
+    words = ["{python}", str(file), "--lr={lr}"]
+    file.write_text("import settings\n")
+    beside.write_text("")
+    assert unseen(words, ["lr", "seed"]) == ["seed"]
+    beside.write_text("import launched\nseed = launched.parameters()['seed']\n")
+    assert unseen(words, ["lr", "seed"]) == []
+    assert unseen(["sh", "-c", "x"], ["lr"]) == []
 
 
 def program(**keys: object) -> Experiment:
@@ -382,6 +439,24 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert read_user_metrics(tmp_path, {"tensorboard": "runs"}) == [
         {"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25},
     ]  # fmt: skip
+    # An attempt after it, and two at once.
+    for name, start in (("at/b", 0), ("at/a", 10), ("of/train", 0), ("of/validation", 0.5)):
+        writer = FileWriter(str(tmp_path / name))
+        for step in (1, 2):
+            scalar = Summary(value=[Summary.Value(tag="loss", simple_value=start + step)])
+            writer.add_event(Event(step=step, wall_time=start + step, summary=scalar))
+        writer.close()
+    assert read_user_metrics(tmp_path, {"tensorboard": "at"}) == [
+        {"step": 1, "loss": 11}, {"step": 2, "loss": 12},
+    ]  # fmt: skip
+    assert read_user_metrics(tmp_path, {"tensorboard": "of"})[0] == {
+        "step": 1, "train/loss": 1, "validation/loss": 1.5,
+    }  # fmt: skip
+    (tmp_path / "ended.jsonl").write_text('{"epoch": 1, "loss": 2}\n{"epoch": 2, "loss": 1}')
+    assert [row["loss"] for row in read_user_metrics(tmp_path, "ended.jsonl")] == [2, 1]
+    (tmp_path / "anew.csv").write_text("epoch,iter,loss\n1,50,3\n1,99,2\n2,50,1\n2,99,1\n")
+    with pytest.raises(Refusal, match="metrics: iter begins anew in each epoch"):
+        read_user_metrics(tmp_path, "anew.csv")
     (tmp_path / "again.csv").write_text("epoch,loss\n0,1.5\n1,N/A\nepoch,loss\n2,1.25\n")
     rows = read_user_metrics(tmp_path, "again.csv")
     assert [(row["epoch"], row["loss"]) for row in rows if row["epoch"] != 1] == [
@@ -432,7 +507,8 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
     tmp_path,
 ) -> None:
     patterns = [
-        r"iter (?P<iter>\d+): loss (?P<loss>[\w.]+)",
+        # As in the docs; it takes the comma too.
+        r"iter (?P<iter>\d+): loss (?P<loss>\S+)",
         r"step (?P<iter>\d+): val (?P<val>\S+)",
     ]
     before = [{"iter": 0.0, "loss": 3.0}, {"iter": 1.0, "loss": 2.5}, {"iter": 2.0, "loss": 2.0}]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -417,6 +418,27 @@ def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:
             assert process.pid in processes.descendants(os.getpid())
         finally:
             process.kill()
+
+
+def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(agents, "MOST_LOGGED", 20)
+    errors = []
+    with agents.log_file(tmp_path / "log") as log:
+
+        def flush() -> None:
+            try:
+                for _ in range(20_000):
+                    log.flush()
+            except ValueError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        while thread.is_alive():
+            log.write("a line\n")
+    assert not errors
 
 
 def test_a_log_goes_on_if_it_gets_no_new_file(tmp_path, monkeypatch) -> None:

@@ -407,7 +407,9 @@ def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(
     trained: Path, shapes: Path, files: Path, tmp_path: Path
 ) -> None:
     classifier = weights.load(trained / "model.safetensors", "any")
-    torch.save({"state_dict": classifier.network.state_dict()}, tmp_path / "net.pt")
+    # Of a compiled network in DistributedDataParallel.
+    state = {f"module._orig_mod.{k}": v for k, v in classifier.network.state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "net.pt")
     run = changes(files, initial_weights=str(tmp_path / "net.pt"), epochs=1)
     done = Training(tmp_path / "run", shapes, **run)
     assert done.end() == 0

@@ -11,6 +11,7 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.job_size import evaluation_size, training_size
+from manynodes.schedulers.pbs import commands as pbs_commands
 from manynodes.schedulers.pbs import jobs as pbs_jobs
 from manynodes.schedulers.pbs.commands import FULL, SEPARATOR, parse_jobs
 from manynodes.schedulers.pbs.jobs import Jobs, job_name
@@ -217,6 +218,24 @@ def test_no_job_that_qsub_has_submitted_is_forgotten(
         assert info.external_jobid is None
     done = tmp_path / "deleted"
     assert (done.read_text().strip() if done.exists() else "") == deleted
+
+
+def test_what_the_server_took_without_an_answer_is_not_submitted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands(tmp_path, monkeypatch, "echo >> tries; sleep 5")
+    (tmp_path / "qselect").write_text(f'#!/bin/sh\necho "$2" > {tmp_path}/name; echo 7.site\n')
+    (tmp_path / "qselect").chmod(0o755)
+    monkeypatch.setattr(pbs_commands, "TIMEOUT", 0.5)
+    monkeypatch.setattr(pbs_jobs, "PAUSE", 0.01)
+    jobs = Jobs("select", "", lambda _line: None)
+    info = types.SimpleNamespace(job=type("Job", (), {"resources": {}})(), external_jobid=None)
+    assert jobs.submit(info, "snakejob.training.1.sh", "true") is None
+    assert info.external_jobid == "7.site"
+    assert (tmp_path / "tries").read_text() == "\n"
+    (job,) = jobs.known.values()
+    assert (tmp_path / "name").read_text().strip() == job.options[1]
+    assert job.options[1].startswith("snakejob__")
 
 
 def test_ctrl_c_waits_for_the_number_of_the_job_that_is_being_submitted(

@@ -48,6 +48,24 @@ def test_they_are_gone_when_the_other_training_has_finished(run: Path) -> None:
     assert entries(run) == {"run.json": "new"}
 
 
+def test_they_stay_while_the_other_training_has_yet_to_begin(run: Path) -> None:
+    before = entries(run)
+    replaced.set_aside(run)
+    assert not replaced.put_back(run)
+    remove_as_snakemake_does(run)
+    assert replaced.put_back(run)
+    assert entries(run) == before
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(run: Path, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "run.json").write_text("of somebody else")
+    remove_as_snakemake_does(run)
+    (run / replaced.FOLDER).symlink_to(other)
+    assert not replaced.put_back(run)
+    assert entries(other) == {"run.json": "of somebody else"}
+
+
 @pytest.mark.parametrize("calls", range(8))
 def test_wherever_putting_back_is_ended_it_can_be_done_again(
     run: Path, monkeypatch: pytest.MonkeyPatch, calls: int

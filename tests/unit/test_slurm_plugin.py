@@ -1,7 +1,6 @@
 """The job states that the patched Slurm plugin gets from sequences of real Slurm states."""
 
 import asyncio
-import getpass
 import os
 import re
 import subprocess
@@ -182,7 +181,7 @@ def test_ctrl_c_cancels_all_jobs_and_what_is_being_submitted(follower, slurm) ->
     assert submit(follower) == (0, "9")
     executor.run_job("second")
     assert executor.submitted == ["first"]
-    assert calls.read_text() == f"--name=uuid --user={getpass.getuser()}\n" * 2
+    assert calls.read_text() == f"--name=uuid --user={os.getuid()}\n" * 2
 
 
 @pytest.mark.parametrize("wait", [0, 60])
@@ -197,7 +196,7 @@ def test_jobs_are_cancelled_when_the_controller_is_back(
     monkeypatch.setattr(slurm_plugin, "CANCEL_WAIT", 0)
     follower.attach(Executor())
     follower.cancel()
-    by_hand = f"{away}; when Slurm answers: scancel --name=uuid --user={getpass.getuser()}"
+    by_hand = f"{away}; when Slurm answers: scancel --name=uuid --user={os.getuid()}"
     assert told == ([] if wait else [by_hand])
 
 

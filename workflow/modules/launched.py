@@ -60,6 +60,8 @@ def _note(number: int, _frame: Any) -> None:
 # From the import on: a job may be stopped while the program still loads its data.
 with suppress(ValueError):  # only the main thread can
     signal.signal(signal.SIGTERM, _note)
+    # A child of this process, such as multiprocessing forks and terminates, would never end.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def stop_requested() -> bool:
@@ -86,7 +88,10 @@ def stop_requested() -> bool:
 
 
 def stop() -> None:
-    """End this process so that the job is started again and continues. Save before."""
+    """End this process so that the job is started again and continues.
+
+    Save before, and close what writes with a delay, such as a SummaryWriter: nothing is flushed.
+    """
     print("stopped in order; the next start continues", file=sys.stderr, flush=True)
     # Other threads and a process group may not end by themselves; everything is saved.
     sys.stdout.flush()
@@ -98,20 +103,26 @@ def save(path: Path | str, write: Callable[[Path], object]) -> None:
 
     Args:
         write: writes a file at the path that it is given: `lambda path: torch.save(x, path)`.
+
+    Raises:
+        ValueError: it has written none there.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(UNFINISHED, f".{path.name}.", path.parent)
-    os.close(descriptor)
-    try:
-        write(Path(name))
-        with open(name, "rb") as file:
+    # In a folder of its own, so that what else it writes there goes with it.
+    with tempfile.TemporaryDirectory(UNFINISHED, f".{path.name}.", path.parent) as folder:
+        whole = Path(folder, path.name)
+        write(whole)
+        if not whole.is_file():
+            found = ", ".join(sorted(each.name for each in Path(folder).iterdir())) or "nothing"
+            raise ValueError(
+                f"{path.name} was to be written, and {found} was; numpy adds .npy to a path: give "
+                "it a name that ends so"
+            )
+        with whole.open("rb") as file:
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
+        whole.chmod(0o666 & ~_umask())
+        whole.replace(path)
 
 
 def _umask() -> int:
@@ -124,6 +135,9 @@ def row(**numbers: float) -> None:
     """Add a row to metrics.csv; only rank 0 writes. The first number counts epochs or steps.
 
     Rows with the same or a later count, which an interrupted attempt has left, are replaced.
+
+    Raises:
+        ValueError: the first number does not count.
     """
     if rank != 0:
         return
@@ -136,7 +150,11 @@ def row(**numbers: float) -> None:
         rows = list(csv.DictReader(file))
     if rows and next(iter(rows[0])) != count:
         raise ValueError(f"metrics.csv counts {next(iter(rows[0]))}, this row counts {count}")
-    rows = [*(each for each in rows if float(each[count]) < new[count]), new]
+    kept = [each for each in rows if float(each[count]) < new[count]]
+    for name in {"epoch", "step"} & new.keys() - {count}:
+        if any(float(each[count]) >= new[count] and float(each[name]) < new[name] for each in rows):
+            raise ValueError(f"{count} goes back while {name} goes on; give {name} first")
+    rows = [*kept, new]
 
     def write(temporary: Path) -> None:
         with temporary.open("w", newline="") as file:

@@ -37,7 +37,7 @@ from manynodes.data.datasets import DATASETS
 from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
 from manynodes.data.user.declaration import UserData
-from manynodes.experiment import job_size
+from manynodes.experiment import command, job_size
 from manynodes.experiment.config import Experiment, Run, facts, facts_of
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.programs.folders import Folders, read_request
@@ -73,6 +73,7 @@ class Session:
         self.began = time.time()
         self.folders: dict[str, DataFolder] = {}
         self.states: dict[str, dict[str, str | bool]] = {}
+        self.set_aside: list[str] = []
 
     def check_command_line(self) -> None:
         """Refuse incompatible options, and print the experiment and what it would replace.
@@ -89,7 +90,7 @@ class Session:
         # Another command may still have to begin the training that replaces them. One that was
         # killed leaves its lock too, for `--unlock`.
         if not any(LOCKS.glob("*.lock")):
-            self.put_back()
+            self.put_back(self.experiment.runs)
         self.refuse_other_geometry()
         self.refuse_software_deployment()
         self.refuse_storage()
@@ -110,11 +111,23 @@ class Session:
             known = self.facts_of(user_data) | self.groups_of(user_data)
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
+        self.tell_unseen_axes()
         self.tell_other_packages()
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+
+    def tell_unseen_axes(self) -> None:
+        """Warn of what varies and does not reach the program: its runs would be repetitions."""
+        geometry = ("nodes", "nproc_per_node", "cpus_per_proc", "device", "dataset")
+        varying = [key for key, values in self.experiment.axes.items()
+                   if len(values) > 1 and key not in geometry]  # fmt: skip
+        words = next(iter(self.experiment.runs.values())).command
+        if not self.experiment.built_in and (unseen := command.unseen(words, varying)):
+            names = ", ".join(f"{{{name}}}" for name in unseen)
+            tell(f"warning: no argument has {names}, and the program does not read its parameters "
+                 "itself: these runs differ in their names only")  # fmt: skip
 
     def tell_other_packages(self) -> None:
         """Name the packages of a finished run that its environment has in another version now."""
@@ -141,9 +154,9 @@ class Session:
             tell(f"--cores {cpus}: the quota of this container, on {settings.cores} CPUs")
             settings.cores = self.workflow.global_resources["_cores"] = cpus
 
-    def put_back(self) -> None:
-        """Put back results that a command which has ended was about to replace."""
-        folders = [self.results / name for name in self.experiment.runs]
+    def put_back(self, names: Iterable[str]) -> None:
+        """Put back results of runs that a command which has ended was about to replace."""
+        folders = [self.results / name for name in names]
         folders = [folder for folder in folders if (folder / replaced.FOLDER).is_dir()]
         alive = owner.living([folder / "state" for folder in folders])
         for folder in folders:
@@ -555,6 +568,7 @@ class Session:
                     f"({words}); keep it with --touch, or train it again with --config replace=true"
                 )
             replaced.set_aside(folder)
+            self.set_aside.append(name)
 
     def tell_state(self, executor: str, job: Any, number: str, state: str, waits: bool) -> None:
         """Print the new state of a job, and note it for `watch`."""
@@ -589,7 +603,8 @@ class Session:
                 missing.append(results.Missing(name, str(refusal)))
         for name, line in list(lines.items())[:MOST_SHOWN]:
             tell(f"{self.experiment.name}/{name}: {line}")
-        self.put_back()
+        # What another command has set aside, whose job has yet to begin, is its own.
+        self.put_back(self.set_aside)
         self.forget_states()
         partial = self.results / "partial"
         tables = self.jobs("aggregate")
@@ -784,9 +799,13 @@ def refuse_unknown_program(experiment: Experiment) -> None:
         if name is None or name.endswith(".py") or "/" in name or ":" in name:
             continue
         if not is_module(name):
+            remedy = {
+                "program": "give the file, and its options in arguments; for other programs there "
+                "is command",
+                "evaluate": "give the file, or a list of it and its options: [evaluate.py, --x, 1]",
+            }[key]
             raise Refusal(
-                f"config: {key}: {shown(name)} is neither a Python file nor a module; give the "
-                "file, and its options in arguments; for other programs there is command"
+                f"config: {key}: {shown(name)} is neither a Python file nor a module; {remedy}"
             )
     first = (experiment.config["command"] or [""])[0]
     # An absolute path may exist on the compute nodes only.

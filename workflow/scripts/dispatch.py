@@ -8,6 +8,7 @@ where.
 
 import argparse
 import json
+import math
 import os
 import signal
 import socket
@@ -66,9 +67,10 @@ def seconds_ahead(reach: str, node: int) -> float:
         send(Ending(f"node {node}", here, 1, time.time(), lines=(reason,)).record())
         sys.exit(1)
     try:
-        return time.time() - float(told)
+        ahead = time.time() - float(told)
     except ValueError:  # launch has just ended
         return 0.0
+    return ahead if math.isfinite(ahead) else 0.0
 
 
 if __name__ == "__main__":

@@ -85,8 +85,9 @@ C10D_WARNING = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
     add = parser.add_argument
     transports = [f"{name}: {s.description}" for name, s in registry.SCHEDULERS.items()]
     transports.append("auto: the nodes of the job that this process is part of, otherwise local")
@@ -103,7 +104,8 @@ def main() -> None:
         help="CPUs of this machine, for its nodes to share (transport local)")  # fmt: skip
     add("--cpus-per-node", type=positive, default=1, help="CPUs of each node (other transports)")
     add("--cpus-per-proc", type=positive, help="CPUs of each process; default: an even share")
-    add("--device", choices=("auto", "cpu", "cuda"), default="cpu")
+    add("--device", choices=("auto", "cpu", "cuda"),
+        help="cpu hides the GPUs; default: auto, with --collect cpu")  # fmt: skip
     add("--gpus-for-auto", type=positive, default=1, metavar="N",
         help="GPUs that this machine must have for --device auto to use them, if a run beside this "
         "one has more processes (transport local)")  # fmt: skip
@@ -147,6 +149,11 @@ def main() -> None:
         help="what to do with the state of an interrupted attempt")  # fmt: skip
     of_run("--evaluate", action="store_true", help="evaluate the finished run, with this program")
     args = parser.parse_args()
+    words = sys.argv[1:]
+    if "--" not in words and any(word[:1] == "-" for word in words[words.index(args.program[0]) :]):
+        # Of the program's own options, some would be taken for ours.
+        parser.error("put -- before the program")
+    args.device = args.device or ("cpu" if args.collect else "auto")
     if args.output and not args.evaluate:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"

@@ -97,7 +97,7 @@ def table(name: str, found: list[Progress]) -> Table:
         view.add_row(
             escape(each.run),
             f"[{COLOURS[each.state]}]{each.state}[/]",
-            escape(each.where),
+            escape(one_line(each.where)),
             progress(each),
             escape(one_line(each.reason or each.numbers, 200)),
             duration(each.left),

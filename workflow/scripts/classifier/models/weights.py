@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,6 +26,8 @@ from manynodes.base.sources import MOST_BYTES, sources_sha256
 MOST_CHANNELS = 4096
 MOST_CLASSES = 1_000_000
 MOST_EDGE = 100_000
+# What DistributedDataParallel and torch.compile put before names.
+WRAPPED = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
 # Between the ranges of images that one network takes; 0 to 1 and 0 to 255 are 255 apart.
 MOST_SCALE = 10
 
@@ -174,7 +177,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(error, pickle.UnpicklingError):
             text = "it is no state dict of tensors; save the network's state_dict()"
         raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
-    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    return {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
 
 
 def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | None) -> None:

@@ -229,7 +229,7 @@ def remove_surpassed(folder: Path, run: Mapping[str, Any], history: kept.History
     for epochs in range(first, len(history) + 1):
         needed |= kept.kept_epochs(run, history[:epochs])
     names = {checkpoint(folder, epoch).name for epoch in needed}
-    for path in (folder / "checkpoints").glob(f"*{SUFFIX}"):
+    for path in (folder / "checkpoints").glob(f"epoch=[0-9]*{SUFFIX}"):
         if path.name not in names:
             path.unlink()
 

@@ -66,7 +66,8 @@ def create(path: Path, text: str) -> bool:
             # once.
             os.link(temporary, path)
         except FileExistsError:
-            return False
+            # A network file system may answer so to a request that it had carried out.
+            return temporary.stat().st_nlink == 2
     return True
 
 
@@ -77,6 +78,8 @@ def beside(path: Path) -> Iterator[Path]:
     remove_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
+        # It could be a link that came with somebody else's results.
+        temporary.unlink(missing_ok=True)
         yield temporary
     except OSError as error:
         # A failed write does not name its path, which the user needs to know.
@@ -93,11 +96,14 @@ def remove_leftovers(folder: Path) -> None:
     """Remove temporary files whose writers were killed."""
     for leftover in folder.glob(f".*{TEMPORARY}"):
         name, _, pid = leftover.stem.rpartition(".")
-        # A process number means nothing on another machine, where a writer may still be running.
-        gone = name.endswith(f".{socket.gethostname()}") and not Path("/proc", pid).exists()
         # Another process may remove it at the same time; one that stays does no harm.
         with suppress(OSError):
-            if gone or time.time() - leftover.stat().st_mtime > ABANDONED:
+            status = leftover.lstat()
+            # A process number means nothing on another machine, where a writer may still be
+            # running; and a system may hide the processes of other users.
+            here = name.endswith(f".{socket.gethostname()}") and status.st_uid == os.geteuid()
+            gone = here and not Path("/proc", pid).exists()
+            if gone or time.time() - status.st_mtime > ABANDONED:
                 leftover.unlink()
 
 

@@ -5,6 +5,7 @@ its beginning.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -102,7 +103,7 @@ def write(folder: Path, stage: str, failure: Failure) -> None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with (folder / RESERVED).open("r+") as file:
+            with open(folder / RESERVED, "r+", opener=not_through_a_link) as file:
                 file.write(text.ljust(RESERVED_BYTES))
             (folder / RESERVED).replace(folder / FILE)
         except OSError:
@@ -122,10 +123,17 @@ def begin(folder: Path) -> None:
     with suppress(OSError):
         (folder / FILE).unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / RESERVED).unlink(missing_ok=True)
         try:
-            (folder / RESERVED).write_text(" " * RESERVED_BYTES)
+            with open(folder / RESERVED, "x", opener=not_through_a_link) as file:
+                file.write(" " * RESERVED_BYTES)
         except OSError:  # the disk is full now
             (folder / RESERVED).unlink()
+
+
+def not_through_a_link(path: str, flags: int) -> int:
+    """Open a file; a link in results of somebody else's could lead to any file."""
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def end(folder: Path) -> None:

@@ -37,9 +37,13 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
     """
     # Not through a symbolic link, whose target would be overwritten. For this user alone: whoever
     # can open it can hold it.
-    descriptor = os.open(
-        path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
-    )
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except PermissionError:
+        if path.exists():
+            raise Refusal(f"{path} is another user's; delete it if he does nothing there") from None
+        raise
     try:
         acquire(descriptor, path, tell, GIVE_UP if give_up is None else give_up)
         since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -59,6 +63,11 @@ def acquire(descriptor: int, path: Path, tell: Callable[[str], None], give_up: f
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise Refusal(
+                    f"{path}: this file system has no locks (flock: {error.strerror}); have it "
+                    "mounted with them, or use a folder on another one"
+                ) from None
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
         waited = time.monotonic() - begun

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+GIT_TIMEOUT = 60  # seconds; a repository may lie on a mount that is gone
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
 # Its packages, and those of the built-in program.
@@ -116,7 +117,7 @@ def git_state() -> dict[str, Any]:
             "commit": git("rev-parse", "HEAD"),
             "dirty": bool(git("status", "--porcelain", ".")),
         }
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
 
 
@@ -125,23 +126,32 @@ def repository_of(folder: Path) -> dict[str, Any]:
     where git knows none, or does not trust its owner.
     """
 
+    ours = ["git", "--no-optional-locks", "-C", str(folder)]
+    clean = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+
     def ask(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            env={name: value for name, value in os.environ.items() if name[:4] != "GIT_"},
+            [*ours, *arguments], env=clean, timeout=GIT_TIMEOUT,
             capture_output=True, text=True, errors="replace", check=True,
         )  # fmt: skip
         return done.stdout.strip()
 
     try:
-        diff = ask("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+        # Of a changed file of gigabytes, no more than is kept.
+        with subprocess.Popen(
+            [*ours, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], env=clean,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
+        ) as running:  # fmt: skip
+            assert running.stdout
+            diff = running.stdout.read(MOST_DIFF + 1).strip()
+            running.kill()
         return {
             "path": ask("rev-parse", "--show-toplevel"),
             "commit": ask("rev-parse", "HEAD"),
             "dirty": bool(ask("status", "--porcelain")),
             "diff": diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)",
         }
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return {}
 
 
@@ -156,6 +166,8 @@ def why_no_commit() -> str | None:
         return f"git: {error.strerror}"
     except subprocess.CalledProcessError as error:
         return error.stderr.strip()
+    except subprocess.TimeoutExpired:
+        return f"git does not answer within {GIT_TIMEOUT} s"
     return None
 
 
@@ -164,7 +176,7 @@ def git(*arguments: str) -> str:
 
     Raises:
         OSError: git cannot be started.
-        CalledProcessError: it fails.
+        SubprocessError: it fails, or does not end.
     """
     # Somebody else's checkout too: its programs run anyway. But no repository around it: its
     # settings name programs that git runs, and anybody can make one in /tmp.
@@ -173,7 +185,7 @@ def git(*arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
     return subprocess.run(
         ["git", *options, "-C", str(SCRIPTS), *arguments],
-        env=environment, capture_output=True, text=True, check=True,
+        env=environment, capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT,
     ).stdout.strip()  # fmt: skip
 
 

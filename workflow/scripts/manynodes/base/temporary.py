@@ -17,9 +17,16 @@ ENOUGH = 16_000_000  # bytes
 
 
 def parent_folder() -> Path:
-    """Where temporary folders are made: in memory if there is room, otherwise in TMPDIR."""
+    """Where temporary folders are made: in memory if there is room and code may be executed there,
+    otherwise in TMPDIR.
+    """
     with suppress(OSError):
-        if os.access(MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+        noexec = os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+        if (
+            not noexec
+            and os.access(MEMORY, os.W_OK | os.X_OK)
+            and (shutil.disk_usage(MEMORY).free > ENOUGH)
+        ):
             return MEMORY
     return Path(tempfile.gettempdir())
 

@@ -353,7 +353,7 @@ def is_gone(record: Record) -> bool:
     try:
         return started(int(pid)) != start
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        # A system may hide the processes of other users; then the first one is hidden too.
+        return Path("/proc/1").exists()
     except PermissionError:
-        # A system may hide the processes of other users.
         return False

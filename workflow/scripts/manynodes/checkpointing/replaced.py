@@ -47,11 +47,13 @@ def put_back(run: Path) -> bool:
         Whether there were any.
     """
     kept = run / FOLDER
-    if not (kept / "run.json").exists():
+    # No folder of ours is a link: it would lead to somebody else's files.
+    if kept.is_symlink() or not (kept / "run.json").exists():
         return False
     if (run / "run.json").exists():
-        # The other training has finished, and was ended before `forget`.
-        forget(run)
+        # The other training has not begun; or it has finished, and was ended before `forget`.
+        if (run / "run.json").read_bytes() != (kept / "run.json").read_bytes():
+            forget(run)
         return False
     # Each is moved once: this may be interrupted, and done again.
     for name in FOLDERS:

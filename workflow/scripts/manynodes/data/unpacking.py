@@ -1,6 +1,7 @@
 """An archive that has been staged, unpacked beside its copy once for all processes of a node."""
 
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
@@ -39,6 +40,12 @@ def unpacked_here(
     staged = stage(source, scratch, job_scratch)
     if staged.status == "fallback":
         tell(str(staged))
+        return staged, None
+    scratch = Path(staged.path).parents[1]
+    if scratch.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
+        # Of data, every copy is hashed; of an environment, each file when it is imported is not.
+        tell(f"warning: using the shared environment, because the group of {scratch} may replace "
+             "files in it; it has no sticky bit")  # fmt: skip
         return staged, None
     try:
         return staged, unpacked(source.at(Path(staged.path)), tell)

@@ -96,8 +96,26 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
                 )
 
 
+def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Of some parameters, those that no word names and that no Python file among the words, nor
+    what it imports from beside it, can read by itself; none if that is not known.
+    """
+    files = [Path(word.removeprefix("{here}/")) for word in words]
+    texts = []
+    try:
+        for file in (each for each in files if each.suffix == ".py" and each.is_file()):
+            texts += local_sources(file.resolve(), other_python=True).values()
+    except Refusal:
+        return []
+    if not texts or any("parameters" in text.lower() for text in texts):
+        return []
+    named = {found[2] for word in words for found in NAME.finditer(word)}
+    return [name for name in names if name not in named]
+
+
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """The words with every `{name}` replaced; `{{name}}` becomes `{name}`.
+    """The words with every `{name}` replaced; `{{name}}` becomes `{name}`. A word that is nothing
+    but the name of a value that is null is left out.
 
     Raises:
         Refusal: there is no value for a name.
@@ -116,7 +134,11 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
             raise Refusal(f"{{{name}}} in the command stands for nothing; write {{{{{name}}}}}")
         return word_text(values[name])
 
-    return [NAME.sub(value, word) for word in words]
+    def is_none(word: str) -> bool:
+        match = NAME.fullmatch(word)
+        return bool(match and match[2] in values) and values[match[2]] is None  # type: ignore[index]
+
+    return [NAME.sub(value, word) for word in words if not is_none(word)]
 
 
 def words_sha256(words: Sequence[str], other_python: bool) -> str:

@@ -751,10 +751,12 @@ def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:
     for key, values in axes.items():
         # As text: 1 and 1.0 are the same folder, and lists are not hashable.
         if len({value_text(value) for value in values}) < len(values):
+            same = len({repr(value) for value in values}) < len(values)
             raise Refusal(
-                f"config: {key}: {shown(values)} has a value twice, or two with the same folder "
-                "name; give each value once"
-            )
+                f"config: {key}: {shown(values)} has "
+                + ("a value twice; give each value once" if same else "two values whose folders "
+                   "would have one name; write one of them in another way")
+            )  # fmt: skip
     if (runs := math.prod(map(len, axes.values())) * max(1, pairs)) > MOST_RUNS:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "

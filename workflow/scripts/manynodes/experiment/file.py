@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -15,6 +15,7 @@ MOST_BYTES = 1_000_000
 DEEPEST = 10  # levels
 # A YAML merge key, which can multiply keys exponentially.
 MERGE = "tag:yaml.org,2002:merge"
+BOOLEAN = "tag:yaml.org,2002:bool"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -86,19 +87,24 @@ def refuse_surprise(node: yaml.ScalarNode, where: str) -> None:
     """Refuse a value that YAML 1.1 reads as something else than it looks like.
 
     Raises:
-        Refusal: it is a date, an octal number or a number to the base of 60.
+        Refusal: it is a date, an octal number, a number to the base of 60 or with underscores.
     """
     kind = node.tag.rpartition(":")[2]
     if kind == "timestamp":
         raise Refusal(f"{where}: {node.value} is a date; put it in quotes")
     number = node.value.lstrip("+-").replace("_", "")
     octal = kind == "int" and re.fullmatch("0[0-7]+", number)
-    if octal or (kind in ("int", "float") and ":" in number):
-        means = yaml.SafeLoader("").construct_object(node)
-        raise Refusal(
-            f"{where}: {node.value} means {means} in YAML; write {means}, or put it in quotes if "
-            "it is a text"
-        )
+    if octal or (kind in ("int", "float") and re.search("[:_]", node.value)):
+        refuse_meaning(node, where)
+
+
+def refuse_meaning(node: yaml.ScalarNode, where: str) -> NoReturn:
+    """Refuse a value with what it means in YAML."""
+    means = json.dumps(yaml.SafeLoader("").construct_object(node))
+    raise Refusal(
+        f"{where}: {node.value} means {means} in YAML; write {means}, or put it in quotes if it is "
+        "a text"
+    )
 
 
 def refuse_other_key(key: yaml.ScalarNode, where: str) -> None:
@@ -133,6 +139,10 @@ def check_node(path: Path, root: yaml.Node | None) -> None:
         inside = (*above, id(node))
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
+                # Of a country, say. Alone, as in `flip: no`, it is what it looks like.
+                is_boolean = item.tag == BOOLEAN and item.value.lower() not in ("true", "false")
+                if is_boolean:
+                    refuse_meaning(item, f"config: {path}: line {item.start_mark.line + 1}")
                 check(item, inside)
         if isinstance(node, yaml.MappingNode):
             keys: set[str] = set()

@@ -206,13 +206,14 @@ class Log:
                 self.path.replace(self.path.with_name(f"{self.path.name}.old"))
                 # Until there is room for a new file, what follows is added to the old one.
                 new = self.path.open("w", encoding="utf-8")
-                self.file.close()
-                self.file, self.size = new, 0
+                old, self.file, self.size = self.file, new, 0
+                old.close()
             self.size += len(text)
             return self.file.write(text)
 
     def flush(self) -> None:
-        self.file.flush()
+        with self.lock:
+            self.file.flush()
 
     def close(self) -> None:
         self.file.close()

@@ -19,7 +19,7 @@ from manynodes.experiment.command import apart
 MOST_BYTES = 10_000_000  # of the description of a state
 # What the Python of a program is and has, and the repository that the program lies in.
 ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
-# At the end of the name of a file that `launched.save` is writing.
+# At the end of the name of a folder in which `launched.save` is writing a file.
 UNFINISHED = ".unfinished"
 
 
@@ -225,11 +225,14 @@ def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
         files = (
             [place]
             if place.is_file()
-            else (Path(parent, name) for parent, _, names in os.walk(place) for name in names)
+            else (
+                Path(parent, name)
+                for parent, _, names in os.walk(place)
+                for name in names
+                if not parent.endswith(UNFINISHED)
+            )
         )
         for file in files:
-            if file.name.endswith(UNFINISHED):
-                continue
             # A file may be replaced while we look.
             with suppress(OSError):
                 status = file.lstat()

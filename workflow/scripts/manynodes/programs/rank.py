@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -240,7 +241,7 @@ def ready(
         before = saved_now(folders, task)
         if owner:
             for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
-                unfinished.unlink(missing_ok=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
             position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
             owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
         sources = sources_of(task)

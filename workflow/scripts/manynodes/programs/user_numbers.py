@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeGuard
@@ -88,9 +89,11 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
     try:
         text = read_bytes(path, MOST).decode("utf-8-sig")
         if path.suffix in (".jsonl", ".ndjson"):
+            *lines, last = text.split("\n")
+            found: Any = [json_of(path, *line) for line in enumerate(lines, 1) if line[1].strip()]
             # A killed process may have left half a line.
-            lines = list(enumerate(text.split("\n")[:-1], 1))
-            found: Any = [json_of(path, *line) for line in lines if line[1].strip()]
+            with suppress(ValueError):
+                found += [json.loads(last)] if last.strip() else []
         elif path.suffix == ".json":
             found = inside(json.loads(text), place)
         else:
@@ -133,19 +136,31 @@ def newest_last(folder: Path, pattern: str) -> list[Path]:
 def scalars(folder: Path) -> list[dict[str, Any]]:
     """The scalars of all event files in a folder and below it, one for each row.
 
+    Folders that were written one after the other are attempts at the same; if two with the same
+    scalar were written at once, as `train` and `validation`, its name has that of its folder.
+
     Raises:
         Refusal: there are none.
     """
     # Only here: not every installation has it, and it takes a second.
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    found = []
-    for path in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
+    series: dict[str, list[tuple[Path, Any]]] = {}
+    for path in {path.parent for path in folder.rglob("events.out.tfevents.*")}:
         events = EventAccumulator(str(path), size_guidance={SCALARS: 0}).Reload()
         for tag in events.Tags()[SCALARS]:
-            found += [{"step": event.step, tag: event.value} for event in events.Scalars(tag)]
-    if not found:
+            series.setdefault(tag, []).append((path, events.Scalars(tag)))
+    if not series:
         raise Refusal(f"metrics: {folder} has no events with scalars; correct the key metrics")
+    found = []
+    for tag, parts in sorted(series.items()):
+        parts.sort(key=lambda part: part[1][0].wall_time)
+        at_once = any(
+            one[-1].wall_time > other[0].wall_time for (_, one), (_, other) in pairwise(parts)
+        )
+        for path, events in parts:
+            name = f"{path.relative_to(folder).as_posix()}/{tag}" if at_once else tag
+            found += [{"step": event.step, name: event.value} for event in events]
     return found
 
 
@@ -183,11 +198,21 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     count = next((name for name in COUNTS if name in columns), (pure or columns)[0])
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
+    anew = set()
     for row in listed:
         if not (is_value(row.get(count)) and math.isfinite(number := number_of(row[count]))):
             continue
+        before, now = found.get(number, {}).get("epoch", math.nan), row.get("epoch")
+        if is_value(now) and not math.isnan(before) and before != number_of(now):
+            anew.add(number)
         into = found.setdefault(number, dict.fromkeys(columns, math.nan))
         into |= {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
+    # Once, it may be a row after the last epoch.
+    if count != "epoch" and len(anew) > 1:
+        raise Refusal(
+            f"metrics: {count} begins anew in each epoch, and rows are told apart by it; write one "
+            "that goes on, or leave it out"
+        )
     return [found[number] for number in sorted(found)]
 
 
@@ -260,6 +285,8 @@ class LogRows:
         for pattern in self.patterns:
             match = pattern.search(line[:MOST_LINE])
             given = match.groupdict() if match else {}
+            # `\S+` takes what follows a number too.
+            given = {name: text and text.strip().rstrip(",;:%)") for name, text in given.items()}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             count = row.get(next(iter(pattern.groupindex)), math.nan)
             if len(row) == len(given) and math.isfinite(count):

@@ -17,6 +17,7 @@ COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
+OTHERS = "; of a table with other columns too, the key metrics takes the numbers"
 Row = dict[str, float]
 
 
@@ -56,7 +57,7 @@ def read_metrics(path: Path) -> list[Row]:
         if not text.endswith("\n") and len(lines[-1]) < len(header):
             lines = lines[:-1]
         if len(set(header)) < len(header) or not all(header) or len(header) > MOST_COLUMNS:
-            raise ValueError("its first line must name every column, each once")
+            raise ValueError(f"its first line must name every column, each once{OTHERS}")
         if any(is_number(name) for name in header):
             raise ValueError("its first line has numbers; it must name every column")
         rows: dict[float, Row] = {}
@@ -93,7 +94,7 @@ def cell(text: str, row: int) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"row {row}: {shown(text)} is not a number") from None
+        raise ValueError(f"row {row}: {shown(text)} is not a number{OTHERS}") from None
     # What is larger cannot be drawn.
     return value if abs(value) <= LARGEST or math.isnan(value) else math.copysign(math.inf, value)
 

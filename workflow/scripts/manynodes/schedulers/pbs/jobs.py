@@ -59,6 +59,7 @@ class Job:
         unknown_since: when PBS first did not know it.
         never: at how many polls in a row it could never run.
         again: how often in a row it was submitted again without having saved anything new.
+        unanswered: whether it may have been submitted by a qsub that was not answered.
     """
 
     info: Any
@@ -69,6 +70,7 @@ class Job:
     unknown_since: float | None = None
     never: int = 0
     again: int = 0
+    unanswered: bool = False
 
     def file(self, suffix: str) -> Path:
         return self.base.with_name(self.base.name + suffix)
@@ -122,9 +124,10 @@ class Jobs:
             FOLDER.mkdir(parents=True, exist_ok=True)
             # A new name each time: a network file system remembers for a while that a file of this
             # name was not there.
-            job = Job(info, FOLDER.absolute() / secrets.token_hex(8), [
-                "-N", job_name(name), *options(info.job.resources, self.request), "-r", "y",
-                "-j", "oe", "-W", "umask=077",
+            token = secrets.token_hex(8)
+            job = Job(info, FOLDER.absolute() / token, [
+                "-N", job_name(f"{name[:9]}_{token}"), *options(info.job.resources, self.request),
+                "-r", "y", "-j", "oe", "-W", "umask=077",
             ])  # fmt: skip
             job.file(".sh").write_text(script(command, self.init, job))
             while True:
@@ -149,8 +152,16 @@ class Jobs:
             Full: a limit on jobs is reached.
             Unanswered: PBS does not answer.
         """
-        # The script on stdin: qsub understands no path with a blank. The script writes its own log.
-        done = run_pbs("qsub", *job.options, "-o", "/dev/null", stdin=job.file(".sh").read_text())
+        # A server that did not answer may have taken it all the same; its name is its own.
+        done = run_pbs("qselect", "-N", job.options[1]) if job.unanswered else None
+        if done and done.returncode:
+            raise Unanswered(error_of(done))
+        job.unanswered = True
+        if not (done and done.stdout.strip()):
+            # The script on stdin: qsub understands no path with a blank. It writes its own log.
+            done = run_pbs(
+                "qsub", *job.options, "-o", "/dev/null", stdin=job.file(".sh").read_text()
+            )
         # A site's own qsub may say more, or fail after it has submitted the job.
         ids = JOB_ID.findall(done.stdout)
         if done.returncode and not ids and FULL.search(done.stderr):
@@ -166,7 +177,7 @@ class Jobs:
             raise Refusal(f"PBS refused the job: {why}; asked with "
                           f"qsub {shlex.join(job.options[2:-6])}")  # fmt: skip
         with self.lock:
-            (job.id,) = ids
+            (job.id,), job.unanswered = ids, False
             job.info.external_jobid = job.id
             job.unknown_since, job.never, job.shown = None, 0, ""
             self.known[id(job.info)] = job

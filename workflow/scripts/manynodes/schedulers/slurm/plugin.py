@@ -6,7 +6,7 @@ if there is one.
 """
 
 import asyncio
-import getpass
+import os
 import re
 import shlex
 import subprocess
@@ -177,7 +177,7 @@ class Follower:
         its base class has an empty list of jobs while it asks for states: Ctrl-C at such a moment
         cancelled nothing (both measured).
         """
-        command = ["scancel", f"--name={self.run_uuid}", f"--user={getpass.getuser()}"]
+        command = ["scancel", f"--name={self.run_uuid}", f"--user={os.getuid()}"]
         # Otherwise it asks the local cluster alone.
         command += ["--clusters=all"] if any(";" in number for number in self.numbers) else []
         deadline = time.monotonic() + CANCELLING
