@@ -202,7 +202,9 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
 
 
 def test_a_slow_host_is_named(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    training = Launched(cluster, checkout, "slow", model_args={"slow": "n2"}, nodes=3)
+    training = Launched(
+        cluster, checkout, "slow", model_args={"seconds": 0.12, "slow": "n2"}, nodes=3
+    )
     log = training.results / "train.log"
     until(lambda: "n2 computes" in log.read_text() or training.job not in cluster.jobs())
     warnings = [line for line in log.read_text().splitlines() if "warning: n" in line]

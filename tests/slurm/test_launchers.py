@@ -17,7 +17,7 @@ from cluster.handle import Cluster
 from programs import ROOT, SCRIPTS, program
 
 RUN = {
-    "dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 63, "flip": False,
+    "dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 66, "flip": False,
 }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_a_dry_run_prints_what_every_node_would_run(cluster: Cluster, folder: Pa
     said = job(cluster, folder, ["--dry-run", *training(folder, "dry")])
     step, *nodes, status = said.splitlines()
     assert step.startswith("srun --nodes=3 --ntasks=3 --ntasks-per-node=1 ")
-    assert [line.split(" GOMP_SPINCOUNT=")[0] for line in nodes] == [
+    assert [line.split(" CUDA_VISIBLE_DEVICES=")[0] for line in nodes] == [
         "[node 0, n1]",
         "[node 1, n2]",
         "[node 2, n3]",

@@ -57,11 +57,28 @@ def _note(number: int, _frame: Any) -> None:
     _signal = signal.Signals(number).name
 
 
+# A child that multiprocessing forks and terminates must end: it gets none of our handler, and no
+# signal before that is so.
+_masks: list[Any] = []
+
+
+def _hold() -> None:
+    _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]))
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _forget() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_go()
+
+
 # From the import on: a job may be stopped while the program still loads its data.
 with suppress(ValueError):  # only the main thread can
     signal.signal(signal.SIGTERM, _note)
-    # A child of this process, such as multiprocessing forks and terminates, would never end.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
 
 
 def stop_requested() -> bool:

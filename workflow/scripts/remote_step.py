@@ -35,7 +35,7 @@ STRANGERS = 100
 # other reason would come again.
 PASSES = re.compile(
     r"refused|timed out|unreachable|no route|reset|closed by|broken pipe|\btm_|system error|"
-    r"temporary failure|(network|host) is down",
+    r"(network|host) is down",
     re.I,
 )
 LINES = 20  # of what a starting command said

@@ -41,10 +41,10 @@ def unpacked_here(
     if staged.status == "fallback":
         tell(str(staged))
         return staged, None
-    scratch = Path(staged.path).parents[1]
-    if scratch.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
+    above = Path(staged.path).parents[1]
+    if above.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
         # Of data, every copy is hashed; of an environment, each file when it is imported is not.
-        tell(f"warning: using the shared environment, because the group of {scratch} may replace "
+        tell(f"warning: using the shared environment, because the group of {above} may replace "
              "files in it; it has no sticky bit")  # fmt: skip
         return staged, None
     try:

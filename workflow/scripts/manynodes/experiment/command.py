@@ -101,7 +101,7 @@ def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
     what it imports from beside it, can read by itself; none if that is not known.
     """
     files = [Path(word.removeprefix("{here}/")) for word in words]
-    texts = []
+    texts: list[str] = []
     try:
         for file in (each for each in files if each.suffix == ".py" and each.is_file()):
             texts += local_sources(file.resolve(), other_python=True).values()

@@ -63,7 +63,7 @@ def parse_result(content: bytes, path: Path) -> Result:
     except ValueError as error:
         raise Refusal(
             f"{path} is not a JSON object of numbers ({reason(error)}); write one such as "
-            '{"accuracy": 0.9}, or let the key result take the numbers of another'
+            '{"accuracy": 0.9}, or use the key result'
         ) from None
 
 

@@ -17,7 +17,7 @@ COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
-OTHERS = "; of a table with other columns too, the key metrics takes the numbers"
+OTHERS = "; the key metrics leaves out other columns"
 Row = dict[str, float]
 
 
