@@ -12,10 +12,14 @@ PYTHON ?= python3
 # A smaller installation: make run TORCH=site uses the torch that this Python finds elsewhere, such as
 # a module's on PYTHONPATH.
 OUTSIDE := ^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==
-# The profile last: --configfile would take a target for another file.
-SNAKEMAKE := snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --profile profiles/local
+# The profile last: --configfile would take a target for another file. With -m: the script of a copied
+# checkout would start the Python of the other one.
+SNAKEMAKE := python -m snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --profile profiles/local
 # pip would install elsewhere, or not at all.
-unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PYTHONSAFEPATH
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT PIP_CONSTRAINT
+unexport PYTHONSAFEPATH PYTHONHOME
+# Whatever pip.conf says.
+export PIP_USER := 0
 # Snakemake keeps files in a cache, and ends with a traceback if it cannot make one.
 ifneq (0,$(shell (mkdir -p "$${XDG_CACHE_HOME:-$${HOME:?}/.cache}/snakemake") 2>/dev/null; echo $$?))
 export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
@@ -166,7 +170,8 @@ pbs-down:
 
 .PHONY: .install
 .install:
-	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@# Again, if that was interrupted before pip was there.
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "Installing $(LOCKS) into .venv (a few minutes the first time)"
 ifeq ($(TORCH),site)
 	@# A site's own wheels have other hashes.
@@ -176,8 +181,9 @@ ifeq ($(TORCH),site)
 	@.venv/bin/python -c 'import torch' || \
 	  { echo "make: TORCH=site: this Python finds no torch; load your site's module or set PYTHONPATH (docs/environments.md)" >&2; exit 1; }
 else
-	@.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock)) || \
-	  { echo "make: pip has not installed the locked packages into $$(.venv/bin/python --version); one without a wheel for it (immutables for 3.14) needs a compiler and Python.h (Debian: apt-get install gcc python3-dev), or set PYTHON=python3.13 and remove .venv" >&2; exit 1; }
+	@# -E: packages on PYTHONPATH are another day's, or another machine's, not there.
+	@.venv/bin/python -E -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes $(foreach lock,$(LOCKS),-r $(lock)) || \
+	  { echo "make: pip has not installed the locked packages into $$(.venv/bin/python --version): see its lines above; if it compiled one without a wheel (immutables for 3.14), install a compiler and Python.h (Debian: apt-get install gcc python3-dev), or set PYTHON=python3.13 and remove .venv" >&2; exit 1; }
 endif
 	@# pip compiles on one CPU, a third of its time; some packages have files of another Python.
 	@.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
