@@ -165,6 +165,7 @@ class Jobs:
         # A site's own qsub may say more, or fail after it has submitted the job.
         ids = JOB_ID.findall(done.stdout)
         if done.returncode and not ids and FULL.search(done.stderr):
+            job.unanswered = False
             raise Full(error_of(done))
         if done.returncode and not ids and run_pbs("qstat", "-B").returncode:
             raise Unanswered(error_of(done))
