@@ -98,6 +98,10 @@ def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> 
     launched.row(loss=0.5, epoch=1)
     with pytest.raises(ValueError, match="loss goes back while epoch goes on; give epoch first"):
         launched.row(loss=0.25, epoch=2)
+    launched.results = tmp_path / "some"
+    launched.row(iter=100, loss=0.5)
+    launched.row(iter=100, epoch=1, val=0.25)
+    assert (tmp_path / "some/metrics.csv").read_text() == "iter,epoch,val\n100,1,0.25\n"
     launched.results = tmp_path
     launched.result(ok=True, loss=float("nan"))
     assert read_result(tmp_path / "result.json").numbers["ok"] == 1
@@ -282,6 +286,8 @@ def test_a_state_with_a_damaged_request_is_kept(tmp_path: Path, attempts: str) -
 def test_only_names_in_braces_are_replaced(word: str, wanted: str) -> None:
     # A word that is nothing but the name of a null is left out.
     assert filled([word, "{none}"], {"lr": 0.1, "on": True, "none": None}) == [wanted]
+    with pytest.raises(Refusal, match="data} is not there; give dataset"):
+        filled(["{data}"], {"data": None})
 
 
 def test_a_parameter_that_does_not_reach_the_program_is_seen(tmp_path: Path) -> None:

@@ -167,11 +167,12 @@ def row(**numbers: float) -> None:
         rows = list(csv.DictReader(file))
     if rows and next(iter(rows[0])) != count:
         raise ValueError(f"metrics.csv counts {next(iter(rows[0]))}, this row counts {count}")
-    kept = [each for each in rows if float(each[count]) < new[count]]
+    replaced = [each for each in rows if float(each[count]) >= new[count]]
     for name in {"epoch", "step"} & new.keys() - {count}:
-        if any(float(each[count]) >= new[count] and float(each[name]) < new[name] for each in rows):
+        # A row may have no such number.
+        if any(float(each.get(name) or "inf") < new[name] for each in replaced):
             raise ValueError(f"{count} goes back while {name} goes on; give {name} first")
-    rows = [*kept, new]
+    rows = [*(each for each in rows if each not in replaced), new]
 
     def write(temporary: Path) -> None:
         with temporary.open("w", newline="") as file:

@@ -125,7 +125,7 @@ def begin(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESERVED).unlink(missing_ok=True)
         try:
-            with open(folder / RESERVED, "x", opener=not_through_a_link) as file:
+            with (folder / RESERVED).open("x") as file:
                 file.write(" " * RESERVED_BYTES)
         except OSError:  # the disk is full now
             (folder / RESERVED).unlink()

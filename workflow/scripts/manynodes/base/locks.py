@@ -42,7 +42,9 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
         descriptor = os.open(path, flags, 0o600)
     except PermissionError:
         if path.exists():
-            raise Refusal(f"{path} is another user's; delete it if he does nothing there") from None
+            raise Refusal(
+                f"{path} is another user's; delete it, if nothing of theirs runs"
+            ) from None
         raise
     try:
         acquire(descriptor, path, tell, GIVE_UP if give_up is None else give_up)

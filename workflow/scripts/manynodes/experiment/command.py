@@ -100,6 +100,10 @@ def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
     """Of some parameters, those that no word names and that no Python file among the words, nor
     what it imports from beside it, can read by itself; none if that is not known.
     """
+    named = {found[2] for word in words for found in NAME.finditer(word)}
+    missing = [name for name in names if name not in named]
+    if not missing:
+        return []
     files = [Path(word.removeprefix("{here}/")) for word in words]
     texts: list[str] = []
     try:
@@ -107,10 +111,8 @@ def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
             texts += local_sources(file.resolve(), other_python=True).values()
     except Refusal:
         return []
-    if not texts or any("parameters" in text.lower() for text in texts):
-        return []
-    named = {found[2] for word in words for found in NAME.finditer(word)}
-    return [name for name in names if name not in named]
+    known = texts and not any("parameters" in text.lower() for text in texts)
+    return missing if known else []
 
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -134,11 +136,11 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
             raise Refusal(f"{{{name}}} in the command stands for nothing; write {{{{{name}}}}}")
         return word_text(values[name])
 
-    def is_none(word: str) -> bool:
-        match = NAME.fullmatch(word)
-        return bool(match and match[2] in values) and values[match[2]] is None  # type: ignore[index]
-
-    return [NAME.sub(value, word) for word in words if not is_none(word)]
+    # A folder that is not there is refused above.
+    nothing = {f"{{{name}}}" for name, of in values.items() if of is None} - {
+        f"{{{name}}}" for name in OF_EVALUATION
+    }
+    return [NAME.sub(value, word) for word in words if word not in nothing]
 
 
 def words_sha256(words: Sequence[str], other_python: bool) -> str:

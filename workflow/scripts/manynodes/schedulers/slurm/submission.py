@@ -60,7 +60,7 @@ class SlurmWatch(Watch):
             # With a MinJobAge below 60 s the plugin would ask sacct all the same, which does not
             # answer here, and never see the end of a job (measured).
             plugin = sys.modules[type(executor).__module__]
-            plugin.is_query_tool_available = lambda tool: tool == "squeue"  # type: ignore[attr-defined]
+            plugin.is_query_tool_available = "squeue".__eq__  # type: ignore[attr-defined]
         self.tell(why)
         # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
         executor._fallback_account_arg = ""
