@@ -121,7 +121,6 @@ def importing(user_data: UserData, work: Path) -> Measured:
         "importing a folder of images",
         "decoding and resizing alone, all cores",
         ratio,
-        least=0.85,
         details={"images": TRAIN + TEST, "seconds": seconds, "rounds": ROUNDS},
     )
 

@@ -154,9 +154,7 @@ def two_processes(data: Path, work: Path) -> Measured:
         "training throughput, two processes of one thread",
         "one process of two threads",
         ratio,
-        1.15,
-        None,
-        details,
+        details=details,
     )
 
 

@@ -222,7 +222,5 @@ def against_tutorial(ours: Ours, data: Path) -> Measured:
         "training throughput, resnet18_imagenet",
         "the usual tutorial loop, with its best number of workers",
         ratio,
-        1.3,
-        None,
-        details,
+        details=details,
     )
