@@ -28,6 +28,8 @@ def main() -> None:
         boot = Boot(ends)
         socket.sethostname(LOGIN)
         own_root()
+        # Of its own: PostgreSQL, which PBS needs, leaves its shared memory when it is killed.
+        sh("mount", "-t", "tmpfs", "shm", "/dev/shm")
         folders(nodes)
         DAEMONS.configure(nodes)
         network(nodes)

@@ -62,13 +62,18 @@ def test_all_ranks_use_what_the_least_of_them_has(tmp_path, of_second, images, c
     assert not second
 
 
-def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
-    # Airbench does not take grey images in bf16.
+@pytest.fixture
+def cheap(tmp_path) -> dict[str, object]:
+    """A network that takes grey images in bf16, as airbench does not, and little time for it on a
+    CPU that has none.
+    """
     network = tmp_path / "net.py"
     network.write_text(NET)
-    how = {
-        "epochs": 1, "checkpoint_every": 1, "model": f"{network}:net", "learning_rate": 0.01,
-    }  # fmt: skip
+    return {"model": f"{network}:net", "learning_rate": 0.01}
+
+
+def test_auto_is_what_the_processor_has(digits, tmp_path, cheap) -> None:
+    how = cheap | {"epochs": 1, "checkpoint_every": 1}
     training = complete(tmp_path / "auto", digits, precision="auto", **how)
     expected = "bf16" if device.computes_in_bf16(CPU) else "fp32"
     assert f"\ntrain: precision: {expected}, chosen by auto: " in str(training.said)
@@ -78,8 +83,10 @@ def test_auto_is_what_the_processor_has(digits, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_training_goes_on_as_it_began_whatever_auto_is_here(digits, tmp_path, precision) -> None:
-    how = {"epochs": 5}
+def test_a_training_goes_on_as_it_began_whatever_auto_is_here(
+    digits, tmp_path, cheap, precision
+) -> None:
+    how = cheap | {"epochs": 5}
     complete(tmp_path / "alone", digits, precision=precision, **how)
     output = tmp_path / "out"
     training = Training(output, digits, precision=precision, **how)

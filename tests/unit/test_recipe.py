@@ -238,11 +238,11 @@ TOGETHER = {
 }
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("processes", "other"), [
     (2, {"precision": "fp32"}),
-    pytest.param(1, {"optimizer": "muon", "precision": "bf16"}, marks=pytest.mark.faults),
-    pytest.param(1, {"optimizer": "adamw", "precision": "fp16", "learning_rate": 0.02},
-                 marks=pytest.mark.faults),
+    (1, {"optimizer": "muon", "precision": "bf16"}),
+    (1, {"optimizer": "adamw", "precision": "fp16", "learning_rate": 0.02}),
 ])  # fmt: skip
 def test_all_together_resume_to_the_same_weights(digits, tmp_path, processes, other) -> None:
     how = TOGETHER | {"widths": [4, 4, 4]} | other

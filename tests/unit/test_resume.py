@@ -413,6 +413,7 @@ class Seen(nn.Module):
 """
 
 
+@pytest.mark.faults
 def test_within_an_epoch_another_number_of_processes_sees_every_image_once(
     digits, tmp_path
 ) -> None:
