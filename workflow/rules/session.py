@@ -233,7 +233,7 @@ class Session:
         for name in kept:
             if ("evaluate", name) in wanted - planned:
                 with suppress(FileNotFoundError):
-                    self.read(name)
+                    measures.line_of(self.experiment, name, self.results)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             with suppress(FileNotFoundError):
                 if file := sums.changed(self.results):
@@ -244,23 +244,6 @@ class Session:
                         else f"{self.results / file} is not as it was made ({sums.FILE}); "
                         f"{sums.REMAKE}"
                     )
-
-    def read(self, name: str) -> str:
-        """The numbers of a finished run in one line.
-
-        Raises:
-            FileNotFoundError: it is not finished.
-            Refusal: a file is damaged, or of another run.
-        """
-        folder = self.results / name
-        if not self.experiment.built_in:
-            evaluated = bool(self.experiment.evaluation)
-            return measures.line_of(
-                measures.read_measured(folder, self.experiment.runs[name], evaluated)
-            )
-        views = self.experiment.config["test_views"]
-        finished = results.read_finished(folder, self.experiment.runs[name], views)
-        return results.accuracy_line(finished.evaluation)
 
     def refuse_replacement(self, changes: dict[str, str]) -> None:
         """Refuse to train finished runs again.
@@ -596,7 +579,11 @@ class Session:
         missing = []
         for name in names:
             try:
-                lines[name] = self.read(name) if measured else self.read_trained(name)
+                lines[name] = (
+                    measures.line_of(self.experiment, name, self.results)
+                    if measured
+                    else self.read_trained(name)
+                )
             except FileNotFoundError:
                 missing.append(self.why_missing(name))
             except Refusal as refusal:
@@ -623,7 +610,7 @@ class Session:
             tell(f"{found.reason}; log: {found.log}")
 
     def read_trained(self, name: str) -> str:
-        """That a run is trained; raises as `read`."""
+        """That a run is trained; raises as `measures.line_of`."""
         results.read_about_of(self.results / name, self.experiment.runs[name])
         return "trained"
 

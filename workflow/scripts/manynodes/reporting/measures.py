@@ -10,9 +10,9 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
-from manynodes.experiment.config import Run
+from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
-from manynodes.reporting.results import read_about_of
+from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
@@ -164,17 +164,20 @@ def write_result(path: Path, result: Result) -> None:
     atomic.write_text(path, json.dumps(found, indent=2) + "\n")
 
 
-def result_line(folder: Path, run: Run, evaluated: bool) -> str:
-    """The results of a run in one line, or the reason why they cannot be read."""
-    try:
-        found = read_measured(folder, run, evaluated)
-    except FileNotFoundError as error:
-        return f"{error.filename} is not there; run the same command again"
-    except Refusal as refusal:
-        return str(refusal)
-    return line_of(found)
+def line_of(experiment: Experiment, name: str, results: Path) -> str:
+    """The numbers of a finished run in one line.
 
+    Args:
+        results: folder of the experiment.
 
-def line_of(found: Measured) -> str:
+    Raises:
+        FileNotFoundError: it is not finished.
+        Refusal: a file is damaged, or of another run.
+    """
+    folder, run = results / name, experiment.runs[name]
+    if experiment.built_in:
+        views = experiment.config["test_views"]
+        return accuracy_line(read_finished(folder, run, views).evaluation)
+    found = read_measured(folder, run, bool(experiment.evaluation))
     numbers = found.numbers or newest(found.metrics)
     return ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"

@@ -5,10 +5,8 @@ import io
 import math
 import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.base.timeouts import BETWEEN, LEASE
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
-from manynodes.experiment.config import Experiment, Run
-from manynodes.reporting import measures, results
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import measures
 from manynodes.reporting.metrics import rows_so_far
 
 RECORD = "experiment.json"  # of the newest command on an experiment
@@ -69,17 +67,10 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
         now: in seconds since the epoch.
     """
     moment = time.time() if now is None else now
-    user_program = not experiment.built_in
-    evaluated = not user_program or bool(experiment.evaluation)
     jobs = read_quietly(folder / JOBS, "jobs")
     found = []
-    for name, run in experiment.runs.items():
-        read = (
-            partial(measures.result_line, run=run, evaluated=evaluated)
-            if user_program
-            else partial(results.read_accuracy, run=run, views=experiment.config["test_views"])
-        )
-        each = read_one(name, folder / name, run, user_program, evaluated, read, moment)
+    for name in experiment.runs:
+        each = read_one(experiment, name, folder, moment)
         kinds = [incident.kind for incident in incidents.read(folder / name / "state")]
         ended = each.state in ("failed", "interrupted")
         before = max(0, kinds.count(incidents.INTERRUPTION) - ended)
@@ -99,17 +90,9 @@ def queued(each: Progress, job: dict[str, Any]) -> Progress:
                    reason=reason if job["waits"] else each.reason or reason)  # fmt: skip
 
 
-def read_one(
-    name: str, folder: Path, run: Run, user_program: bool, evaluated: bool,
-    read: Callable[[Path], str], now: float,
-) -> Progress:  # fmt: skip
-    """The progress of one run.
-
-    Args:
-        user_program: it runs a program of the user's.
-        evaluated: it is done when it has been evaluated.
-        read: the results of a finished run in one line.
-    """
+def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Progress:
+    """The progress of one run, from its folder among the results."""
+    folder, run, user_program = results / name, experiment.runs[name], not experiment.built_in
     state = folder / "state"
     owner = None
     with suppress(OSError):
@@ -137,12 +120,16 @@ def read_one(
                        saved=since_save(state, user_program, now),
                        reason=f"{failed.stage}: {failed.line}")  # fmt: skip
     if trained:
-        done = not evaluated or (folder / "evaluation.json").exists()
-        return (
-            replace(reached, state="done", numbers=read(folder))
-            if done
-            else replace(reached, state="trained")
-        )
+        evaluated = experiment.built_in or experiment.evaluation
+        if evaluated and not (folder / "evaluation.json").exists():
+            return replace(reached, state="trained")
+        try:
+            numbers = measures.line_of(experiment, name, results)
+        except FileNotFoundError as error:
+            numbers = f"{error.filename} is not there; run the same command again"
+        except Refusal as refusal:
+            numbers = str(refusal)
+        return replace(reached, state="done", numbers=numbers)
     if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
         saved = since_save(state, user_program, now)
         return replace(reached, state="running", where=owner[0].host, saved=saved)

@@ -251,16 +251,6 @@ def write_missing(runs: Sequence[Missing], path: Path) -> None:
         writer.writerows(map(spreadsheet_text, astuple(run)) for run in runs)
 
 
-def read_accuracy(folder: Path, run: Run, views: str) -> str:
-    """A run's accuracy in one line, or the reason why it cannot be read."""
-    try:
-        return accuracy_line(read_finished(folder, run, views).evaluation)
-    except FileNotFoundError as error:
-        return f"{error.filename} is not there; run the same command again"
-    except Refusal as refusal:
-        return str(refusal)
-
-
 def accuracy_line(evaluation: dict[str, Any]) -> str:
     """Test accuracy with its number of views, and the one with one view if it differs."""
     views = str(evaluation["views"])
