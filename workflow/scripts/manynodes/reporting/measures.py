@@ -90,7 +90,6 @@ class Measured:
         result, evaluation: the numbers of its training and of its evaluation.
         confusion: class names and matrix (true class by row) of either; None if it has none.
         metrics: the rows of metrics.csv.
-        evaluated_by: SHA-256 of the program that evaluated; empty without one.
         sums: SHA-256 of run.json and evaluation.json, by name.
     """
 
@@ -99,7 +98,6 @@ class Measured:
     evaluation: dict[str, float]
     confusion: Confusion | None
     metrics: list[Row]
-    evaluated_by: str
     sums: dict[str, str]
 
     @property
@@ -120,13 +118,12 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
     """
     about = read_about_of(folder, run)
     names = ["run.json", *["evaluation.json"] * evaluated]
-    sums, by = of_files(folder, names, MOST), ""
+    sums = of_files(folder, names, MOST)
     refuse_changed(folder, about["files"], ["metrics.csv", "result.json"])
     if evaluated:
         record = read_json(folder / EVALUATED, "evaluated", "delete evaluation.json")
         if record["files"] != sums:
             raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
-        by = record["sources_sha256"]
     result = read_result(folder / "result.json")
     evaluation = read_result(folder / "evaluation.json") if evaluated else Result({}, None)
     return Measured(
@@ -135,7 +132,6 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
         evaluation.numbers,
         evaluation.confusion or result.confusion,
         read_metrics(folder / "metrics.csv"),
-        by,
         sums,
     )
 
