@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
+from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.programs.folders import Folders
 
 
@@ -36,7 +37,8 @@ def publish(folders: Folders, outputs: Sequence[str]) -> None:
         if source.is_dir():
             copy_folder(source, target)
         else:
-            link_or_copy(source, target)
+            # A link such as latest.pt would lead nowhere from the other folder.
+            link_or_copy(source.resolve(), target)
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -57,13 +59,4 @@ def copy_folder(source: Path, target: Path) -> None:
                     lead = Path(os.path.relpath(path.resolve(), path.parent.resolve()))
                 (there / name).symlink_to(lead)
             elif path.is_file():
-                link_or_copy(path, there / name)
-
-
-def link_or_copy(source: str | Path, target: str | Path) -> None:
-    # A link such as latest.pt would lead nowhere from the other folder.
-    real = Path(source).resolve()
-    try:
-        os.link(real, target)
-    except OSError:
-        shutil.copy2(real, target)
+                link_or_copy(path.resolve(), there / name)
