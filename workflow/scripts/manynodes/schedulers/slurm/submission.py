@@ -191,44 +191,23 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
     Raises:
         Refusal: naming the resource, the request and the limit.
     """
-    limits = {
-        "runtime": (
-            partition.minutes,
-            f"{{asked}} minutes are asked for, {partition.name} allows {{limit}}",
-        ),
-        "nodes": (
-            partition.nodes,
-            f"{{asked}} nodes are asked for, {partition.name} has {{limit}}",
-        ),
-        "cpus_per_task": (
-            partition.cpus,
-            f"{{asked}} CPUs a node are asked for, the largest node of {partition.name} has "
-            f"{{limit}}",
-        ),
-        "mem_mb": (
-            partition.memory,
-            f"{{asked}} MB a node are asked for, the largest node of {partition.name} has "
-            f"{{limit}}",
-        ),
-        "slurm_tmp": (
-            partition.disk,
-            f"{{asked}} MB a node are asked for, the largest TmpDisk of {partition.name} is "
-            f"{{limit}}",
-        ),
-    }
-    remedies = {
-        "runtime": "stage and train are one job, their times are added: --set-resources "
-        "train:runtime=…",
-        "nodes": "set nodes in the configuration, or another slurm_partition",
-        "cpus_per_task": "lower nproc_per_node or cpus_per_proc in the configuration",
-        "mem_mb": "--set-resources train:mem_mb=… stage:mem_mb=…",
-        "slurm_tmp": "ask for less, or leave slurm_tmp out of the profile",
-    }
+    where = partition.name
     of_job = {**resources, "slurm_tmp": tmp_mb(resources)}
-    for name, (limit, text) in limits.items():
+    for name, limit, of_what, has, remedy in (
+        ("runtime", partition.minutes, "minutes", f"{where} allows",
+         "stage and train are one job, their times are added: --set-resources train:runtime=…"),
+        ("nodes", partition.nodes, "nodes", f"{where} has",
+         "set nodes in the configuration, or another slurm_partition"),
+        ("cpus_per_task", partition.cpus, "CPUs a node", f"the largest node of {where} has",
+         "lower nproc_per_node or cpus_per_proc in the configuration"),
+        ("mem_mb", partition.memory, "MB a node", f"the largest node of {where} has",
+         "--set-resources train:mem_mb=… stage:mem_mb=…"),
+        ("slurm_tmp", partition.disk, "MB a node", f"the largest TmpDisk of {where} is",
+         "ask for less, or leave slurm_tmp out of the profile"),
+    ):  # fmt: skip
         asked = of_job.get(name)
         if limit is not None and isinstance(asked, int) and asked > limit:
-            raise Refusal(f"{name}: {text.format(asked=asked, limit=limit)}; {remedies[name]}")
+            raise Refusal(f"{name}: {asked} {of_what} are asked for, {has} {limit}; {remedy}")
 
 
 def refuse_foreign_account(account: str) -> None:
