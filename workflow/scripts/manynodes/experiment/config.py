@@ -470,7 +470,7 @@ class Experiment:
 def in_tables(value: Any) -> Any:
     """A value of an axis as in tables: a text instead of nothing, a list or a mapping."""
     if value is None or isinstance(value, tuple | list | dict):
-        return value_text(list(value) if isinstance(value, tuple) else value)
+        return value_text(value)
     return value
 
 
@@ -724,7 +724,7 @@ def value_text(value: Any) -> str:
             "+".join(f"{UNFIT.sub('-', key)}={value_text(part)}" for key, part in value.items())
             or "none"
         )
-    text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     # Such as my_models.py:Net.
     return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())
 

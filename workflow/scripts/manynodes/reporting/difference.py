@@ -208,14 +208,11 @@ def by_setting(results: Results, axes: Sequence[str]) -> dict[str, Runs]:
     found: dict[str, Runs] = {}
     for name, numbers in results.numbers.items():
         values = results.experiment.runs[name].values
-        runs = found.setdefault("  ".join(f"{axis} {text_of(values[axis])}" for axis in axes), {})
+        setting = "  ".join(f"{axis} {value_text(values[axis])}" for axis in axes)
+        runs = found.setdefault(setting, {})
         repeat = values["seed"], str(values.get("fold"))
         runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
     return found
-
-
-def text_of(value: Any) -> str:
-    return value_text(list(value) if isinstance(value, tuple) else value)
 
 
 def common_names(one: Runs, other: Runs) -> list[str]:
