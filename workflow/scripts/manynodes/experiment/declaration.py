@@ -96,7 +96,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
-    """What the program of a configuration declares; None if it declares nothing.
+    """What the user's program of a configuration declares; None if it declares nothing.
 
     Raises:
         Refusal: its declaration is damaged.
@@ -104,8 +104,6 @@ def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
     if config.get("command") is not None:
         return None
     program = config.get("program")
-    if program is None or program == BUILT_IN:
-        return built_in()
     folders = folders_of(program) if isinstance(program, str) else []
     return next((read_declaration(each) for each in folders if declares(each / FILE)), None)
 

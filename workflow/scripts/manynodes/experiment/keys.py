@@ -16,7 +16,7 @@ import jsonschema
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import SCHEMAS, read_own_yaml
 from manynodes.data.datasets import DATASETS
-from manynodes.experiment.declaration import BUILT_IN, Declaration, declaration_of
+from manynodes.experiment.declaration import BUILT_IN, Declaration, built_in, declaration_of
 from manynodes.experiment.file import DEEPEST
 
 # Limits of a configuration: values in total, characters of a text, bits of a number.
@@ -283,8 +283,7 @@ def keys_of(config: Mapping[str, Any]) -> Keys:
     Raises:
         Refusal: the program's declaration is damaged, or takes a name of ours.
     """
-    built_in = config.get("command") is None and config.get("program") in (None, BUILT_IN)
-    if built_in:
+    if config.get("command") is None and config.get("program") in (None, BUILT_IN):
         return built_in_keys()
     keys = Keys(False, declaration_of(config))
     for name in keys.parameters:
@@ -299,7 +298,7 @@ def keys_of(config: Mapping[str, Any]) -> Keys:
 
 @cache
 def built_in_keys() -> Keys:
-    return Keys(True, declaration_of({}))
+    return Keys(True, built_in())
 
 
 def bare(spec: Mapping[str, Any]) -> dict[str, Any]:

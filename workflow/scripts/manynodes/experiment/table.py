@@ -11,10 +11,8 @@ import yaml
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import read_bytes
 from manynodes.experiment.file import MOST_BYTES
-from manynodes.experiment.keys import Keys, kinds
+from manynodes.experiment.keys import MOST_RUNS, Keys, kinds
 from manynodes.experiment.paths import with_paths
-
-MOST_ROWS = 10_000
 
 
 def with_table(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -> dict[str, Any]:
@@ -38,10 +36,10 @@ def with_table(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         raise Refusal(f"config: runs: {path} is not there; give a CSV file or a list") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Refusal(f"config: runs: {path} is not a CSV file: {reason(error)}") from None
-    if len(lines) < 2 or len(lines) > MOST_ROWS + 1:
+    if len(lines) < 2 or len(lines) > MOST_RUNS + 1:
         raise Refusal(
             f"config: runs: {path} has {max(0, len(lines) - 1):,} rows; give a line with the keys, "
-            f"and 1 to {MOST_ROWS:,} runs"
+            f"and 1 to {MOST_RUNS:,} runs"
         )
     header = [name.strip() for name in lines[0]]
     if len(set(header)) < len(header) or not all(header):
