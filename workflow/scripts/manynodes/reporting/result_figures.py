@@ -516,13 +516,9 @@ def shortened(text: str) -> str:
     return plain(text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}")
 
 
-def seeds(summary: pd.DataFrame, settings: Sequence[str]) -> int:
-    """The largest number of runs that differ only in their seed."""
-    return int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
-
-
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
-    found = seeds(summary, settings)
+    """Over how many runs that differ only in their seed or fold, at most."""
+    found = int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
     several = "folds" if "fold" in summary else "seeds"
     several = "runs" if {"fold", "seed"} <= {*summary} else several
     return f", mean and range over {found} {several}" if found > 1 else " (a single seed)"

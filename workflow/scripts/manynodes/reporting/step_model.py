@@ -94,12 +94,12 @@ class Model:
         return sum(self.parts(step).values())
 
 
-def last_that_pays(seconds: Callable[[int], float], least: float = 0.1, most: int = MOST) -> int:
-    """The first power of 2 of processes at which doubling gains less than the share `least`, or
-    the first of at least `most`.
+def last_that_pays(seconds: Callable[[int], float], most: int = MOST) -> int:
+    """The first power of 2 of processes at which doubling gains less than a tenth, or the first of
+    at least `most`.
     """
     processes = 1
-    while processes < most and seconds(processes) >= (1 + least) * seconds(2 * processes):
+    while processes < most and seconds(processes) >= 1.1 * seconds(2 * processes):
         processes *= 2
     return processes
 
