@@ -123,42 +123,36 @@ def refuse_other_key(key: yaml.ScalarNode, where: str) -> None:
 def check_node(path: Path, root: yaml.Node | None) -> None:
     done: set[int] = set()  # what an alias repeats is the same node
 
+    def place(node: yaml.Node) -> str:
+        return f"config: {path}: line {node.start_mark.line + 1}"
+
     def check(node: yaml.Node, above: tuple[int, ...]) -> None:
         if id(node) in above or len(above) > DEEPEST:
             why = "a value contains itself" if id(node) in above else "nested too deep"
-            raise Refusal(f"config: {path}: line {node.start_mark.line + 1}: {why}")
+            raise Refusal(f"{place(node)}: {why}")
         if id(node) in done:
             return
         if node.tag not in yaml.SafeLoader.yaml_constructors:
-            raise Refusal(
-                f"config: {path}: line {node.start_mark.line + 1}: {node.tag} is not supported; "
-                "use plain values"
-            )
+            raise Refusal(f"{place(node)}: {node.tag} is not supported; use plain values")
         if isinstance(node, yaml.ScalarNode):
-            refuse_surprise(node, f"config: {path}: line {node.start_mark.line + 1}")
+            refuse_surprise(node, place(node))
         inside = (*above, id(node))
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 # Of a country, say. Alone, as in `flip: no`, it is what it looks like.
                 is_boolean = item.tag == BOOLEAN and item.value.lower() not in ("true", "false")
                 if is_boolean:
-                    refuse_meaning(item, f"config: {path}: line {item.start_mark.line + 1}")
+                    refuse_meaning(item, place(item))
                 check(item, inside)
         if isinstance(node, yaml.MappingNode):
             keys: set[str] = set()
             for key, value in node.value:
                 if key.tag == MERGE:
-                    raise Refusal(
-                        f"config: {path}: line {key.start_mark.line + 1}: << is not supported; "
-                        "write the keys out"
-                    )
+                    raise Refusal(f"{place(key)}: << is not supported; write the keys out")
                 if str(key.value) in keys:
-                    raise Refusal(
-                        f"config: {path}: line {key.start_mark.line + 1}: {key.value} is given "
-                        "twice; keep one"
-                    )
+                    raise Refusal(f"{place(key)}: {key.value} is given twice; keep one")
                 if isinstance(key, yaml.ScalarNode):
-                    refuse_other_key(key, f"config: {path}: line {key.start_mark.line + 1}")
+                    refuse_other_key(key, place(key))
                 keys.add(str(key.value))
                 check(value, inside)
         done.add(id(node))
