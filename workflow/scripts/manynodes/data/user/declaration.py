@@ -134,22 +134,10 @@ class UserData:
             raise Refusal(
                 f"config: dataset.labels: {shown(path)} brings its own labels; leave labels out"
             )
-        size = dataset["image_size"]
-        return UserData(
-            dataset["name"],
-            kind,
-            path,
-            function,
-            dataset["labels"],
-            None if size is None else (size, size) if isinstance(size, int) else tuple(size),
-            dataset["channels"],
-            dataset["test_fraction"],
-            dataset["split_seed"],
-            dataset["skip_unreadable"],
-            dataset["decode_in_full"],
-            dataset["table"],
-            dataset["group"],
-        )
+        given = {key: dataset[key] for key in ("name", *KEYS) if key not in KINDS}
+        if (size := given["image_size"]) is not None:
+            given["image_size"] = (size, size) if isinstance(size, int) else tuple(size)
+        return UserData(kind=kind, path=path, function=function, **given)
 
     @staticmethod
     def from_json(text: str) -> "UserData":
