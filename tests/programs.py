@@ -37,6 +37,16 @@ def shell(name: str, *arguments: object) -> str:
     return shlex.join([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)])
 
 
+def in_namespace(line: str, **options) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in a mount namespace of its own, as its root.
+
+    Args:
+        options: of `subprocess.run`.
+    """
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", line]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
 def train_command(
     run: str, data: object, output: object, *options: object, scripts: Path = SCRIPTS
 ) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from manynodes.base import atomic
-from programs import KILLED_AT, SCRIPTS, program
+from programs import KILLED_AT, SCRIPTS, in_namespace, program
 from waiting import until
 
 SEED = 8
@@ -242,10 +242,7 @@ def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, 
         f"{first} && {{ {hindrance}; }}"
     )
     inside = f"{before}; {line}; ls -A; cat {first}"
-    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | VARIABLES
-    )
+    done = in_namespace(inside, env=os.environ | VARIABLES)
     # A long path is shortened in its middle.
     start, _, end = done.stderr.partition("…")
     assert f"{name}: {folder / first}: {reason}".startswith(start) or not end

@@ -23,7 +23,7 @@ from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import refuse_wrong_content
 from npm_package import npm_members, package, png
-from programs import SCRIPTS, fetch_from, program, shell
+from programs import SCRIPTS, fetch_from, in_namespace, program, shell
 
 
 def trusted(folder: Path) -> list[str]:
@@ -284,12 +284,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
         f"mount -t tmpfs -o size=3m tmpfs {full} && "
         f"{shell('fetch', '--dataset', 'digits', '--output', full / 'out')}"
     )
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_namespace(inside)
     assert done.returncode == 1
     assert (
         done.stderr
@@ -336,8 +331,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(
             f"mount -t tmpfs -o size=700m,nr_inodes={files} tmpfs {full} && {fetch}; ls -A "
             f"{full}/out"
         )
-        command = ["unshare", "--mount", "--map-root-user", "sh", "-c", inside]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = in_namespace(inside, env=environment)
     assert done.stderr.startswith(f"fetch: {full}/out: {os.strerror(errno.ENOSPC)}")
     assert done.stderr.endswith("; free some space there and try again\n")
     assert done.stderr.count("\n") == 1

@@ -16,7 +16,7 @@ from manynodes.base.errors import Refusal
 from manynodes.data import staging
 from manynodes.data.folder import DataFolder
 from manynodes.data.unpacking import ARCHIVE
-from programs import SCRIPTS, program, shell
+from programs import SCRIPTS, in_namespace, program, shell
 
 
 @pytest.fixture
@@ -92,12 +92,7 @@ def test_a_full_scratch_falls_back_and_keeps_nothing(data, tmp_path) -> None:
         f"mount -t tmpfs -o size=2m tmpfs {full} && "
         f"{shell('stage', '--data', data, '--scratch', full)} && find {full}"
     )
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_namespace(inside)
     assert done.returncode == 0, done.stderr
     said, *found = done.stdout.splitlines()
     assert f"fallback {data}, 5.5 MB" in said
@@ -119,12 +114,7 @@ def test_a_scratch_that_fills_up_in_mid_copy_falls_back_and_is_the_one_that_is_n
     pages = -(-sum(path.stat().st_size for path in data.glob("*.npy")) // 4096)
     stage = shell("stage", "--data", data, "--scratch", full)
     inside = f"mount -t tmpfs -o size={(pages + 1) * 4}k tmpfs {full} && {stage} && find {full}"
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_namespace(inside)
     assert done.returncode == 0, done.stderr
     said, *found = done.stdout.splitlines()
     assert f"fallback {data}, 5.5 MB" in said
@@ -140,12 +130,7 @@ def test_a_read_only_scratch_falls_back(data, scratch) -> None:
         f"mount -t tmpfs -o ro tmpfs {scratch} && "
         f"{shell('stage', '--data', data, '--scratch', scratch)}"
     )
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_namespace(inside)
     assert done.returncode == 0, done.stderr
     assert f"fallback {data}, 5.5 MB" in done.stdout
     assert (

@@ -1,10 +1,9 @@
 """Temporary folders where there is room for them."""
 
-import subprocess
 import sys
 import tempfile
 
-from programs import SCRIPTS
+from programs import SCRIPTS, in_namespace
 
 ASK = "from manynodes.base.temporary import parent_folder; print(parent_folder())"
 
@@ -15,8 +14,5 @@ def test_a_full_memory_file_system_is_not_used() -> None:
         "mount -t tmpfs -o size=1m tmpfs /dev/shm && dd if=/dev/zero of=/dev/shm/full bs=4k "
         f"2>/dev/null; cd {SCRIPTS} && {sys.executable} -c '{ASK}'"
     )
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", inside],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = in_namespace(inside)
     assert done.stdout.split() == [tempfile.gettempdir()], done.stderr
