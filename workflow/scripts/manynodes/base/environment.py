@@ -9,7 +9,7 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -89,19 +89,15 @@ class Environment:
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @staticmethod
-    def read(environment: Mapping[str, str] | None = None) -> "Environment":
+    def read() -> "Environment":
         """The contract as this process sees it.
-
-        Args:
-            environment: this process's own unless given.
 
         Raises:
             Refusal: a number is not a number.
         """
-        given = os.environ if environment is None else environment
         found: dict[str, Any] = {}
         for field in fields(Environment):
-            if text := given.get(variable(field.name)):
+            if text := os.environ.get(variable(field.name)):
                 try:
                     found[field.name] = CONVERTERS.get(field.name, str)(text)
                 except ValueError:

@@ -59,10 +59,10 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
-def shown(value: object, most: int = 40) -> str:
+def shown(value: object) -> str:
     """A value from outside, as short JSON."""
     try:
-        return one_line(json.dumps(value, default=str), most)
+        return one_line(json.dumps(value, default=str), 40)
     except (ValueError, TypeError, RecursionError):
         # Python cannot format whole numbers of more than 4300 digits.
         return "a value too large to show"

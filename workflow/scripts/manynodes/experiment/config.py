@@ -739,7 +739,7 @@ def values_text(values: Sequence[Any]) -> str:
     )
 
 
-def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int = 0) -> None:
+def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
     """Refuse a repeated value on an axis, and too many runs.
 
     Args:
