@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from manynodes.base.errors import one_line, told_in_one_line
+from manynodes.experiment.config import Experiment
 from manynodes.reporting.progress import Progress, interval, read_all, read_record
 from manynodes.reporting.scaling import counted
 
@@ -50,11 +51,11 @@ def main() -> None:
                 time.sleep(args.every)
 
 
-def lines(results: Path, experiment: object, args: argparse.Namespace) -> None:
+def lines(results: Path, experiment: Experiment, args: argparse.Namespace) -> None:
     """A line per run whenever it changes, until all are done."""
     shown: dict[str, str] = {}
     while True:
-        found = read_all(experiment, results)  # type: ignore[arg-type]
+        found = read_all(experiment, results)
         for each in found:
             line = in_one_line(each)
             # What changes with the clock alone is no news.

@@ -91,13 +91,10 @@ def field(line: str, name: str) -> str:
     return found[1]
 
 
-def output(*command: str) -> tuple[str, str]:
-    """What a command of Slurm's writes to stdout and stderr; nothing if it fails to answer."""
-    return answer(*command)[1:]
-
-
 def answer(*command: str) -> tuple[int, str, str]:
-    """The same with its exit status, 0 if it fails to answer."""
+    """The exit status of a command of Slurm's, and what it writes to stdout and stderr; 0 and
+    nothing if it fails to answer.
+    """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=30, check=False

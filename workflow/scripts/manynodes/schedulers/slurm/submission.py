@@ -12,7 +12,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.schedulers.base import TellState, Watch, refuse_different
-from manynodes.schedulers.slurm.commands import answer, output, scontrol
+from manynodes.schedulers.slurm.commands import answer, scontrol
 from manynodes.schedulers.slurm.plugin import (
     FULL,
     Follower,
@@ -161,11 +161,11 @@ class Partition:
 def partitions() -> dict[str, Partition]:
     """All partitions by name, from sinfo; empty if it does not answer."""
     asked = ["sinfo", "--noheader", "--noconvert", "--Node", "--format=%R|%c|%m|%d|%l|%N"]
-    rows = [line.split("|") for line in output(*asked)[0].splitlines()]
+    rows = [line.split("|") for line in answer(*asked)[1].splitlines()]
     shown: dict[str, list[list[str]]] = {}
     for name, *row in (row for row in rows if len(row) == 6):
         shown.setdefault(name, []).append(row)
-    lines = output("scontrol", "show", "partition", "--oneliner")[0]
+    lines = answer("scontrol", "show", "partition", "--oneliner")[1]
     totals = dict(re.findall(r"PartitionName=(\S+).*? TotalNodes=(\d+)", lines))
     found = {}
     for name, nodes in shown.items():
@@ -257,6 +257,6 @@ def try_submission(options: Sequence[str]) -> str | None:
 
 @cache
 def own_accounts() -> list[str]:
-    return output(
+    return answer(
         "sacctmgr", "--noheader", "-s", "list", "user", getpass.getuser(), "format=account%256"
-    )[0].split()
+    )[1].split()
