@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from classifier.evaluation.views import predict_with_views
+from classifier.evaluation.views import predict_with_views, ranked_ahead
 from classifier.models.classifier import Classifier, build
 
 
@@ -48,3 +48,17 @@ def test_a_mirrored_image_is_judged_by_the_same_views(classifier, views) -> None
     images = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8)
     one, other = (with_views(classifier, given, views) for given in (images, images.flip(2)))
     assert torch.allclose(one, other, atol=1e-5) == (views == "flip")
+
+
+def test_of_equal_classes_the_first_ones_are_the_top_5() -> None:
+    """A network that tells no class apart has the top 5 of guessing, not all images right."""
+    labels = torch.arange(21)
+    same = ranked_ahead(torch.zeros(21, 21), labels)
+    assert int((same < 5).sum()) == 5
+    coarse = torch.randint(0, 4, (500, 21), generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.arange(500) % 21
+    # Sorted by descending logit, equal ones in their order.
+    order = coarse.argsort(dim=1, descending=True, stable=True)
+    places = (order == labels[:, None]).int().argmax(1)
+    assert torch.equal(ranked_ahead(coarse, labels), places)
+    assert torch.equal(places == 0, coarse.argmax(1) == labels)

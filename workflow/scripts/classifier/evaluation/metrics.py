@@ -19,7 +19,8 @@ class Predicted(NamedTuple):
         confidence: that probability, float (n,).
         loss: cross-entropy, float (n,), in nats.
         of_true: the probability of the true class, float (n,).
-        ahead: how many classes are more probable than the true one, int (n,).
+        ahead: how many classes come before the true one, int (n,): the more probable ones, and of
+            equal ones the first.
         probabilities: of every class, float (n, classes); (n, 0) of more than MOST_CLASSES.
     """
 

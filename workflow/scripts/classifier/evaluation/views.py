@@ -47,7 +47,7 @@ def predict(
             confidence, predicted = probabilities.max(1)
             loss = F.cross_entropy(logits, true, reduction="none")
             of_true = probabilities.gather(1, true[:, None])[:, 0]
-            ahead = (logits > logits.gather(1, true[:, None])).sum(1)
+            ahead = ranked_ahead(logits, true)
             every_class = probabilities[
                 :, : logits.shape[1] if logits.shape[1] <= MOST_CLASSES else 0
             ]
@@ -56,6 +56,19 @@ def predict(
         name: [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         for name, parts in found.items()
     }
+
+
+def ranked_ahead(logits: Tensor, true: Tensor) -> Tensor:
+    """How many classes come before the true one, (n,); of equal ones the first does, as it is the
+    predicted one. Otherwise every class of a network that tells none apart would be in the top 5.
+
+    Args:
+        logits: (n, classes).
+        true: true classes, (n,).
+    """
+    own = logits.gather(1, true[:, None])
+    earlier = torch.arange(logits.shape[1], device=logits.device) < true[:, None]
+    return ((logits > own) | (logits == own) & earlier).sum(1)
 
 
 def predict_with_views(
