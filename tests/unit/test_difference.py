@@ -56,6 +56,7 @@ def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
     assert (found.paired, found.before, found.after) == (True, (1.0, 2.0), (1.4, 2.6))
     # The changes 0.4 and 0.6 have the standard error 0.1; t(1) = 12.706.
     assert (found.low, found.high) == pytest.approx((0.5 - 1.2706, 0.5 + 1.2706), rel=1e-4)
+    assert comparison.line(found).endswith(", paired by fold)")
 
 
 def test_others_are_compared_by_their_means() -> None:

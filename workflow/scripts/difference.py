@@ -2,7 +2,8 @@
 
 It prints the keys whose values differ, then a line for each number of each setting that both have:
 its mean and standard deviation over the runs of each, and the difference with its 95 % interval. If
-both have the same seeds, runs with the same seed are compared with each other.
+both have the same seeds, runs with the same seed are compared with each other. With folds there is
+one value for each, the mean over its seeds, and the same folds are compared.
 
 Of two runs of the classifier, results/before/run results/after/run, it prints a line: how many test
 images only one of them has right, and the exact p-value of McNemar's test.
@@ -70,7 +71,7 @@ def line(each: Difference) -> str:
     )
     if math.isnan(each.low):
         return f"{text} (too few runs for an interval)"
-    how = "paired by seed" if each.paired else "not paired"
+    how = f"paired by {each.of}" if each.paired else "not paired"
     low, high = (number(value, share, sign=True) for value in (each.low, each.high))
     return f"{text} (95 %: {low} to {high}, {how})"
 

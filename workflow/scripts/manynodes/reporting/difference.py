@@ -56,7 +56,8 @@ class Difference:
         before, after: its values, one per run.
         difference: of the means, after less before.
         low, high: of the interval at LEVEL; NaN if there are too few runs.
-        paired: whether runs with the same seed were compared with each other.
+        paired: whether runs with the same seed, or the same fold, were compared with each other.
+        of: what there is a value of, `seed`, or with folds, whose seeds are averaged, `fold`.
     """
 
     setting: str
@@ -67,6 +68,7 @@ class Difference:
     low: float
     high: float
     paired: bool
+    of: str = "seed"
 
 
 def read(folder: Path) -> Results:
@@ -232,9 +234,10 @@ def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
         # With missing runs, the folds of the two may come in another order.
         after = {key: after[key] for key in before}
     low, high = interval([*before.values()], [*after.values()], paired)
+    of = "fold" if any(isinstance(key, str) for key in before) else "seed"
     return Difference(
         setting, name, tuple(before.values()), tuple(after.values()),
-        mean(after.values()) - mean(before.values()), low, high, paired,
+        mean(after.values()) - mean(before.values()), low, high, paired, of,
     )  # fmt: skip
 
 
