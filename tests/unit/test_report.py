@@ -103,6 +103,11 @@ def test_a_figure_says_how_many_seeds_it_is_of(seeds, words) -> None:
     assert all(words in figure.get_suptitle() for figure in figures.values())
 
 
+def test_a_figure_says_that_settings_have_unequal_numbers_of_seeds() -> None:
+    table = summary("plain", [0.9] * 4, nodes=[1, 2, 2, 2], seed=[0, 0, 1, 2])
+    assert result_figures.spread_words(table, ["nodes"]) == ", mean and range over 1 to 3 seeds"
+
+
 def test_points_of_six_views_are_apart_from_curves_of_one() -> None:
     figure = drawn(summary("flip_shift", [0.9]), 3)["accuracy"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -181,6 +186,16 @@ def test_classes_are_listed_from_the_worst() -> None:
     assert page.by_class(confused).to_numpy().tolist() == [
         ["dog", "10", "50.00%", "71.43%", "58.82%"], ["cat", "10", "80.00%", "61.54%", "69.57%"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"), [(50, ""), (1000, "The 50 of 1,000 classes with the lowest recall:")]
+)
+def test_a_table_that_lacks_classes_says_so(classes, words) -> None:
+    labels = [str(label) for label in range(classes)]
+    confused = confusion("r0", labels, np.eye(classes, dtype=int).tolist())
+    assert len(page.by_class(confused)) == 50
+    assert page.listed_sentence(confused) == words
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def report(
         judged=judged,
         mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
         classes=by_class(tables["confusion"]) if confused else None,
+        listed=listed_sentence(tables["confusion"]) if confused else "",
         pairs=confusions(tables["confusion"]) if confused else None,
         configuration=[*configuration(experiment.settings), *map(images_row, manifests)],
         incidents=incidents,
@@ -311,6 +312,14 @@ def by_class(confused: pd.DataFrame) -> pd.DataFrame:
     shown.insert(0, "class", [name for _, name in worst.index])
     shown.insert(1, "images (n)", worst["images"].map("{:,}".format))
     return shown
+
+
+def listed_sentence(confused: pd.DataFrame) -> str:
+    """Which classes the table has, if it has not all of them."""
+    classes = confused["true_class"].nunique()
+    if classes <= MOST_CLASSES:
+        return ""
+    return f"The {MOST_CLASSES} of {classes:,} classes with the lowest recall:"
 
 
 def provenance(summary: pd.DataFrame) -> pd.DataFrame:

@@ -521,4 +521,7 @@ def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
     found = int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
     several = "folds" if "fold" in summary else "seeds"
     several = "runs" if {"fold", "seed"} <= {*summary} else several
-    return f", mean and range over {found} {several}" if found > 1 else " (a single seed)"
+    # Runs may be missing.
+    least = int(summary.groupby(list(settings)).size().min()) if settings else found
+    words = f"{found}" if least == found else f"{least} to {found}"
+    return f", mean and range over {words} {several}" if found > 1 else " (a single seed)"
