@@ -434,6 +434,7 @@ def spoil_metrics(results: Path) -> None:
 
 @pytest.mark.parametrize(("option", "spoil", "line"), [
     ("-c2", spoil_summary, "results/tiny/summary.csv is not as it was made (SHA256SUMS)"),
+    ("-n", spoil_summary, "delete results/tiny/report.html and run the same command again"),
     ("-c2", exchange_evaluations, "evaluation.json is of other weights or another configuration"),
     ("-n", certify, "evaluation.json is damaged (its numbers do not agree with each other)"),
     ("--touch", spoil_metrics, "metrics.csv is not the file that the training has written"),

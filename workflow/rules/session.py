@@ -237,12 +237,13 @@ class Session:
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             with suppress(FileNotFoundError):
                 if file := sums.changed(self.results):
+                    page = self.results / "report.html"
+                    # Snakemake misses no file that is no target, such as a figure.
                     raise Refusal(
-                        f"{self.results}/report.html was made from another {file} "
-                        f"({sums.FILE}); {sums.REMAKE}"
+                        f"{page} was made from another {file} ({sums.FILE}); {sums.REMAKE}"
                         if "/" in file and not file.startswith("figures/")
-                        else f"{self.results / file} is not as it was made ({sums.FILE}); "
-                        f"{sums.REMAKE}"
+                        else f"{self.results / file} is not as it was made ({sums.FILE}); delete "
+                        f"{page} and run the same command again"
                     )
 
     def refuse_replacement(self, changes: dict[str, str]) -> None:
