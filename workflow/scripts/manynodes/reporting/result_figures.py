@@ -517,7 +517,7 @@ def shortened(text: str) -> str:
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
-    """Over how many runs that differ only in their seed or fold, at most."""
+    """Over how many runs that differ only in their seed or fold."""
     found = int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
     several = "folds" if "fold" in summary else "seeds"
     several = "runs" if {"fold", "seed"} <= {*summary} else several
