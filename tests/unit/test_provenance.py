@@ -165,6 +165,19 @@ def test_imports_from_the_package_above_are_a_part_of_it(tmp_path: Path) -> None
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("modules", [999, 1000])
+def test_a_program_may_be_of_a_large_repository(tmp_path: Path, modules: int) -> None:
+    names = [f"module_{number}" for number in range(modules)]
+    (tmp_path / "train.py").write_text("".join(f"import {name}\n" for name in names))
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    if modules < 1000:
+        assert len(local_sources(tmp_path / "train.py")) == 1000
+    else:
+        with pytest.raises(Refusal, match="more than 1000 files beside it; install them as a pack"):
+            local_sources(tmp_path / "train.py")
+
+
 def test_a_program_behind_a_link_imports_from_beside_its_file(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common/train.py").write_text("import helper")

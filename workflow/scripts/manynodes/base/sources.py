@@ -20,7 +20,8 @@ from manynodes.base.reading import read_bytes
 from manynodes.base.temporary import temporary_folder
 
 MOST_BYTES = 1_000_000
-MOST_FILES = 100
+# timm has 284.
+MOST_FILES = 1000
 IMPORT = re.compile(r"^[ \t]*(?:from|import)\b.*", re.MULTILINE)
 # Functions may import when they are called, so copies of sources stay until this process ends.
 COPIES = ExitStack()
@@ -42,7 +43,7 @@ def local_sources(
         other_python: another Python runs it, whose syntax may be newer than this one's.
 
     Raises:
-        Refusal: the file is missing, or is no Python.
+        Refusal: the file is missing, is no Python, or imports too many files.
     """
     found: dict[str, str] = {}
     folder = folder or path.parent
@@ -67,7 +68,9 @@ def local_sources(
         except ValueError:
             raise Refusal(f"{file} is not a Python file") from None
         if len(found) > MOST_FILES:
-            raise Refusal(f"{path} imports more than {MOST_FILES} files beside it")
+            raise Refusal(
+                f"{path} imports more than {MOST_FILES} files beside it; install them as a package"
+            )
         pending += [module for module in imported(tree, name) if (folder / module).is_file()]
     return found
 
