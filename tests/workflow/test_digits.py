@@ -455,6 +455,14 @@ def test_numbers_of_something_else_are_refused_although_nothing_runs(
         kept.rename(done.results)
 
 
+def test_sums_that_were_deleted_are_made_again(done) -> None:
+    sums = done.results / "SHA256SUMS"
+    before = sums.read_text()
+    sums.unlink()
+    assert done.jobs() == {"aggregate": 1, "all": 1}
+    sums.write_text(before)
+
+
 def test_runs_of_another_configuration_are_refused_without_snakemake_s_record(done, config) -> None:
     config.write_text(CONFIG.replace("epochs: 2", "epochs: 3"))
     for options in (["--rerun-triggers", "mtime"], ["--touch"]):

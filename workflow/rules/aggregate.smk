@@ -3,11 +3,16 @@
 NUMBERS_OF_RUNS = expand(
     "results/{{experiment}}/{run}/{file}", run=EXPERIMENT.runs, file=NUMBERS
 )
-# The numbers too: a report of other runs may be there under the same name.
+# The numbers too: a report of other runs may be there under the same name. And the sums, without
+# which nothing is compared.
 TARGETS = [
     *expand(NUMBERS_OF_RUNS, experiment=EXPERIMENT.name),
     *multiext(
-        f"results/{EXPERIMENT.name}/", "summary.csv", "curves.csv", "report.html"
+        f"results/{EXPERIMENT.name}/",
+        "summary.csv",
+        "curves.csv",
+        "report.html",
+        "SHA256SUMS",
     ),
 ]
 
