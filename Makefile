@@ -99,7 +99,7 @@ test-flaky: .venv/test.done
 	python tests/flaky.py
 
 test-local: .venv/test.done
-	$(PARALLEL) tests/unit/test_random_interruptions.py tests/workflow tests/unit/test_resume.py tests/unit
+	$(PARALLEL) tests/unit/test_random_interruptions.py tests/workflow tests/unit/test_resume.py tests/unit/test_restart.py tests/unit
 	$(TIME)
 
 test-fast: .venv/test.done
