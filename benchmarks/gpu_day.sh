@@ -4,12 +4,13 @@
 # CALL is 1 to 5. DATA is a folder of data sets, results/data, with digits; without cifar10 in it,
 # calls 3 to 5 leave out what needs it. Each check prints a line, and writes it to OUTPUT/day.jsonl.
 # DEVICE is cuda; with cpu this is a rehearsal. Needs no network and no Snakemake; WHEELS, a folder of
-# wheels, has what the Python lacks of jsonschema, referencing, rpds-py and py-spy.
+# wheels, has what the Python lacks of jsonschema, jsonschema-specifications, referencing, rpds-py
+# and py-spy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "$3"
 if [ -n "${WHEELS:-}" ]; then
   "${PYTHON:-python3}" -m pip install --quiet --no-index --no-deps --target "$3/packages" "$WHEELS"/*.whl
-  export PYTHONPATH="$3/packages${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$3/packages${PYTHONPATH:+:$PYTHONPATH}" PATH="$3/packages/bin:$PATH"
 fi
 exec "${PYTHON:-python3}" benchmarks/gpu_day.py "$1" "$2" "$3" --device "${4:-cuda}"

@@ -214,9 +214,9 @@ def stack(pid: int) -> list[dict]:
     if this system forbids to look.
     """
     with suppress(OSError, subprocess.SubprocessError, ValueError, KeyError, StopIteration):
-        spy = Path(sys.executable).with_name("py-spy")
+        beside = Path(sys.executable).with_name("py-spy")
         done = subprocess.run(
-            [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            [beside if beside.exists() else "py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],
             capture_output=True,
             timeout=PATIENCE,
             check=True,
