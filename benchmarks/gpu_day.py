@@ -230,7 +230,7 @@ class Day:
                 return self.same("ranks-2", launcher)
 
             yield f"{launcher}, with the probe: the same bits", launched
-        for fault in ("raise", "kill", "stop", "loop"):
+        for fault in ("raise", "kill", "stop", "loop", "assert"):
 
             def failed(fault: str = fault) -> dict[str, Any]:
                 begun = time.monotonic()

@@ -2,7 +2,7 @@
 
 The environment says what:
     SHARED_GPU  several ranks may share a GPU: NCCL takes them for ranks of several hosts
-    FAULT       what rank 1 does in step 20: raise, kill, stop, loop
+    FAULT       what rank 1 does in step 20: raise, kill, stop, loop; assert: its GPU fails
     PROFILE     file for the operations of epoch 3 as JSON: kernels, busy GPU, hidden waits
 """
 
@@ -52,6 +52,10 @@ def fail(how: str) -> None:
             if how == "loop":
                 while True:
                     time.sleep(0.01)
+            if how == "assert":
+                absent = torch.full((1,), 5, device=args[2].device)
+                args[2].flatten()[:1].index_select(0, absent)
+                return step(*args, **options)
             os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         return step(*args, **options)
 

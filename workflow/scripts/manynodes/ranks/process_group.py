@@ -176,6 +176,9 @@ def join_others(process: Process, patience: timedelta) -> None:
         # It would write the state of all collectives to a file per rank, and end the rank that the
         # others wait for before its supervisor has looked at it.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        # The watchdog of a rank that has waited too long sleeps four times as long before it ends
+        # it, for files that are not written: a minute by default, seen on an H200.
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500")
         network = interface_of(here.address) or "the network to use"
         remedy = f"set NCCL_SOCKET_IFNAME to =INTERFACE, here perhaps {network}"
         # Its own time-out must not come first.
