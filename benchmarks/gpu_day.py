@@ -339,7 +339,7 @@ class Day:
                 options = ["--save-every-epochs", every]
                 about = self.train(self.recipe("airbench94"), f"save-{every}", options=options)
                 last = about["ranks"][0]
-                found = {key: last.get(key) for key in ("gpu_memory_bytes", "gpu_joules")}
+                found = {key: value for key, value in last.items() if key.startswith("gpu_")}
                 return {"seconds": about["seconds"], "saving": about["saving"]} | found
 
             yield f"airbench94, a state every {every} epochs", saving

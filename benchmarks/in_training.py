@@ -7,13 +7,15 @@ The environment says what:
 """
 
 import json
+import math
 import os
 import runpy
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +82,22 @@ def profile_an_epoch(path: str) -> None:
             if on_gpu:
                 torch.cuda.set_sync_debug_mode("default")
         steps = len(self.sizes)
-        kernels = [event for event in done.events() if event.device_type == DeviceType.CUDA]
+        # A range that torch or a program has named is an event of the GPU too.
+        on_device = [
+            event
+            for event in done.events()
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        ]
         operations = [event for event in done.events() if event.device_type == DeviceType.CPU]
-        busy = sum(event.time_range.elapsed_us() for event in kernels) / 1e6
+        spans = sorted((e.time_range.start, e.time_range.end) for e in on_device)
         places = sorted({f"{each.filename}:{each.lineno}" for each in waits})
         about = {
-            "kernels_per_step": len(kernels) / steps,
+            "kernels_per_step": len(on_device) / steps,
             "operations_per_step": len(operations) / steps,
             "seconds_per_step": seconds / steps,
-            "gpu_busy": busy / seconds,
+            "gpu_busy": covered(spans) / 1e6 / seconds,
+            "kernels": most(((e.name[:60], e.time_range.elapsed_us()) for e in on_device), steps),
+            "operations": most(((e.name[:60], e.self_cpu_time_total) for e in operations), steps),
             "waits": places,
         }
         with Path(path).open("w") as file:
@@ -96,6 +105,26 @@ def profile_an_epoch(path: str) -> None:
         return found
 
     Training.train_epoch = profiled  # type: ignore[method-assign,assignment]
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of sorted spans together, what is in several of them once."""
+    found, until = 0.0, -math.inf
+    for begin, end in spans:
+        found += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return found
+
+
+def most(named: Iterable[tuple[str, float]], steps: int) -> list[list[Any]]:
+    """The 40 names with most time: name, calls and milliseconds per step."""
+    calls: Counter[str] = Counter()
+    times: dict[str, float] = defaultdict(float)
+    for name, microseconds in named:
+        calls[name] += 1
+        times[name] += microseconds
+    longest = sorted(times, key=times.__getitem__, reverse=True)[:40]
+    return [[name, calls[name] / steps, times[name] / 1e3 / steps] for name in longest]
 
 
 if "SHARED_GPU" in os.environ:

@@ -56,10 +56,10 @@ def test_a_small_case_on_the_cpu(digits: Path, tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_a_step_of_airbench94_is_few_kernels(digits: Path, tmp_path: Path) -> None:
-    """Estimated; before Muon's filter banks were taken together, 370."""
+    """Estimated; before Muon's filter banks were taken together, 370; by shape, 165."""
     command = [sys.executable, ROOT / "benchmarks" / "bench.py", digits, tmp_path, "launches"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert row["details"]["optimizer"] <= 90
-    assert row["value"] <= 180
+    assert row["details"]["optimizer"] <= 40
+    assert row["value"] <= 135

@@ -3,6 +3,7 @@ writes, ranks that end as NCCL ends them, calls that never return, and invented 
 """
 
 import json
+import math
 import os
 import re
 import signal
@@ -338,24 +339,35 @@ def test_a_rank_stays_near_its_gpu_if_its_threads_have_room(
         os.sched_setaffinity(0, mine)
 
 
-def test_energy_is_what_the_card_has_counted_since(monkeypatch, tmp_path: Path) -> None:
-    """The module of NVIDIA's library is invented; of the real one, three functions are used."""
+def test_a_gpus_counters_are_read_from_when_the_training_began(monkeypatch, tmp_path: Path) -> None:
+    """The module of NVIDIA's library is invented; of the real one, four functions are used. An
+    H200 answered them all; this card has no counter of heat.
+    """
     (tmp_path / "pynvml.py").write_text(
-        "counted = iter([5_000, 7_500])\n"
+        "from types import SimpleNamespace as Of\n"
+        "NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL, NVML_GPU_UTILIZATION_SAMPLES = 0, 1, 2\n"
+        "energy, held = iter([5_000, 7_500]), iter([10**9, 3 * 10**9])\n"
+        "used = iter([[99], [40, 60]])\n"
         "nvmlInit = lambda: None\n"
         "nvmlDeviceGetHandleByUUID = {'GPU-8f3a': 'card'}.__getitem__\n"
-        "def nvmlDeviceGetTotalEnergyConsumption(card):\n"
-        "    assert card == 'card'\n"
-        "    return next(counted)\n"
+        "nvmlDeviceGetTotalEnergyConsumption = lambda card: next(energy)\n"
+        "def nvmlDeviceGetViolationStatus(card, policy):\n"
+        "    assert policy == NVML_PERF_POLICY_POWER\n"
+        "    return Of(violationTime=next(held))\n"
+        "def nvmlDeviceGetSamples(card, kind, since):\n"
+        "    values = next(used)\n"
+        "    assert since == (0 if values == [99] else 7)\n"
+        "    return 0, [Of(sampleValue=Of(uiVal=each), timeStamp=7) for each in values]\n"
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: CARD)
     gpu = torch.device("cuda", 0)
-    assert Meter(gpu).joules() == 0  # nvidia-ml-py is not installed here
+    assert all(map(math.isnan, Meter(gpu).read()))  # nvidia-ml-py is not installed here
     monkeypatch.syspath_prepend(tmp_path)
     meter = Meter(gpu)
-    assert meter.joules() == 2.5
-    assert meter.joules() == 0  # the library fails
-    assert Meter(torch.device("cpu")).joules() == 0
+    joules, power, heat, use = meter.read()
+    assert (joules, power, use) == (2.5, 2.0, 0.5)
+    assert math.isnan(heat)
+    assert all(map(math.isnan, Meter(torch.device("cpu")).read()))
 
 
 @pytest.mark.parametrize(("architectures", "capability", "runs"), [

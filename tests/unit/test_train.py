@@ -276,9 +276,12 @@ def test_what_is_orthogonalised_keeps_its_directions_and_loses_its_sizes() -> No
         assert ((u @ v) - near.U @ near.Vh).abs().max() < 1e-3
 
 
-def test_matrices_of_one_shape_are_orthogonalised_together_to_rounding() -> None:
+def test_matrices_are_orthogonalised_together_to_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((8, 30), (30, 8), (8, 30), (5, 5), (8, 30))
+    shapes = ((8, 30), (30, 8), (8, 30), (5, 5), (6, 25))
+    # All in one batch, but for the one that would be filled up to eight times its size.
+    assert optimizers.together([(8, 30), (8, 30), (8, 30), (5, 5), (6, 25)]) == [[0, 1, 2, 4, 3]]
+    assert optimizers.together([(8, 30), (5, 5)]) == [[0], [1]]
     given = [torch.randn(shape, generator=generator) for shape in shapes]
     together = optimizers.all_orthogonalised(given)
     for matrix, found in zip(given, together, strict=True):

@@ -16,6 +16,7 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -488,17 +489,8 @@ def publish(
         "data_checked": None if training.shares.mapped is None else now(),
         "versions": versions(),
         "ranks": [
-            # Nothing is known if this attempt had only to write the results.
-            rank
-            | {
-                "forward_seconds": round(forward, 6) or None,
-                "input_seconds": round(waiting, 6) if forward else None,
-                "gpu_memory_bytes": int(memory) or None,
-                "gpu_joules": round(joules, 1) or None,
-            }
-            for rank, (forward, waiting, memory, joules) in zip(
-                ranks, training.per_rank.tolist(), strict=True
-            )
+            rank | measured(*numbers)
+            for rank, numbers in zip(ranks, training.per_rank.tolist(), strict=True)
         ],
         "probe": probed,
         "attempts": training.attempts,
@@ -513,6 +505,33 @@ def publish(
     atomic.write_text(folder / replaced.FINISHED, hashlib.sha256(text.encode()).hexdigest())
     atomic.write_text(output / "run.json", text)
     replaced.forget(output)
+
+
+def measured(
+    forward: float,
+    waiting: float,
+    memory: float,
+    joules: float,
+    power: float,
+    heat: float,
+    use: float,
+) -> dict[str, float | None]:
+    """A row of `Training.per_rank`; None for what is not known, and for all of it if this attempt
+    had only to write the results.
+    """
+    found = {
+        "forward_seconds": round(forward, 6),
+        "input_seconds": round(waiting, 6),
+        "gpu_memory_bytes": int(memory) or math.nan,
+        "gpu_joules": round(joules, 1),
+        "gpu_held_by_power_seconds": round(power, 2),
+        "gpu_held_by_heat_seconds": round(heat, 2),
+        "gpu_use": round(use, 3),
+    }
+    return {
+        name: None if not forward or math.isnan(number) else number
+        for name, number in found.items()
+    }
 
 
 def network_sha256(training: Training) -> str | None:

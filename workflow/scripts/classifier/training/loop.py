@@ -68,9 +68,9 @@ class Training:
         weights: in the loss, of the classes and of the training images.
         planned: by epoch, the plan that a thread makes during the epoch before.
         held_out, val_labels: the validation images' rows and labels.
-        per_rank: (ranks, 4), the same on all of them: mean seconds of a forward pass and of waiting
-            for pixels in the last epoch, the most bytes on the GPU so far, and the joules that it
-            has taken in this attempt.
+        per_rank: (ranks, 7), the same on all of them: mean seconds of a forward pass and of waiting
+            for pixels in the last epoch, the most bytes on the GPU so far, and after the last epoch
+            what `Meter.read` says of this attempt.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
-        self.per_rank = torch.zeros(run.world_size, 4, dtype=torch.float64, device=process.device)
+        self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
         self.began = time.monotonic()
         self.meter = Meter(process.device)
         # When the present epoch would have begun without interruptions; None between two epochs.
@@ -495,7 +495,9 @@ class Training:
         self.seconds = 0.0
         self.per_rank.zero_()
         device = self.process.device
-        here = (*self.stepper.clock.per_step(), most_memory(device), self.meter.joules())
+        self.meter.look()
+        counted = self.meter.read() if self.finished else (0.0,) * 4
+        here = (*self.stepper.clock.per_step(), most_memory(device), *counted)
         self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)
         all_reduce(self.per_rank)
         self.stepper.clock.reset()

@@ -24,8 +24,8 @@ class Muon(torch.optim.SGD):
         and coefficients.
 
     Args:
-        at_once: orthogonalise filters of one shape together, with other roundings. A GPU would
-            wait for the start of each operation on a single bank.
+        at_once: orthogonalise many filter banks together, with other roundings. A GPU would wait
+            for the start of each operation on a single bank.
     """
 
     MOMENTUM = 0.6
@@ -85,20 +85,45 @@ def orthogonalised(matrix: Tensor, iterations: int = 3) -> Tensor:
 
 
 def all_orthogonalised(matrices: Sequence[Tensor], iterations: int = 3) -> list[Tensor]:
-    """Each of the matrices as by `orthogonalised`, in a few operations for all of one shape."""
+    """Each of the matrices as by `orthogonalised`, in a few operations for many of them.
+
+    Smaller ones are filled up with zeros, which stay zeros: on a GPU, the start of an operation
+    costs more than what it computes.
+    """
     found: dict[int, Tensor] = {}
-    for shape in dict.fromkeys(matrix.shape for matrix in matrices):
-        numbers = [number for number, matrix in enumerate(matrices) if matrix.shape == shape]
-        stack = torch.stack([matrices[number] for number in numbers])
-        x = stack.to(torch.bfloat16 if stack.is_cuda else torch.float32)
-        wide = shape[0] <= shape[1]
-        x = x if wide else x.mT
+    wide = [each if each.size(0) <= each.size(1) else each.mT for each in matrices]
+    for numbers in together([(each.size(0), each.size(1)) for each in wide]):
+        own = [wide[number] for number in numbers]
+        kind = torch.bfloat16 if own[0].is_cuda else torch.float32
+        room = [max(each.size(side) for each in own) for side in (0, 1)]
+        x = torch.zeros((len(own), *room), dtype=kind, device=own[0].device)
+        parts = [x[k, : each.size(0), : each.size(1)] for k, each in enumerate(own)]
+        torch._foreach_copy_(parts, own)
         x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
         for _ in range(iterations):
             a = torch.bmm(x, x.mT)
             x = torch.baddbmm(x, torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-        found |= zip(numbers, (x if wide else x.mT).to(stack.dtype).unbind(), strict=True)
+        x = x.to(own[0].dtype)
+        for k, number in enumerate(numbers):
+            step = x[k, : wide[number].size(0), : wide[number].size(1)]
+            found[number] = step if wide[number] is matrices[number] else step.mT
     return [found[number] for number in range(len(matrices))]
+
+
+def together(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The numbers of shapes in groups, so that all of a group have room in its largest rows and
+    columns, and at most half of that is filled up.
+    """
+    groups: list[list[int]] = []
+    rows = columns = held = 0
+    for number in sorted(range(len(shapes)), key=lambda n: (math.prod(shapes[n]), n), reverse=True):
+        own = shapes[number]
+        rows, columns, held = max(rows, own[0]), max(columns, own[1]), held + math.prod(own)
+        if not groups or (len(groups[-1]) + 1) * rows * columns > 2 * held:
+            groups.append([])
+            rows, columns, held = *own, math.prod(own)
+        groups[-1].append(number)
+    return groups
 
 
 def make_optimizer(run: Run, classifier: Classifier) -> torch.optim.Optimizer:

@@ -6,14 +6,16 @@ own are in its list.
 """
 
 import importlib
+import math
 import os
 import re
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -123,28 +125,71 @@ def most_memory(device: torch.device) -> int:
 
 
 class Meter:
-    """The energy that a GPU has taken since this was made.
+    """What a GPU's own counters say of it since this was made, through NVML.
 
-    NVML counts it in the card, on Volta and later. Without its Python module, nvidia-ml-py, and on
-    other devices nothing is known.
+    NaN is what nobody knows: without NVML's Python module, nvidia-ml-py, on other devices, and
+    where a card or a driver lacks a counter.
     """
 
+    # Seconds between two looks at the samples of its use. An H200 keeps those of 14 s.
+    BETWEEN = 5.0
+
     def __init__(self, device: torch.device) -> None:
-        self.read: Callable[[], float] | None = None
+        self.nvml: Any = None
         if device.type == "cuda":
             with suppress(Exception):  # whatever a driver raises: no training fails of this
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
                 uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-                card = nvml.nvmlDeviceGetHandleByUUID(uuid)
-                self.begun = nvml.nvmlDeviceGetTotalEnergyConsumption(card)
-                self.read = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, card)
+                self.card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                self.nvml = nvml
+        self.begun = self.counters()
+        self.samples: list[int] = []
+        self.seen, self.looked = 0, -math.inf
+        self.look()
+        self.samples.clear()
 
-    def joules(self) -> float:
-        """0 if nothing is known."""
-        with suppress(Exception):
-            return (self.read() - self.begun) / 1000 if self.read else 0.0
-        return 0.0
+    def counters(self) -> tuple[float, ...]:
+        """Joules, seconds in which the power limit held its clock down, and seconds in which the
+        temperature did.
+        """
+
+        def held(policy: str) -> float:
+            status = self.nvml.nvmlDeviceGetViolationStatus(self.card, getattr(self.nvml, policy))
+            return status.violationTime / 1e9
+
+        return (
+            or_nan(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.card) / 1e3),
+            or_nan(lambda: held("NVML_PERF_POLICY_POWER")),
+            or_nan(lambda: held("NVML_PERF_POLICY_THERMAL")),
+        )
+
+    def look(self) -> None:
+        """Take in the card's own samples of whether it computed, in percent, unless it was done a
+        moment ago.
+        """
+        if time.monotonic() - self.looked < self.BETWEEN:
+            return
+        self.looked = time.monotonic()
+        with suppress(Exception):  # there are none since
+            kind = self.nvml.NVML_GPU_UTILIZATION_SAMPLES
+            _, found = self.nvml.nvmlDeviceGetSamples(self.card, kind, self.seen)
+            self.samples += [sample.sampleValue.uiVal for sample in found]
+            self.seen = found[-1].timeStamp
+
+    def read(self) -> tuple[float, ...]:
+        """The differences of `counters`, and the share of time in which the GPU computed."""
+        self.looked = -math.inf
+        self.look()
+        passed = (now - then for now, then in zip(self.counters(), self.begun, strict=True))
+        return (*passed, or_nan(lambda: mean(self.samples) / 100))
+
+
+def or_nan(function: Callable[[], float]) -> float:
+    try:
+        return function()
+    except Exception:
+        return math.nan
 
 
 def computes_in_bf16(device: torch.device) -> bool:
