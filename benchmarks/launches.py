@@ -37,7 +37,7 @@ from manynodes.ranks.vote import Vote
 # The number does not depend on it.
 IMAGES = 64
 NOT_FUSED = ("convolution", "mm", "pool", "sort", "_foreach")
-NO_KERNEL = ("empty", "detach", "_local_scalar_dense", "lift_fresh")
+NO_KERNEL = ("empty", "detach", "_local_scalar_dense", "lift_fresh", "_record_function")
 COMPILED = "compiled network"
 
 

@@ -45,18 +45,44 @@ from waiting import until
 # As torch describes a GPU.
 CARD = SimpleNamespace(uuid="8f3a", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
 LONG = "/pytorch/" + "torch/csrc/distributed/c10d/" * 7 + "ProcessGroupNCCL.cpp"
-# In the form of torch 2.14's ProcessGroupNCCL.cpp; torch puts the rank in front of each line.
+# What two ranks on an H200 said (torch 2.11), without frames and with a longer path.
 WATCHDOG = f"""\
-[rank0]:[E1126 09:00:00.123456789 {LONG}:685] [Rank 0] Watchdog caught collective operation \
-timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for \
-600020 milliseconds before timing out.
+[rank0]:[E1127 14:50:12.988827508 {LONG}:689] [Rank 0] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=61, OpType=GATHER, NumelIn=20800, NumelOut=41600, Timeout(ms)=30110) ran \
+for 30142 milliseconds before timing out.
+[rank0]:[E1127 14:50:12.989015092 {LONG}:2303] [PG ID 1 PG GUID 0(default_pg) Rank 0]  failure \
+detected by watchdog at work sequence id: 61 PG status: last enqueued work: 61, last completed \
+work: 60
+[rank0]:[E1127 14:50:14.989612733 {LONG}:750] [Rank 0] Some NCCL operations have failed or timed \
+out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on \
+corrupted/incomplete data.
+[rank0]:[E1127 14:50:14.989650186 {LONG}:764] [Rank 0] To avoid data inconsistency, we are taking \
+the entire process down.
 terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
-exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, \
-OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600020 milliseconds before \
+  what():  [PG ID 1 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
+exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=61, \
+OpType=GATHER, NumelIn=20800, NumelOut=41600, Timeout(ms)=30110) ran for 30142 milliseconds before \
 timing out.
-Exception raised from checkTimeout at {LONG}:685 (most recent call first):
+Exception raised from checkTimeout at {LONG}:692 (most recent call first):
+Exception raised from run at {LONG}:2125 (most recent call first):
 """.splitlines()
+ASSERT = f"""\
+/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex: block: [0,0,0], thread: \
+[0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
+[rank1]:[E1127 14:49:39.863318443 {LONG}:2119] [PG ID 1 PG GUID 0(default_pg) Rank 1] Process group \
+watchdog thread terminated with exception: CUDA error: device-side assert triggered
+Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+Exception raised from query at /pytorch/c10/cuda/CUDAEvent.h:111 (most recent call first):
+terminate called after throwing an instance of 'c10::DistBackendError'
+[rank1]:[W1127 14:49:39.863982307 CUDAEvent.h:57] Warning: CUDA warning: device-side assert triggered (function ~CUDAEvent)
+  what():  [PG ID 1 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with \
+exception: CUDA error: device-side assert triggered
+Exception raised from run at {LONG}:2125 (most recent call first):
+""".splitlines()  # noqa: E501
+# In the form of torch 2.14's ProcessGroupNCCL.cpp.
 DUMP = f"""\
 [rank1]:[E1126 09:00:01.123456789 {LONG}:1685] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a \
 dump signal due to a collective timeout from rank 0 and we will try our best to dump the debug info.
@@ -109,6 +135,9 @@ def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
     peer = ending(0, -signal.SIGABRT, 0.5, WATCHDOG)
     assert told([peer, ending(1, -signal.SIGABRT, 1.0, ECC)]).startswith(
         "rank 1 on n2: CUDA error: uncorrectable ECC error encountered"
+    )
+    assert told([peer, ending(1, -signal.SIGABRT, 1.0, ASSERT)]).startswith(
+        "rank 1 on n2: CUDA error: device-side assert triggered"
     )
     assert told([peer, ending(1, 1, 1.0, MET_BY_NCCL)]).startswith(
         "rank 1 on n2: Cuda failure 214 'uncorrectable ECC error encountered'; exclude n2"
