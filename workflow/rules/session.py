@@ -545,6 +545,7 @@ class Session:
                     else "--force, --forcerun or -R" if reason.forced
                     else "Snakemake's record has other parameters" if reason.params_changed
                     else "its input is made again, see snakemake -n" if reason.updated_input_run
+                    else "its rule has other code" if reason.code_changed
                     else "its input is newer"
                 )  # fmt: skip
                 raise Refusal(

@@ -214,7 +214,7 @@ def draw_panel(
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*",
                   markersize=11, linestyle="none")  # fmt: skip
     axes.set_xlabel(plain(count))
-    axes.set_ylabel("cross-entropy (nats)" if metric == "loss" and built_in else plain(metric))
+    axes.set_ylabel(plain(metric))
     whole = (panel[count] % 1 == 0).all()
     if single:
         axes.xaxis.set_major_locator(FixedLocator([panel[count].max()]))

@@ -162,7 +162,6 @@ def size_of(run: dict[str, Any]) -> tuple[Any, ...]:
 def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     """The row of one size, without what compares it with others."""
     first = runs[0]
-    hours = mean(run["seconds"] for run in runs) / 3600
     accuracies = [run["accuracy"] for run in runs]
     times = [
         at
@@ -175,8 +174,8 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
         "runs": len(runs),
         **{key: mean(run[key] for run in runs) for key in ("images_per_second", "epoch_seconds")},
         "input_share": mean(shares) if shares else None,
-        "cpu_hours": first["cpus"] * hours,
-        "gpu_hours": first["gpus"] * hours,
+        **{f"{key}_hours": mean(run[f"{key}s"] * run["seconds"] for run in runs) / 3600
+           for key in ("cpu", "gpu")},
         "accuracy": mean(accuracies),
         "lowest_accuracy": min(accuracies),
         "highest_accuracy": max(accuracies),
