@@ -130,6 +130,7 @@ class Job(Training):
         nodes: int = 2,
         more: Mapping[str, object] = {},
         setup: str = "",
+        launcher: str = "torchrun",
     ) -> None:
         super().__init__(cluster, checkout.path / f"results/{name}/run")
         self.checkout, self.nodes = checkout, nodes
@@ -147,6 +148,8 @@ class Job(Training):
         ]
         launch = [
             LAUNCH,
+            "--launcher",
+            launcher,
             "--nodes",
             str(nodes),
             "--restart",
@@ -300,7 +303,9 @@ def test_whatever_ends_a_job_its_training_goes_on(
 ) -> None:
     by_hand, faults = GROUPS[group]
     rng = random.Random(f"{SEED}-{group}")
-    job = Job(cluster, checkout, group.replace(" ", "-"))
+    # The other launcher too, and its ranks start without an agent of torchrun's.
+    launcher = "srun" if by_hand else "torchrun"
+    job = Job(cluster, checkout, group.replace(" ", "-"), launcher=launcher)
     done = []
     job.go_on(1)
     restart_controller(job)
@@ -325,7 +330,7 @@ def test_whatever_ends_a_job_its_training_goes_on(
 def test_a_job_that_is_suspended_for_longer_than_its_ranks_wait_continues(
     cluster: Cluster, checkout: SlurmCheckout, whole: Training
 ) -> None:
-    job = Job(cluster, checkout, "suspended")
+    job = Job(cluster, checkout, "suspended", launcher="srun")
     job.go_on(3)
     assert cluster.run("scontrol", "suspend", job.id).returncode == 0
     time.sleep(HUNG + 15)
