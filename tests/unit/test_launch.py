@@ -522,6 +522,16 @@ def test_a_binding_to_the_same_cpus_is_not_passed_on(tmp_path) -> None:
     assert line in done.stderr.splitlines()
 
 
+def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:
+    """torchrun itself says otherwise; what the user says counts."""
+    script = tmp_path / "say.py"
+    names = ("ASYNC_ERROR_HANDLING", "WAIT_TIMEOUT_DUMP_MILSEC", "DUMP_ON_TIMEOUT")
+    script.write_text(f"import os; print([os.environ['TORCH_NCCL_' + each] for each in {names}])")
+    done = program("launch", "--launcher", "torchrun", "--", script,
+                   env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"})  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "['3', '500', '1']", done.stderr
+
+
 def test_a_node_with_ipv6_alone_is_refused() -> None:
     refuse_ipv6_only(["127.0.0.1"])
     with pytest.raises(Refusal, match="2001:db8::1 has IPv6 addresses only, and the ranks meet"):

@@ -173,16 +173,6 @@ def join_others(process: Process, patience: timedelta) -> None:
 
     where = f"preflight: {here.host} ({here.address})"
     if process.device.type == "cuda":
-        # It would write the state of all collectives to a file per rank, and end the rank that the
-        # others wait for before its supervisor has looked at it.
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-        # The watchdog of a rank that has waited too long sleeps four times as long before it ends
-        # it, for files that are not written: a minute by default, seen on an H200.
-        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500")
-        # torchrun says 1: the watchdog first aborts the sums that are under way, and this rank
-        # computes on with what is in their place, until it is ended. With 3 it waits. Seen on an
-        # H200: a gathered value whose signature was wrong.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
         network = interface_of(here.address) or "the network to use"
         remedy = f"set NCCL_SOCKET_IFNAME to =INTERFACE, here perhaps {network}"
         # Its own time-out must not come first.

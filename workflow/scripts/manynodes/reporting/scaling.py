@@ -174,8 +174,10 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
         "runs": len(runs),
         **{key: mean(run[key] for run in runs) for key in ("images_per_second", "epoch_seconds")},
         "input_share": mean(shares) if shares else None,
-        **{f"{key}_hours": mean(run[f"{key}s"] * run["seconds"] for run in runs) / 3600
-           for key in ("cpu", "gpu")},
+        **{
+            f"{key}_hours": mean(run[f"{key}s"] * run["seconds"] for run in runs) / 3600
+            for key in ("cpu", "gpu")
+        },
         "accuracy": mean(accuracies),
         "lowest_accuracy": min(accuracies),
         "highest_accuracy": max(accuracies),
