@@ -6,7 +6,6 @@ and keeps the logits; batch size and threads are equal. Both run in this process
 of Python and the import of torch, and take turns; a ratio is the median of the rounds' ratios.
 """
 
-import argparse
 import contextlib
 import io
 import statistics
@@ -55,15 +54,9 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
 
 def whole(data: Path, work: Path, process: Process) -> float:
     """Seconds of an evaluation."""
-    args = argparse.Namespace(
-        data=data,
-        model=work / "model.safetensors",
-        checkpoints=None,
-        batch_size=BATCH_SIZE,
-        views="plain",
-        trust_code=None,
-        output=work / "evaluation.json",
-    )
+    files = ["--data", data, "--model", work / "model.safetensors"]
+    files += ["--output", work / "evaluation.json", "--batch-size", BATCH_SIZE]
+    args = evaluate.options().parse_args([*map(str, files)])
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         evaluate.evaluate(args, process)

@@ -1,4 +1,4 @@
-"""Training throughput against the bare network on one batch, and against the tutorial loop.
+"""Training throughput against the bare network on one batch.
 
 Ours is `Training.train_epoch`, alone in this process, with all CPUs as threads, in images per
 second as in metrics.csv: with its plan of the epoch, crops, normalisation, sums and votes. The bare
@@ -10,8 +10,6 @@ rounds' ratios.
 import copy
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,8 +32,8 @@ from manynodes.ranks.process_group import Process, process_group
 from manynodes.ranks.stopping import Stopping
 
 CPUS = len(os.sched_getaffinity(0))
-SECONDS = 30  # for the rounds of one model
-FEWEST_ROUNDS = 5
+SECONDS = 10  # for the rounds of one model
+FEWEST_ROUNDS = 3
 IMAGES = 50_000
 # For timing only: low enough that no network diverges on the few images that it sees repeatedly.
 LEARNING_RATE = 1e-4
@@ -73,13 +71,6 @@ CASES = (
     Case("resnet18", 32, 2, {"model": "resnet18"}),
     Case("resnet18_imagenet", 128, 5, {"model": "resnet18_imagenet"}),
 )
-# The peer's own recipe, except for augmentation, which the peer lacks.
-AS_THE_TUTORIAL = Case(
-    "resnet18_imagenet",
-    128,
-    8,
-    {"model": "resnet18_imagenet", "optimizer": "adamw", "weight_decay": 1e-4, "warmup": 0.0},
-)
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:
@@ -87,7 +78,6 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
         torch.set_num_threads(CPUS)
         for case in CASES:
             yield against_bare(case, Ours(case, process, data, work))
-        yield against_tutorial(Ours(AS_THE_TUTORIAL, process, data, work), data)
 
 
 class Ours:
@@ -170,57 +160,4 @@ def against_bare(case: Case, ours: Ours) -> Measured:
         0.95,
         None,
         details,
-    )
-
-
-def against_tutorial(ours: Ours, data: Path) -> Measured:
-    """Against the faster of its two ways to read data: this process, or one worker per CPU."""
-    case = AS_THE_TUTORIAL
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("tutorial_loop.py")),
-        str(data),
-        str(case.batch),
-    ]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as peer:
-        ask, answer = peer.stdin, peer.stdout
-        assert ask is not None
-        assert answer is not None
-
-        def step(mode: str, workers: int = 0) -> float:
-            print(
-                json.dumps({"mode": mode, "workers": workers, "steps": case.steps}),
-                file=ask,
-                flush=True,
-            )
-            return float(answer.readline())
-
-        bare = Bare(case, ours.training)
-        rounds = [
-            {
-                "ours": case.batch / ours.images_per_second(),
-                "ours_bare": case.batch / bare.images_per_second(),
-                "peer_0_workers": step("loop"),
-                "peer_all_workers": step("loop", CPUS),
-                "peer_data": step("data"),
-                "peer_bare": step("bare"),
-                "peer_bare_and_metrics": step("metrics"),
-            }
-            for _ in range(FEWEST_ROUNDS)
-        ]
-        ask.close()
-    ratio = median(
-        min(each["peer_0_workers"], each["peer_all_workers"]) / each["ours"] for each in rounds
-    )
-    steps = {f"{key}_ms": round(1e3 * median(each[key] for each in rounds), 1) for key in rounds[0]}
-    details = {"workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS} | {
-        "a_step": steps
-    }
-    return Measured(
-        "training throughput, resnet18_imagenet",
-        "the usual tutorial loop, with its best number of workers",
-        ratio,
-        details=details,
     )

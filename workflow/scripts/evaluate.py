@@ -52,7 +52,7 @@ MAKE = "snakemake --profile profiles/local --force"
 Found = dict[str, dict[str, Any]]
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +71,11 @@ def main() -> None:
         help="instead of the test images, this fold of the training images")  # fmt: skip
     add("--output", type=Path, required=True,
         help="evaluation.json to write, with predictions.csv beside it")  # fmt: skip
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = options().parse_args()
     with (
         failing_at_once(),
         told_in_one_line("evaluate", MAKE),
