@@ -118,7 +118,7 @@ class Day:
         program = [SCRIPTS / "train.py"]
         if ranks > 1 and self.device == "cuda":
             # Node by node, so that each may have the GPU.
-            gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
             environment |= {"SHARED_GPU": "1", "CUDA_VISIBLE_DEVICES": ",".join([gpu] * ranks)}
         if environment:
             program.insert(0, ROOT / "benchmarks" / "in_training.py")

@@ -523,13 +523,17 @@ def test_a_binding_to_the_same_cpus_is_not_passed_on(tmp_path) -> None:
 
 
 def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:
-    """torchrun itself says otherwise; what the user says counts."""
+    """torchrun itself says otherwise; who wants the files of its state waits for them."""
     script = tmp_path / "say.py"
     names = ("ASYNC_ERROR_HANDLING", "WAIT_TIMEOUT_DUMP_MILSEC", "DUMP_ON_TIMEOUT")
-    script.write_text(f"import os; print([os.environ['TORCH_NCCL_' + each] for each in {names}])")
-    done = program("launch", "--launcher", "torchrun", "--", script,
-                   env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"})  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "['3', '500', '1']", done.stderr
+    script.write_text(f"import os; print([os.getenv('TORCH_NCCL_' + each) for each in {names}])")
+    for launcher, own, told in (
+        ("torchrun", {}, ["3", "500", "0"]),
+        ("none", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, ["1", "500", "0"]),
+        ("none", {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, [None, None, "1"]),
+    ):
+        done = program("launch", "--launcher", launcher, "--", script, env=os.environ | own)
+        assert done.stdout.splitlines()[-1] == str(told), done.stderr
 
 
 def test_a_node_with_ipv6_alone_is_refused() -> None:

@@ -367,8 +367,8 @@ def test_another_number_of_processes_goes_on(digits, reference, tmp_path) -> Non
     assert training.end() == 1
     assert training.said.splitlines()[-1].endswith(
         ".safetensors is a state of another run: it was on 2 processes and is on 1 "
-        "(to resume all the same: --config resume=anyway); undo that, "
-        "or start over: --config resume=fresh"
+        "(to resume all the same: resume=anyway); undo that, "
+        "or start over: resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
     training = complete(output, digits, "--resume=anyway")

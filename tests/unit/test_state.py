@@ -235,7 +235,7 @@ def test_another_number_of_processes_goes_on_if_it_may(tmp_path) -> None:
     with pytest.raises(
         Refusal,
         match=r"p=000009.safetensors .* it was on 2 processes and is on 1 "
-        r"\(to resume all the same: --config resume=anyway\)",
+        r"\(to resume all the same: resume=anyway\)",
     ):
         newest(tmp_path, WANTED, print)
     lines: list[str] = []

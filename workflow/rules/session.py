@@ -546,6 +546,8 @@ class Session:
                     else "Snakemake's record has other parameters" if reason.params_changed
                     else "its input is made again, see snakemake -n" if reason.updated_input_run
                     else "its rule has other code" if reason.code_changed
+                    else "it has other input files" if reason.input_changed
+                    else "its environment is another" if reason.software_stack_changed
                     else "its input is newer"
                 )  # fmt: skip
                 raise Refusal(

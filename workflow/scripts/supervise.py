@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 # Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
 MOST_SHOWN = 10_000_000
 MAKE = "snakemake --profile profiles/local --force"
-# For NCCL's watchdog, which ends a rank that has waited too long for another one. What the latter
-# two change was seen on an H200.
+# For NCCL's watchdog, which ends a rank that has waited too long for another one. What they change
+# was seen on an H200.
 WATCHDOG = {
-    # It would write the state of all collectives to a file per rank, and end the rank that the
-    # others wait for before this process has looked at it.
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     # Four times as long it sleeps before that, for files that are not written: a minute by default.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
     # torchrun says 1: it first aborts the sums that are under way, and the rank computes on with
     # what is in their place. With 3 the rank waits.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
 }
+# Otherwise it writes the state of all collectives to a file per rank, and ends the rank that the
+# others wait for before this process has looked at it. Who wants the files waits for them.
+DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 # Variables of ours, which a program of the user's does not see.
 PRIVATE = ("secret", "report", "store")
 
@@ -65,9 +65,11 @@ def main() -> None:
     end_with_parent(signal.SIGTERM)
     # A program may start daemons; they come to this process, which ends them.
     adopt_orphans()
-    if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
-        del os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
-    os.environ |= {**WATCHDOG, **os.environ}
+    if os.environ.setdefault(DUMP, "0") == "0":
+        # torchrun's own default, and no user's.
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)
+        os.environ |= {**WATCHDOG, **os.environ}
     rank, contract = os.environ.get("RANK"), Environment.read()
     name = f"rank={rank}" if rank is not None else f"node={contract.node_rank}"
     who = name.replace("=", " ")

@@ -16,7 +16,6 @@ import argparse
 import gc
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -516,22 +515,20 @@ def measured(
     heat: float,
     use: float,
 ) -> dict[str, float | None]:
-    """A row of `Training.per_rank`; None for what is not known, and for all of it if this attempt
-    had only to write the results.
+    """A row of `Training.per_rank`; None for what is not known. If this attempt had only to write
+    the results, all is 0.
     """
+    known = forward or memory
     found = {
-        "forward_seconds": round(forward, 6),
-        "input_seconds": round(waiting, 6),
-        "gpu_memory_bytes": int(memory) or math.nan,
+        "forward_seconds": round(forward, 6) or -1,
+        "input_seconds": round(waiting, 6) if forward else -1,
+        "gpu_memory_bytes": int(memory) or -1,
         "gpu_joules": round(joules, 1),
         "gpu_held_by_power_seconds": round(power, 2),
         "gpu_held_by_heat_seconds": round(heat, 2),
         "gpu_use": round(use, 3),
     }
-    return {
-        name: None if not forward or math.isnan(number) else number
-        for name, number in found.items()
-    }
+    return {name: number if known and number >= 0 else None for name, number in found.items()}
 
 
 def network_sha256(training: Training) -> str | None:

@@ -412,6 +412,7 @@ class Training:
             self.average.update()
             self.totals += sums
             self.step += 1
+            self.meter.look()
             show.update()
             votes.append((self.step, Vote(self.process, stop.reason, saver.due, sums[0], gradient)))
             # On a GPU the votes are counted one step late.
@@ -495,7 +496,6 @@ class Training:
         self.seconds = 0.0
         self.per_rank.zero_()
         device = self.process.device
-        self.meter.look()
         counted = self.meter.read() if self.finished else (0.0,) * 4
         here = (*self.stepper.clock.per_step(), most_memory(device), *counted)
         self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)

@@ -97,8 +97,9 @@ def all_orthogonalised(matrices: Sequence[Tensor], iterations: int = 3) -> list[
         kind = torch.bfloat16 if own[0].is_cuda else torch.float32
         room = [max(each.size(side) for each in own) for side in (0, 1)]
         x = torch.zeros((len(own), *room), dtype=kind, device=own[0].device)
-        parts = [x[k, : each.size(0), : each.size(1)] for k, each in enumerate(own)]
-        torch._foreach_copy_(parts, own)
+        torch._foreach_copy_(
+            [x[k, : each.size(0), : each.size(1)] for k, each in enumerate(own)], own
+        )
         x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
         for _ in range(iterations):
             a = torch.bmm(x, x.mT)

@@ -127,8 +127,8 @@ def most_memory(device: torch.device) -> int:
 class Meter:
     """What a GPU's own counters say of it since this was made, through NVML.
 
-    NaN is what nobody knows: without NVML's Python module, nvidia-ml-py, on other devices, and
-    where a card or a driver lacks a counter.
+    Of the whole card, also if it is shared. Nobody knows it without NVML's Python module,
+    nvidia-ml-py, on other devices, and where a card or a driver lacks a counter.
     """
 
     # Seconds between two looks at the samples of its use. An H200 keeps those of 14 s.
@@ -175,14 +175,17 @@ class Meter:
             kind = self.nvml.NVML_GPU_UTILIZATION_SAMPLES
             _, found = self.nvml.nvmlDeviceGetSamples(self.card, kind, self.seen)
             self.samples += [sample.sampleValue.uiVal for sample in found]
-            self.seen = found[-1].timeStamp
+            self.seen = max(sample.timeStamp for sample in found)
 
     def read(self) -> tuple[float, ...]:
-        """The differences of `counters`, and the share of time in which the GPU computed."""
+        """The differences of `counters`, and the share of samples in which the GPU computed; -1
+        for what is not known.
+        """
         self.looked = -math.inf
         self.look()
         passed = (now - then for now, then in zip(self.counters(), self.begun, strict=True))
-        return (*passed, or_nan(lambda: mean(self.samples) / 100))
+        found = (*passed, or_nan(lambda: mean(self.samples) / 100))
+        return tuple(-1.0 if math.isnan(number) else number for number in found)
 
 
 def or_nan(function: Callable[[], float]) -> float:
