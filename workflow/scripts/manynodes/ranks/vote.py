@@ -51,8 +51,10 @@ class Vote:
             process.rank if save else self.nobody,
         )
         asked = [torch.full((1,), wish, device=process.device) for wish in wishes]
-        finite = torch.stack((loss.double(), gradient.double())).isfinite()
-        votes = torch.cat((*asked, torch.where(finite, self.nobody, process.rank)))
+        # In fewer operations than `isfinite` and `where`: each is a kernel.
+        values = torch.stack((loss.double(), gradient.double()))
+        finite = values - values == 0
+        votes = torch.cat((*asked, process.rank + finite * (self.nobody - process.rank)))
         if dist.is_initialized():
             dist.all_reduce(votes, dist.ReduceOp.MIN)
         self.result = votes
