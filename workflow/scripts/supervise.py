@@ -69,7 +69,8 @@ def main() -> None:
         # torchrun's own default, and no user's.
         if "TORCHELASTIC_RUN_ID" in os.environ:
             os.environ.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)
-        os.environ |= {**WATCHDOG, **os.environ}
+        for name, value in WATCHDOG.items():
+            os.environ.setdefault(name, value)
     rank, contract = os.environ.get("RANK"), Environment.read()
     name = f"rank={rank}" if rank is not None else f"node={contract.node_rank}"
     who = name.replace("=", " ")

@@ -215,15 +215,9 @@ def stack(pid: int) -> list[dict]:
     """
     with suppress(OSError, subprocess.SubprocessError, ValueError, KeyError, StopIteration):
         beside = Path(sys.executable).with_name("py-spy")
+        spy = beside if beside.exists() else "py-spy"
         done = subprocess.run(
-            [
-                beside if beside.exists() else "py-spy",
-                "dump",
-                "--nonblocking",
-                "--json",
-                "--pid",
-                str(pid),
-            ],
+            [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
             capture_output=True,
             timeout=PATIENCE,
             check=True,

@@ -86,6 +86,7 @@ def report(
         confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
         best=best,
+        chosen=confused and is_chosen(tables["confusion"], experiment),
         worth=class_sentence(tables["confusion"], manifests) if confused else "",
         guess=guess_sentence(tables["confusion"], best) if confused else "",
         judged=judged,
@@ -104,7 +105,12 @@ def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
     run = str(table["run"].iloc[0])
     if len(experiment.runs) == 1:
         return "the run"
-    return run if run not in experiment.runs else f"the most accurate run, {run}"
+    return f"the most accurate run, {run}" if is_chosen(table, experiment) else run
+
+
+def is_chosen(table: pd.DataFrame, experiment: Experiment) -> bool:
+    """Whether the confusion matrix is of the best of several runs, not of all folds together."""
+    return len(experiment.runs) > 1 and str(table["run"].iloc[0]) in experiment.runs
 
 
 def result_sentence(
