@@ -36,7 +36,7 @@ help:
 	@echo "make test-clusters  on a real Slurm, OpenPBS and Grid Engine on this machine (needs root)"
 	@echo "make test-slurm   of these, Slurm"
 	@echo "make test-pbs     of these, OpenPBS and ssh (OPENPBS), and Grid Engine"
-	@echo "make test-faults  long chains of faults, here and, as root, on the clusters; real CIFAR-10"
+	@echo "make test-faults  long tests, such as chains of faults, here and, as root, on the clusters"
 	@echo "make test-flaky   make test ten times and make test-clusters five times, on worse machines"
 	@echo "make fuzz         thousands of hostile files for every reader"
 	@echo "make lint         ruff, mypy, snakefmt, snakemake --lint"
@@ -66,7 +66,7 @@ WORKERS := 3
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -rs $(PYTEST_OPTIONS) $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml) -m "$(MARK)"
 # A file of tests stays on one worker: its tests share what is slow to make. The longest come first.
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Long chains of faults are marked `faults`.
+# Long tests, such as chains of faults, are marked `faults`.
 MARK := not faults
 # The clusters' long chains mostly wait: two of each kind side by side.
 CHAINS = $(if $(findstring not,$(MARK)),,-n 2 --dist loadfile --no-loadscope-reorder)

@@ -62,6 +62,7 @@ def test_the_best_weights_are_the_model(digits, whole, tmp_path) -> None:
     assert sorted((tmp_path / "two/checkpoints").iterdir()) == []
 
 
+@pytest.mark.faults
 def test_killed_after_the_best_epoch_it_ends_with_the_same_weights(digits, whole, tmp_path) -> None:
     """Also if the newest state is damaged: what the one before needs is still there."""
     output = tmp_path / "killed"
@@ -79,6 +80,7 @@ def test_killed_after_the_best_epoch_it_ends_with_the_same_weights(digits, whole
     assert len(list((output / "state/checkpoints").iterdir())) == 1
 
 
+@pytest.mark.faults
 def test_its_evaluation_and_report_are_of_that_epoch(digits, whole, tmp_path) -> None:
     run = tmp_path / "best/run"
     run.parent.mkdir()

@@ -13,6 +13,7 @@ from programs import SCRIPTS, program
 SAY = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
 
 
+@pytest.mark.faults
 def test_torch_keeps_its_compiled_code_in_the_user_s_own_folder(tmp_path: Path) -> None:
     """Not in a folder of a predictable name that somebody else may have made."""
     script = tmp_path / "program.py"
@@ -45,6 +46,7 @@ def test_a_home_that_others_can_change_is_not_used(tmp_path: Path, spoil: str) -
     assert not folder.exists()
 
 
+@pytest.mark.faults
 def test_a_home_in_which_nothing_can_be_executed_is_not_used(tmp_path: Path) -> None:
     script, home = tmp_path / "program.py", tmp_path / "home"
     script.write_text(SAY)

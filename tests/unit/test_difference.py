@@ -3,13 +3,13 @@
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import difference as comparison
+from forked import server
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
@@ -104,8 +104,7 @@ def test_only_common_settings_and_numbers_are_compared() -> None:
 
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "workflow/scripts/difference.py", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    return server().run([str(ROOT / "workflow/scripts/difference.py"), *map(str, arguments)])
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:

@@ -485,6 +485,7 @@ def make(classes, channels, size, width=8):
 """
 
 
+@pytest.mark.faults
 def test_a_state_is_in_memory_twice_more_when_it_is_saved() -> None:
     """By safetensors. In a process of its own, whose memory has not been larger before."""
     code = """
@@ -535,6 +536,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.faults
 def test_a_gpu_waits_at_the_end_of_an_epoch_for_no_plan_and_no_disk(
     digits: Path, tmp_path: Path, reference
 ) -> None:

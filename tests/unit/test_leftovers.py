@@ -98,6 +98,7 @@ def test_a_test_that_leaves_something_is_named_and_what_it_left_is_ended(
     assert not list(tmp_path.glob(f"{leftovers.FOLDERS}*"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_what_an_interrupted_run_leaves_is_ended_at_the_latest_by_the_next(

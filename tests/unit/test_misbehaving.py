@@ -128,6 +128,7 @@ def test_daemons_do_not_outlive_the_program(tmp_path) -> None:
     assert program.end() == 75
 
 
+@pytest.mark.faults
 def test_an_error_is_named_with_rank_host_and_log_and_a_rank_that_ignores_sigterm_is_killed(
     tmp_path,
 ) -> None:
@@ -248,6 +249,7 @@ def at_the_deadline(folder: Path, handled: bool, seconds: float) -> tuple[int, b
     return status, all(path.exists() for path in ready), program.text
 
 
+@pytest.mark.faults
 def test_another_command_than_python_may_close_its_output(tmp_path) -> None:
     command = "exec >&- 2>&-; sleep 2; echo $RANK > {results}/rank.$RANK"
     program = Program(tmp_path, "", command=["sh", "-c", command])
@@ -291,6 +293,7 @@ def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     assert "Traceback" not in program.text
 
 
+@pytest.mark.faults
 def test_inputs_that_change_meanwhile_end_it_for_good(digits: Path, tmp_path: Path) -> None:
     """What it has saved since comes from other images, so that nothing continues from it."""
     script = tmp_path / "writes.py"

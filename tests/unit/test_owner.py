@@ -262,6 +262,7 @@ def test_a_job_that_gets_no_further_begins_three_times(meanwhile) -> None:
     )
 
 
+@pytest.mark.faults
 def test_whoever_has_read_the_logs_may_begin_again(tmp_path) -> None:
     """In one allocation the owner's name is the same."""
     for begin in range(5):

@@ -105,6 +105,7 @@ def test_code_in_a_package_below_a_package_counts(scripts) -> None:
     assert code_sha256("train.py") != before
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
 def test_every_module_that_a_program_imports_is_followed(scripts, program) -> None:
     """Every module that Python loads for it, except those left out, changes the hash."""

@@ -245,7 +245,7 @@ TOGETHER = {
     (1, {"optimizer": "adamw", "precision": "fp16", "learning_rate": 0.02}),
 ])  # fmt: skip
 def test_all_together_resume_to_the_same_weights(digits, tmp_path, processes, other) -> None:
-    how = TOGETHER | {"widths": [4, 4, 4]} | other
+    how = TOGETHER | {"widths": [2, 2, 2]} | other
     complete_on_ranks(tmp_path / "alone", digits, processes, **how)
     how["processes"] = processes
     output = tmp_path / "out"

@@ -55,6 +55,7 @@ def test_what_is_untouched_is_taken(evaluated: Path, tmp_path: Path) -> None:
     assert aggregate(Path(shutil.copytree(evaluated, tmp_path / "r"))) == ""
 
 
+@pytest.mark.faults
 def test_an_axis_loss_keeps_its_settings_beside_the_measured_loss(
     evaluated: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_an_axis_loss_keeps_its_settings_beside_the_measured_loss(
     assert summary["loss (test)"].tolist() == pytest.approx([measured] * 2)
 
 
+@pytest.mark.faults
 def test_more_runs_than_fit_an_argument_are_read_from_a_file(
     evaluated: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         read_evaluation(tmp_path / "evaluation.json")
 
 
+@pytest.mark.faults
 def test_weights_that_claim_another_size_are_refused_before_they_are_built(
     digits, evaluated: Path, tmp_path: Path
 ) -> None:

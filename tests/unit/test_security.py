@@ -155,6 +155,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.faults
 @needs_root
 @pytest.mark.parametrize("kind", ["stock", "signed"])
 def test_another_user_at_the_port_of_a_rendezvous_runs_nothing(

@@ -157,6 +157,7 @@ def test_an_order_of_blocks_has_every_image_once_and_reads_neighbours(n: int, bl
         assert (np.diff(some) > 1).sum() <= 4 * batches.MIXED_BLOCKS
 
 
+@pytest.mark.faults
 def test_blocks_from_the_disk_and_from_memory_come_to_the_same_weights(digits, tmp_path) -> None:
     found = []
     for where in ("disk", "memory"):

@@ -138,6 +138,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch) -> None:
             sources.from_url(sources.official(DATASETS["cifar10"]), url, tmp_path)
 
 
+@pytest.mark.faults
 def test_auto_says_what_failed_everywhere_and_what_to_do(tmp_path) -> None:
     environment = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     done = program(
@@ -361,6 +362,7 @@ def test_a_second_fetch_gives_the_same_bytes_and_removes_what_a_killed_one_left(
     assert not (out / ".fetch-killed").exists()
 
 
+@pytest.mark.faults
 def test_two_fetches_at_once_end_well(tmp_path) -> None:
     command = [
         sys.executable,
@@ -378,6 +380,7 @@ def test_two_fetches_at_once_end_well(tmp_path) -> None:
     assert len(json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]) == 4
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("source", ["url", "npm"])
 def test_a_proxy_that_does_not_answer_is_named_without_its_password(
     tmp_path: Path, source: str

@@ -43,6 +43,7 @@ def aggregate(results: Path, data: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.faults
 def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> None:
     assert aggregate(evaluated, digits.parent) == (0, "")
     found = predictions.read(evaluated / "run")
@@ -70,6 +71,7 @@ def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> No
     assert not (evaluated / "figures/ranking.svg").exists()
 
 
+@pytest.mark.faults
 def test_without_the_images_of_the_evaluation_there_are_no_pictures(
     evaluated: Path, digits: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_idle_nodes_of_a_job_are_warned_of(partial: Partial, completed: str) -> 
 BACK = "small/seed~1: its earlier results are back"
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("completed")
 def test_results_stay_until_what_replaces_them_is_finished(small: Small) -> None:
     run = small.results / "seed~1"
@@ -302,6 +303,7 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
         first.wait()
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_told_for_the_run_that_it_stopped(small: Small) -> None:
     folder = small.path / "results" / "full"

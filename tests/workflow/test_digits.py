@@ -290,6 +290,7 @@ def test_a_comment_retrains_nothing_and_code_retrains(done) -> None:
         path.write_text(text)
 
 
+@pytest.mark.faults
 def test_finished_runs_are_not_trained_again_unasked(done) -> None:
     """Whatever Snakemake's reason is; and it stages for itself, and gives the same bits. What is
     missing or older is evaluated again, and to the same numbers.
@@ -391,6 +392,7 @@ def test_a_damaged_run_is_not_aggregated(done, tmp_path, name, damage, line) -> 
     assert not (tmp_path / "summary.csv").exists()
 
 
+@pytest.mark.faults
 def test_the_same_results_give_the_same_report(done, tmp_path) -> None:
     config = json.dumps(yaml.safe_load(CONFIG))
     places = ["--results", done.results, "--data", "results/data", "--output", tmp_path]

@@ -174,6 +174,7 @@ def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> 
     ), changed.stdout
 
 
+@pytest.mark.faults
 def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
     place: Checkout,
 ) -> None:

@@ -218,6 +218,7 @@ def test_an_example_completes(place: Checkout, name: str) -> None:
     assert f"{name}/run: accuracy 0.9" in said
 
 
+@pytest.mark.faults
 def test_files_are_staged_and_hashed(place: Checkout) -> None:
     folder = place.path / "mine"
     (folder / "inputs/deep").mkdir(parents=True)
@@ -257,6 +258,7 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
     assert "total/run: total 13" in place.run(*command, "--config", "replace=true")
 
 
+@pytest.mark.faults
 def test_a_seed_that_diverged_is_counted(place: Checkout) -> None:
     folder = place.path / "diverged"
     folder.mkdir()
@@ -291,6 +293,7 @@ def test_a_command_without_a_file_and_an_evaluation_that_fails(place: Checkout) 
     )
 
 
+@pytest.mark.faults
 def test_a_program_is_trained_first_and_then_evaluated_with_braces(place: Checkout) -> None:
     """Snakemake would take braces in a text for a wildcard."""
     folder = place.path / "braces"
@@ -311,6 +314,7 @@ def test_a_program_is_trained_first_and_then_evaluated_with_braces(place: Checko
     assert "braces/run: score 3, seen 1\n" in place.run("--until", "evaluate", *file)
 
 
+@pytest.mark.faults
 def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     folder = place.path / "mine"
     folder.mkdir(exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkout import Checkout
+from forked import server
 
 
 def without_slurm(
@@ -22,19 +23,11 @@ def without_slurm(
         if not (tools / tool).exists():
             (tools / tool).symlink_to(f"/usr/bin/{tool}")
     python, *snakemake = untouched.command[: untouched.command.index("--profile")]
-    command = [python, *snakemake, "--profile", "profiles/slurm", *arguments]
+    command = [*snakemake, "--profile", "profiles/slurm", *arguments]
     environment = untouched.environment | {
         "PATH": os.pathsep.join([str(tools), str(Path(python).parent)])
     }
-    return subprocess.run(
-        command,
-        cwd=untouched.path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    return server().run(command, untouched.path, environment, merged=True)
 
 
 def resources(said: str, rule: str) -> str:
