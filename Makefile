@@ -159,13 +159,16 @@ pbs-up:
 pbs-down:
 	@CLUSTER_KIND=pbs $(PYTHON) tests/cluster/cluster.py down
 
-# Each of the two lasts until the lock changes. flock: a second `make` waits for the first instead of installing over it.
-.venv/run.done: requirements.txt $(wildcard workflow/executors/*/__init__.py)
+# Each of the two is a copy of the locks that were installed; of times an unpacked archive has old ones.
+# flock: a second `make` waits for the first instead of installing over it.
+OTHER = $(if $(shell cat $(1) | cmp --silent - $(2) && echo same),,FORCE)
+.PHONY: FORCE
+.venv/run.done: $(call OTHER,requirements.txt,.venv/run.done)
 	@$(PYTHON) -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null || \
 	  { echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt-get install python3 python3-venv); set PYTHON=…" >&2; exit 1; }
 	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt"
 
-.venv/test.done: requirements.txt requirements-dev.txt .venv/run.done
+.venv/test.done: $(call OTHER,requirements.txt requirements-dev.txt,.venv/test.done) | .venv/run.done
 	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt requirements-dev.txt"
 
 .PHONY: .install
@@ -192,4 +195,4 @@ endif
 	  pathlib.Path(sysconfig.get_path("purelib"), "executors.pth").write_text("../../../../workflow/executors\n")'
 	@.venv/bin/python -c 'import snakemake, torch, yaml' || \
 	  { echo "make: pip has not installed into .venv; does its configuration (pip config list) say another place?" >&2; exit 1; }
-	@touch $(STAMP)
+	@cat $(LOCKS) > $(STAMP)

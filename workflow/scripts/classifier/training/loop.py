@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from classifier.models.classifier import build, images_sums, moments, some
+from classifier.models.classifier import Classifier, build, images_sums, moments, some
 from classifier.models.weights import save, warm_start
 from classifier.pixels import batches
 from classifier.pixels.shares import Shares, fits
@@ -85,6 +85,46 @@ class Training:
     ) -> None:
         self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
         refuse_unfit_data(run, data)
+        self.take_images(staged, images_in)
+        seed_generators(run.seed)
+        self.classifier = self.new_classifier(tell)
+        self.frozen = freeze(run, self.classifier.network)
+        self.classifier.average_recent_steps(run.epochs * len(self.sizes) * run.micro_batches)
+        self.classifier.move_to(process.device)
+        colour = self.classifier.mean
+        self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
+        self.network, gradients = distributed(run, self.classifier, self.first_batches())
+        self.optimizer = make_optimizer(run, self.classifier)
+        self.average = WeightAverage(run.ema, self.classifier)
+        if line := warning(run.ema, run.epochs * len(self.sizes)):
+            tell(line)
+        self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
+        # Dropout must not cover the same units on all ranks.
+        if process.rank:
+            seed_generators(run.seed + process.rank * 1_000_003)
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
+        self.history: list[dict[str, Any]] = []
+        self.attempts: list[dict[str, Any]] = []
+        self.checkpoints: dict[int, str] = {}
+        self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
+        self.began = time.monotonic()
+        self.meter = Meter(process.device)
+        # When the present epoch would have begun without interruptions; None between two epochs.
+        self.begun: float | None = None
+        # A user's network may have buffers such as masks with infinities.
+        self.never_finite = {
+            name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
+        }
+
+    def take_images(self, staged: Staged, images_in: str) -> None:
+        """Divide the training images into those that are trained on and those held out, with what
+        is known of each.
+
+        Raises:
+            Refusal: the images have changed, or do not do for this run.
+        """
+        run, process, data = self.run, self.process, self.data
         self.copy = staged.path
         here = data.at(Path(staged.path))
         # The other ranks of the node wait for the first one, and read what it has checked.
@@ -122,9 +162,11 @@ class Training:
         self.planner = ThreadPoolExecutor(1, "plan")
         self.planned: dict[int, Future[batches.Epoch]] = {}
 
-        seed_generators(run.seed)
+    def new_classifier(self, tell: Callable[[str], None]) -> Classifier:
+        """The network, fitted to the training images or begun with other weights."""
+        run, data = self.run, self.data
         stored, window = data.image_shape[:2], self.shares.how.window
-        self.classifier = build(
+        classifier = build(
             run.model,
             run.widths,
             data.classes,
@@ -141,49 +183,24 @@ class Training:
         # A user's arrays may be sorted by class.
         last = len(self.labels) - 1 if data.manifest["settings"] else count - 1
         first = self.shares.take(torch.linspace(0, last, count).round().long())
-        self.classifier.fit(mean, std, first.cpu())
+        classifier.fit(mean, std, first.cpu())
         if run.initial_weights:
-            warm_start(self.classifier, Path(run.initial_weights), tell)
-        self.frozen = freeze(run, self.classifier.network)
-        self.classifier.average_recent_steps(run.epochs * len(self.sizes) * run.micro_batches)
-        self.classifier.move_to(process.device)
-        colour = self.classifier.mean
-        self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
-        # The same number on every rank: otherwise some ranks would wait for others in a collective.
-        parts = run.micro_batches
+            warm_start(classifier, Path(run.initial_weights), tell)
+        return classifier
+
+    def first_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Images (n, h, w, c) and labels (n,) of each size that is compiled, or of one small size.
+
+        The same number on every rank: otherwise some ranks would wait for others in a collective.
+        """
+        run, rank, parts = self.run, self.process.rank, self.run.micro_batches
         sizes = sorted(set(self.sizes)) if run.compile != "none" else [2 * run.world_size * parts]
-        of_rank = [batches.share(torch.arange(n), process.rank, run.world_size) for n in sizes]
+        of_rank = [batches.share(torch.arange(n), rank, run.world_size) for n in sizes]
         # The first part of a share is the largest, the last one the smallest.
         shares = [
             len(batches.share(rows, part, parts)) for rows in of_rank for part in {0, parts - 1}
         ]
-        first_ones = [
-            (self.shares.take(torch.arange(share)), self.labels[:share]) for share in shares
-        ]
-        self.network, gradients = distributed(run, self.classifier, first_ones)
-        self.optimizer = make_optimizer(run, self.classifier)
-        self.average = WeightAverage(run.ema, self.classifier)
-        if line := warning(run.ema, run.epochs * len(self.sizes)):
-            tell(line)
-        self.stepper = Stepper(run, self.network, gradients, self.optimizer, process.device)
-
-        # Dropout must not cover the same units on all ranks.
-        if process.rank:
-            seed_generators(run.seed + process.rank * 1_000_003)
-        self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self.totals = torch.zeros(2, dtype=torch.float64, device=process.device)
-        self.history: list[dict[str, Any]] = []
-        self.attempts: list[dict[str, Any]] = []
-        self.checkpoints: dict[int, str] = {}
-        self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
-        self.began = time.monotonic()
-        self.meter = Meter(process.device)
-        # When the present epoch would have begun without interruptions; None between two epochs.
-        self.begun: float | None = None
-        # A user's network may have buffers such as masks with infinities.
-        self.never_finite = {
-            name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
-        }
+        return [(self.shares.take(torch.arange(share)), self.labels[:share]) for share in shares]
 
     @property
     def test_size(self) -> tuple[int, int]:

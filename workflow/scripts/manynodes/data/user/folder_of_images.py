@@ -5,7 +5,7 @@ import os
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -95,16 +95,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         try:
             headers: dict[str, list[Any]] = {split: [] for split in SPLITS}
             if not (user_data.image_size and user_data.channels):
-                headers = {
-                    split: list(
-                        progress(
-                            pool.map(header_of, listing.paths, chunksize=TASK),
-                            f"reading the headers of {split}",
-                            len(listing.paths),
-                        )
-                    )
-                    for split, listing in listings.items()
-                }
+                headers = read_headers(listings, pool)
             bad = {split: unreadable(found) for split, found in headers.items()}
             refuse_unreadable(user_data, listings, bad)
             size, channels = common_shape(user_data, listings, headers)
@@ -114,31 +105,17 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
-                # The size at once, so that a full disk is found before the work.
-                os.posix_fallocate(file.file.fileno(), 0, file.offset(len(listing.paths)))
-                file.file.flush()
-                tasks = [
-                    (file.path, file.offset(start), listing.paths[start : start + TASK])
-                    for start in range(0, len(listing.paths), TASK)
-                ]
-                bar = progress((), f"importing {split}", len(listing.paths))
-                decode = partial(
-                    decode_into, user_data.image_size, user_data.jpeg_scaling, file.shape
-                )
                 file.checksums = []
-                for start, results in enumerate(pool.map(decode, tasks)):
-                    for number, result in enumerate(results, start * TASK):
-                        if isinstance(result, str):
-                            bad[split][number] = result
-                            result = Decoded(0, (), [])
-                        for text in result.warnings:
-                            name = listing.paths[number].relative_to(user_data.path)
-                            warned.setdefault(text, []).append(name)
-                        levels += [] if result.level is None else [result.level]
-                        file.checksums.append(result.checksum)
-                        file.fingerprints.append(result.fingerprints)
-                    bar.update(len(results))
-                bar.close()
+                for number, result in decode_all(user_data, listing, file, pool, split):
+                    if isinstance(result, str):
+                        bad[split][number] = result
+                        result = Decoded(0, (), [])
+                    for text in result.warnings:
+                        name = listing.paths[number].relative_to(user_data.path)
+                        warned.setdefault(text, []).append(name)
+                    levels += [] if result.level is None else [result.level]
+                    file.checksums.append(result.checksum)
+                    file.fingerprints.append(result.fingerprints)
                 files[split] = file
         except BrokenProcessPool:
             raise Refusal(
@@ -184,6 +161,40 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         shared,
         len(similar),
     )
+
+
+def read_headers(listings: dict[str, Listing], pool: ProcessPoolExecutor) -> dict[str, list[Any]]:
+    """`header_of` each image of each split."""
+    return {
+        split: list(
+            progress(
+                pool.map(header_of, listing.paths, chunksize=TASK),
+                f"reading the headers of {split}",
+                len(listing.paths),
+            )
+        )
+        for split, listing in listings.items()
+    }
+
+
+def decode_all(
+    user_data: UserData, listing: Listing, file: ArrayFile, pool: ProcessPoolExecutor, split: str
+) -> Iterator[tuple[int, Decoded | str]]:
+    """Decode the images of a split into its file; gives the row and `decode_into` of each."""
+    count = len(listing.paths)
+    # The size at once, so that a full disk is found before the work.
+    os.posix_fallocate(file.file.fileno(), 0, file.offset(count))
+    file.file.flush()
+    tasks = [
+        (file.path, file.offset(start), listing.paths[start : start + TASK])
+        for start in range(0, count, TASK)
+    ]
+    decode = partial(decode_into, user_data.image_size, user_data.jpeg_scaling, file.shape)
+    bar = progress((), f"importing {split}", count)
+    for start, results in enumerate(pool.map(decode, tasks)):
+        yield from enumerate(results, start * TASK)
+        bar.update(len(results))
+    bar.close()
 
 
 def list_images(
