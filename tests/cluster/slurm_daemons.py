@@ -20,6 +20,10 @@ PACKAGES = {
     "mariadbd": "mariadb-server",
     # For programs behind `module load`.
     "modulecmd": "environment-modules",
+    # And for those in containers.
+    "podman": "podman",
+    "crun": "crun",
+    "catatonit": "catatonit",
 }
 LIBRARIES: dict[str, str] = {}
 RUN_FOLDERS = ("munge", "mysqld")

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,123 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
     found = json.loads((checkout.path / "results/staged/run/environment.json").read_text())
     assert re.fullmatch(r"/scratch/ddp-data-\d+/staged-environment-\w+-unpacked/bin/python",
                         found["interpreter"])  # fmt: skip
+
+
+IMAGE = "localhost/python:1"
+# In a sandbox, podman may neither make control groups nor raise limits.
+CONTAINERS = """\
+[containers]
+cgroups = "disabled"
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "crun"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+"""
+STORAGE = """\
+[storage]
+driver = "vfs"
+graphroot = "/tmp/containers/store"
+runroot = "/tmp/containers/run"
+"""
+BOXED = """
+import importlib.util, os, signal, sys, time
+import launched
+assert sys.executable == "/usr/bin/python3", sys.executable
+assert importlib.util.find_spec("torch") is None
+assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+saved = launched.state / "saved"
+if not saved.exists() and launched.rank == 0:
+    saved.touch()
+    time.sleep(1e6)
+if launched.rank == 1 and not (launched.state / "killed").exists():
+    while not saved.exists():
+        time.sleep(0.1)
+    time.sleep(2)  # for launch to see what was saved
+    (launched.state / "killed").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+(launched.results / f"{os.uname().nodename}-{launched.rank}").touch()
+assert (launched.files / "five.txt").read_text() == "5"
+if launched.rank == 0:
+    launched.result(loss=0.5)
+"""
+
+
+def image_of_this_python(tarball: Path) -> None:
+    """The system's Python, a shell, and the libraries that they load, as the files of an image."""
+    code = "import sysconfig; print(sysconfig.get_path('stdlib'))"
+    asked = subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True, text=True)
+    library = Path(asked.stdout.strip())
+    binaries = ["/usr/bin/python3", "/bin/sh", *map(str, library.glob("lib-dynload/*.so"))]
+    listed = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
+    loaded = {word for word in listed.split() if word.startswith("/") and word[-1] != ":"}
+    left_out = {"test", "__pycache__", "dist-packages", "idlelib", "tkinter", "site-packages"}
+    with tarfile.open(tarball, "w", dereference=True) as tar:
+        for path in sorted({"/usr/bin/python3", "/bin/sh", *loaded}):
+            tar.add(path)
+        tar.add(library, filter=lambda entry: (
+            None if left_out & set(Path(entry.name).parts) or "config-" in entry.name else entry
+        ))  # fmt: skip
+
+
+@pytest.fixture
+def podman(cluster: Cluster, checkout: SlurmCheckout) -> Iterator[Path]:
+    """A folder with the file to be sourced on nodes that have the image, each in its own store."""
+    folder = checkout.path / "boxed"
+    folder.mkdir()
+    (folder / "containers.conf").write_text(CONTAINERS)
+    (folder / "storage.conf").write_text(STORAGE)
+    names = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
+    settings = folder / "podman.sh"
+    settings.write_text("".join(f"export {name}='{folder}/{file}'\n"
+                                for name, file in names.items()))  # fmt: skip
+    image_of_this_python(folder / "files.tar")
+
+    def on(node: str | None, line: str) -> None:
+        done = cluster.run("bash", "-c", f". '{settings}'; {line}", node=node)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    try:
+        # Of an import, each has another time, and so another id.
+        on(None, f"podman import '{folder}/files.tar' {IMAGE} && "
+                    f"podman save --quiet -o '{folder}/image.tar' {IMAGE}")  # fmt: skip
+        for node in NODES:
+            # crun takes no part in the control groups of this machine.
+            on(node, "mount -t tmpfs tmpfs /sys/fs/cgroup; "
+                     f"podman load --quiet -i '{folder}/image.tar'")  # fmt: skip
+        yield folder
+    finally:
+        for node in (None, *NODES):
+            cluster.run("sh", "-c", "umount /sys/fs/cgroup; rm -rf /tmp/containers", node=node)
+
+
+def test_a_container_runs_program_and_evaluation_and_is_started_again(
+    checkout: SlurmCheckout, podman: Path
+) -> None:
+    (podman / "train.py").write_text(BOXED)
+    (podman / "evaluate.py").write_text(
+        "import sys, launched\nassert sys.executable == '/usr/bin/python3'\n"
+        "launched.result(accuracy=0.75)\n"
+    )
+    (podman / "five.txt").write_text("5")
+    environment = {"container": IMAGE, "setup": "source boxed/podman.sh"}
+    (podman / "boxed.yaml").write_text(
+        "experiment: boxed\nprogram: train.py\nevaluate: evaluate.py\nnodes: 2\n"
+        "preflight: false\nfiles: [five.txt]\n"
+        f"environment: {json.dumps(environment)}\n"
+    )
+    command = ["--configfile", "boxed/boxed.yaml", "--until", "evaluate"]
+    missing = environment | {"container": "localhost/none:1"}
+    refused = checkout.snakemake("-n", *command, "--config", f"environment={json.dumps(missing)}")
+    assert "config: environment: podman has no image localhost/none:1 here" in refused.stdout
+    assert "boxed/run: loss 0.5, accuracy 0.75" in checkout.run(*command)
+    run = checkout.path / "results/boxed/run"
+    killed = r"rank 1 on n\d ended with status 137, which is SIGKILL.*starting again"
+    assert re.search(killed, (run / "train.log").read_text())
+    hosts = {path.name for path in (run / "work").glob("n*-*")}
+    assert {name.partition("-")[2] for name in hosts} == {"0", "1"}
+    found = json.loads((run / "environment.json").read_text())
+    assert found["interpreter"] == "/usr/bin/python3"
+    assert re.fullmatch("[0-9a-f]{64}", found["image"])
+    assert checkout.jobs(*command) == {}

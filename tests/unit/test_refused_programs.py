@@ -34,6 +34,15 @@ REFUSED = {
     "program: p.py\nenvironment: {python: a, uv: b}": (
         "config: environment: python and uv are given; keep one of them"
     ),
+    "program: p.py\nenvironment: {container: none.sif}": (
+        "config: environment: none.sif: No such file or directory; correct environment"
+    ),
+    "program: p.py\nenvironment: {container: p.py}": (
+        "config: environment: p.py is no image of apptainer's (SIF)"
+    ),
+    "program: p.py\nenvironment: {options: [--nv]}": (
+        "config: environment.options: these are for a container; give it too"
+    ),
     "program: p.py\nenvironment: {pythn: a}": (
         "config: environment.pythn: unknown key; did you mean python?"
     ),

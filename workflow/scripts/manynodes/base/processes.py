@@ -101,11 +101,13 @@ def end_all(find: Callable[[], list[int]]) -> None:
 
 
 def how(status: int) -> str:
-    """An exit status of subprocess in words."""
-    if status >= 0:
+    """An exit status of subprocess in words; shells and containers add 128 to a signal's number."""
+    try:
+        killed = signal.Signals(-status if status < 0 else status - 128).name
+    except ValueError:
         return f"ended with status {status}"
-    killed = signal.Signals(-status).name
-    return f"was ended by {killed}" + (
+    said = "was ended by" if status < 0 else f"ended with status {status}, which is"
+    return f"{said} {killed}" + (
         "; the system does that when memory runs out" if killed == "SIGKILL" else ""
     )
 

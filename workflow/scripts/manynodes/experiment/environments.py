@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manynodes.base.errors import Refusal
-from manynodes.base.reading import file_sha256
+from manynodes.base.errors import Refusal, error_line
+from manynodes.base.reading import file_sha256, is_file, open_file
 
 # Where the shell function `module` comes from, in batch jobs too.
 MODULE_INITS = (
@@ -33,6 +33,23 @@ MOST_PACKAGES = 5  # named in a line
 OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
+# Bytes at the beginning of an image file of apptainer's, with an id and the times of the build.
+SIF_HEADER, SIF_MAGIC = 128, b"SIF_MAGIC"
+# What a container has of its own; it gets the other variables.
+OF_CONTAINER = (
+    "PATH", "HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", "LD_PRELOAD",
+)  # fmt: skip
+# In bash: the folders that a container shares with the node, under the same paths. A program finds
+# its own files, our module, and what the contract names.
+SHARED = """
+declare -A places=(["${TMPDIR:-/tmp}"]=1 ["$program_here"]=1 ["$program_start"]=1)
+IFS=: read -ra shared <<< "${PYTHONPATH:-}"
+for name in "${!LAUNCH_@}"; do shared+=("${!name}"); done
+for word in "${program_words[@]}"; do case $word in /*.py) shared+=("${word%/*}") ;; esac; done
+for place in "${shared[@]}"; do [[ $place != /?* || ! -e $place ]] || places[$place]=1; done
+"""
+# A scheduler's warning goes to all processes, and would end a program that does not expect it.
+UNWARNED = """sh -c 'trap "" USR1 USR2; exec "$@"' sh"""
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
 PROBE = """
 import hashlib, importlib.util, json, os, platform, sys
@@ -81,6 +98,8 @@ class UserEnvironment:
         python: an interpreter, or the folder of a venv or a conda environment.
         conda: folder of a conda environment, whose activation scripts run.
         uv: folder of a uv project, with its `.venv`.
+        container: an image, a file of apptainer's or a name in podman's store.
+        options: of `apptainer exec` or `podman run`.
         modules: names for `module load`.
         setup: lines of bash that run after it.
         strict: every installed package decides the result.
@@ -90,6 +109,8 @@ class UserEnvironment:
     python: str | None = None
     conda: str | None = None
     uv: str | None = None
+    container: str | None = None
+    options: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     setup: str = ""
     strict: bool = False
@@ -101,7 +122,8 @@ class UserEnvironment:
         values = dict(given or {})
         if unknown := values.keys() - {field.name for field in fields(UserEnvironment)}:
             raise Refusal(f"environment: {min(unknown)} is no part of it")
-        return UserEnvironment(**values | {"modules": tuple(values.get("modules", ()))})
+        lists = {name: tuple(values.get(name, ())) for name in ("options", "modules")}
+        return UserEnvironment(**values | lists)
 
     @property
     def prefix(self) -> Path | None:
@@ -120,7 +142,7 @@ class UserEnvironment:
     @property
     def is_ours(self) -> bool:
         """Whether it is the Python that runs Snakemake."""
-        return not (self.prefix or self.modules or self.setup)
+        return not (self.prefix or self.container or self.modules or self.setup)
 
     @property
     def interpreter(self) -> str:
@@ -149,14 +171,40 @@ class UserEnvironment:
         if self.conda:
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
             lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
-        if not lines:
+        if not (lines or self.container):
             return tuple(words)
         # The paths in them hold where the command was typed, and not where the program starts.
         here = shlex.quote(str(Path.cwd()))
         # A script that they source would see the words of the program as its arguments.
-        before = f'program_start=$PWD; program_words=("$@"); set --; cd {here}'
-        after = 'cd "$program_start"; exec "${program_words[@]}"'
-        return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
+        before = f'program_start=$PWD program_here={here}; program_words=("$@"); set --; cd {here}'
+        after = self.container_lines() if self.container else ""
+        after += 'cd "$program_start"; exec "${at[@]}" "${program_words[@]}"'
+        return ("bash", "-c", "\n".join([before, "at=()", *lines, after]), "bash", *words)
+
+    @property
+    def is_image_file(self) -> bool:
+        """Whether its image is a file, for apptainer."""
+        image = self.container or ""
+        return image.endswith(".sif") or image[:1] in "/." or is_file(image)
+
+    def container_lines(self) -> str:
+        """Lines of bash that put the words in `at` which run a program in the container."""
+        image, options = shlex.quote(self.container or ""), shlex.join(self.options)
+        if self.is_image_file:
+            image = shlex.quote(str(Path(self.container or "").absolute()))
+            share = 'for place in "${!places[@]}"; do at+=(--bind "$place"); done\n'
+            run = f'at=(apptainer exec --pwd "$program_start" "${{at[@]}}" {options} {image}'
+        else:
+            share = 'for place in "${!places[@]}"; do at+=(--volume "$place:$place"); done\n'
+            share += f"for name in $(compgen -e); do case $name in {'|'.join(OF_CONTAINER)}) ;; "
+            share += '*) at+=(--env "$name") ;; esac; done\n'
+            # Ranks meet on the node's network, and their workers in its shared memory.
+            run = "at=(podman run --rm --init --network=host --ipc=host "
+            run += (
+                f'--security-opt=label=disable --workdir "$program_start" "${{at[@]}}" {options} '
+            )
+            run += image
+        return f"{SHARED}{share}{run} {UNWARNED})\n"
 
     def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
         """The environment of a program, in which no uv, pip or conda finds the environment of the
@@ -177,6 +225,8 @@ class UserEnvironment:
             # Not of a system's Python: everything else is there too.
             path = [part for part in path if part != str(Path(sys.executable).parent)]
         found.pop("PYTHONHOME", None)
+        if self.container:
+            found.pop("PYTHONPATH", None)
         if self.prefix:
             path.insert(0, str(Path(self.interpreter).parent))
             prefix = Path(self.interpreter).parents[1]
@@ -196,14 +246,14 @@ class UserEnvironment:
         Raises:
             Refusal: its Python is not there, does not answer, or is not as its lock says.
         """
-        given = [name for name in ("python", "conda", "uv") if getattr(self, name)]
+        given = [name for name in ("python", "conda", "uv", "container") if getattr(self, name)]
         if len(given) > 1:
             raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
         if self.stage and (self.prefix is None or self.prefix.is_file()):
             raise Refusal("config: environment.stage: needs the folder of a venv, conda or uv")
-        if self.prefix is None:
-            return
-        if not Path(self.interpreter).is_file():
+        if self.options and not self.container:
+            raise Refusal("config: environment.options: these are for a container; give it too")
+        if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
                 remedy = f"run `uv sync --locked` in {self.uv}"
@@ -212,11 +262,10 @@ class UserEnvironment:
             folder = Path(self.interpreter).parents[1]
             missing = self.interpreter if folder.exists() else folder
             raise Refusal(f"config: environment: {missing} is not there; {remedy}")
-        if self.answers_here:
-            try:
-                _ = self.here
-            except Refusal as refusal:
-                raise Refusal(f"config: environment: {refusal}") from None
+        try:
+            _ = self.image, self.answers_here and self.here
+        except Refusal as refusal:
+            raise Refusal(f"config: environment: {refusal}") from None
 
     @property
     def answers_here(self) -> bool:
@@ -246,14 +295,47 @@ class UserEnvironment:
         text = f"{self.packages_sha256} {self.here['contents']} {self.identity}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @cached_property
+    def image(self) -> str:
+        """What tells a build of its image from another one; empty without an image.
+
+        Raises:
+            Refusal: it is not there.
+        """
+        if not self.container:
+            return ""
+        if self.is_image_file:
+            try:
+                with open_file(Path(self.container)) as file:
+                    header = file.read(SIF_HEADER)
+            except OSError as error:
+                raise Refusal(f"{error_line(error)}; correct environment") from None
+            if SIF_MAGIC not in header:
+                raise Refusal(f"{self.container} is no image of apptainer's (SIF)")
+            return hashlib.sha256(header).hexdigest()
+        # With the modules that podman may come from.
+        words = replace(self, container=None, options=()).started(
+            ["podman", "image", "inspect", "--format", "{{.Id}}", self.container]
+        )
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise Refusal("podman is not there; load its module, or give a .sif file") from None
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["it does not answer"]
+            raise Refusal(f"podman has no image {self.container} here: {said[-1]}")
+        return done.stdout.strip()
+
     @property
     def identity(self) -> str:
         """What of it decides the result, as a SHA-256; empty if nothing does.
 
         Raises:
-            Refusal: there is no lock file; with `strict`, its Python does not answer.
+            Refusal: there is no lock file or no image; with `strict`, its Python does not answer.
         """
         parts = {}
+        if self.container:
+            parts["image"] = self.image
         if self.uv:
             lock = Path(self.uv, "uv.lock")
             if not lock.is_file():
@@ -308,7 +390,8 @@ def look(
 
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages, from environment.json."""
-    return {"python": record.get("python") or "none"} | record.get("distributions", {})
+    image = {"image": record["image"]} if "image" in record else {}
+    return {"python": record.get("python") or "none"} | image | record.get("distributions", {})
 
 
 def other_packages(

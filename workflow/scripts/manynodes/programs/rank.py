@@ -306,6 +306,8 @@ def looked(
         Refusal: it does not answer, or has not what the program imports.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
+    if environment.container:
+        found["image"] = environment.image
     with suppress(OSError):
         found["driver"] = DRIVER.read_text().splitlines()[0]
     # Another program may start it: `env`, `nice`.
