@@ -501,6 +501,23 @@ def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: 
         metrics_of(tmp_path, {"log": r"Epoch (?P<epoch>\d+) (?P<accuracy>\d+)"})
 
 
+def test_the_first_group_with_the_name_of_a_count_counts(tmp_path: Path) -> None:
+    """Not a loss that comes before it: rows with equal losses would replace each other."""
+    rows = LogRows(
+        [r"loss (?P<loss>\S+) \(epoch (?P<epoch>\d+), step (?P<step>\d+)\)"], tmp_path / "a.csv", []
+    )
+    for line in (
+        "loss 0.5 (epoch 1, step 9)",
+        "loss 0.7 (epoch 2, step 9)",
+        "loss 0.5 (epoch 3, step 9)",
+    ):
+        rows.take(line)
+    rows.write()
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        "epoch,loss,step", "1,0.5,9", "2,0.7,9", "3,0.5,9",
+    ]  # fmt: skip
+
+
 def test_of_a_long_command_the_words_that_differ_are_told() -> None:
     before = ["python", "train.py", "--epochs", "6", "--lr", "0.1"]
     assert apart(before, [*before[:3], "3", *before[4:]]) == ("6", "3")

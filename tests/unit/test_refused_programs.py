@@ -49,6 +49,15 @@ REFUSED = {
     "program: p.py\nenvironment: {modules: []}": (
         "config: environment.modules: [] is too short; give at least one value"
     ),
+    "program: p.py\nmetrics: {log: 'loss (?P<loss>\\S+) accuracy (?P<accuracy>\\S+)'}": (
+        "has no group that counts; name one step, iter or epoch, such as (?P<epoch>\\d+), or let"
+    ),
+    "program: p.py\nmetrics: {log: 'epoch (?P<epoch>\\S+)'}": (
+        'config: metrics.log: "epoch (?P<epoch>\\\\S+)" has only one named group; name each'
+    ),
+    "program: p.py\nmetrics: {log: ['(?P<epoch>.) (?P<a>.)', '(?P<step>.) (?P<b>.)']}": (
+        "config: metrics.log: one expression counts epoch, another step"
+    ),
     "dataset: {name: digits}\nglobal_batch_size: 64\nmodel: ends.py:Net": (
         "ends.py ends Python when it is imported; put what runs it below"
     ),

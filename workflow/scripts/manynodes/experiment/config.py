@@ -37,6 +37,7 @@ from manynodes.experiment.keys import (
     Keys,
     keys_of,
 )
+from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.experiment.paths import with_paths, with_program
 from manynodes.experiment.search import with_search
 from manynodes.experiment.table import with_table
@@ -648,7 +649,7 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
     for key, values in (given | {"snapshots": config["snapshots"]}).items():
         for value in values:
             if isinstance(value, Mapping) and "log" in value:
-                refuse_bad_patterns(value["log"])
+                refuse_bad_patterns(patterns_of(value))
                 continue
             if isinstance(value, Mapping):
                 value = value["tensorboard"]
@@ -670,31 +671,6 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
                         f"config: {key}: {shown(value)} is not a path inside the results folder; "
                         "give one relative to it"
                     )
-
-
-def refuse_bad_patterns(given: str | list[str]) -> None:
-    """Refuse expressions for lines of a log that find no numbers, or count different things.
-
-    Raises:
-        Refusal: naming the expression.
-    """
-    counts = set()
-    for text in [given] if isinstance(given, str) else given:
-        try:
-            groups = list(re.compile(text).groupindex)
-        except re.error as error:
-            raise Refusal(f"config: metrics.log: {shown(text)}: {error}; correct it") from None
-        if len(groups) < 2:
-            remedy = "name what counts and each number, such as (?P<epoch>\\d+)"
-            few = "only one named group" if groups else "no named group"
-            raise Refusal(f"config: metrics.log: {shown(text)} has {few}; {remedy}")
-        counts.add(groups[0])
-    if len(counts) > 1:
-        first, other, *_ = sorted(counts)
-        raise Refusal(
-            f"config: metrics.log: one expression counts {first}, another {other}; give the first "
-            "group of all of them the same name"
-        )
 
 
 def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:

@@ -24,6 +24,7 @@ from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
+from manynodes.experiment.log_lines import patterns_of
 from manynodes.programs.folders import ENVIRONMENT, UNFINISHED, Folders, empty, trace
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
@@ -31,7 +32,6 @@ from manynodes.programs.user_numbers import (
     in_log,
     metrics_of,
     newest_last,
-    patterns_of,
 )
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.ranks.stopping import WARNINGS

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
 from manynodes.reporting.metrics import (
-    COUNTS,
     HALF,
     MOST_COLUMNS,
     Row,
@@ -249,20 +249,11 @@ def rows_in_log(log: Path, given: Mapping[str, Any]) -> list[Row]:
     return list(rows.rows.values())
 
 
-def patterns_of(given: Mapping[str, Any]) -> list[str]:
-    return [given["log"]] if isinstance(given["log"], str) else list(given["log"])
-
-
-def columns_of(patterns: Sequence[str]) -> list[str]:
-    """The names of their groups; the first counts."""
-    return list(dict.fromkeys(name for each in patterns for name in re.compile(each).groupindex))
-
-
 class LogRows:
     """Collects rows from the lines of a program, and writes them to metrics.csv as they come.
 
     Args:
-        patterns: each with named groups for numbers; the first one counts.
+        patterns: each with named groups for numbers, one of which counts, see `columns_of`.
         path: of metrics.csv.
         before: rows that an interrupted attempt has left, which stay up to the first new one.
     """
@@ -288,7 +279,7 @@ class LogRows:
             # `\S+` takes what follows a number too.
             given = {name: text and text.strip().rstrip(",;:%)") for name, text in given.items()}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
-            count = row.get(next(iter(pattern.groupindex)), math.nan)
+            count = row.get(self.columns[0], math.nan)
             if len(row) == len(given) and math.isfinite(count):
                 with self.lock:
                     if not self.begun:

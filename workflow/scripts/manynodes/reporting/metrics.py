@@ -11,9 +11,6 @@ from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 
 MOST_COLUMNS = 1000
-# Columns that count, in the order in which they are looked for in a program's own tables; if there
-# is none, the first one counts.
-COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
 LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"

@@ -10,9 +10,10 @@ import pandas as pd
 
 from manynodes.base.errors import Refusal, printable
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
+from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling
 from manynodes.reporting.measures import Confusion, read_measured
-from manynodes.reporting.metrics import COUNTS, Row, newest
+from manynodes.reporting.metrics import Row, newest
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 

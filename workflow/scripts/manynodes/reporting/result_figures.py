@@ -26,8 +26,9 @@ from matplotlib.ticker import (
 )
 
 from manynodes.experiment.config import REPEATS
+from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of
-from manynodes.reporting.metrics import COUNTS, is_share
+from manynodes.reporting.metrics import is_share
 from manynodes.reporting.numbers import unused
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS

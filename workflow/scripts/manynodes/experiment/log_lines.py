@@ -1,0 +1,60 @@
+"""Expressions for the numbers in the lines of a program's log: `metrics: {log: …}`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from manynodes.base.errors import Refusal, shown
+
+# Columns that count, in the order in which they are looked for in a program's own tables; if there
+# is none, the first one counts.
+COUNTS = ("step", "global_step", "iter", "iteration", "epoch")
+
+
+def patterns_of(given: Mapping[str, Any]) -> list[str]:
+    return [given["log"]] if isinstance(given["log"], str) else list(given["log"])
+
+
+def columns_of(patterns: Sequence[str]) -> list[str]:
+    """The names of their groups; the one that counts comes first."""
+    names = dict.fromkeys(name for each in patterns for name in re.compile(each).groupindex)
+    return sorted(names, key=lambda name: name != count_of(patterns[0]))
+
+
+def count_of(pattern: str) -> str | None:
+    """The first group that counts; None if none does."""
+    return next((name for name in re.compile(pattern).groupindex if name in COUNTS), None)
+
+
+def refuse_bad_patterns(patterns: Sequence[str]) -> None:
+    """Refuse expressions that find no numbers, or do not say which row the numbers belong to.
+
+    Lines cannot be numbered instead: a program that starts again may repeat some or leave some out.
+
+    Raises:
+        Refusal: naming the expression.
+    """
+    counts = set()
+    for text in patterns:
+        try:
+            groups = list(re.compile(text).groupindex)
+        except re.error as error:
+            raise Refusal(f"config: metrics.log: {shown(text)}: {error}; correct it") from None
+        count = count_of(text)
+        if count is None:
+            raise Refusal(
+                f"config: metrics.log: {shown(text)} has no group that counts; name one step, "
+                "iter or epoch, such as (?P<epoch>\\d+), or let the program write metrics.csv"
+            )
+        if len(groups) < 2:
+            raise Refusal(
+                f"config: metrics.log: {shown(text)} has only one named group; name each number "
+                "too, such as (?P<loss>\\S+)"
+            )
+        counts.add(count)
+    if len(counts) > 1:
+        one, other, *_ = sorted(counts)
+        raise Refusal(
+            f"config: metrics.log: one expression counts {one}, another {other}; let the first "
+            "of these names be the same in all of them"
+        )
