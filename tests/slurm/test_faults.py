@@ -184,7 +184,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_named(
     seconds, said = training.await_end()
     print(f"{fault}: over on all nodes {seconds:.1f} s later")
     last = [line for line in said.splitlines() if "launch: " in line]
-    how = "was preempted" if fault == "stops" else "failed"
+    how = "was interrupted" if fault == "stops" else "failed"
     assert re.search(rf"launch: train {how}: {error}.*; see results/{name}/run/train.log", said), (
         last
     )
@@ -265,7 +265,7 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
     assert re.search(
         (
             rf"launch: stopped \(SIGTERM\) after .*; {saved}; the reason: sacct -X -j "
-            rf"{training.job}; run the same command again to resume"
+            rf"{training.job}; run the same command again"
         ),
         said,
     )

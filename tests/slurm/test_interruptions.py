@@ -419,7 +419,7 @@ def test_a_limit_that_is_lowered_meanwhile_is_noticed(
     assert_same(job, whole)
     assert len(job.attempts) == 2
     log = (job.results / "job.out").read_text()
-    assert re.search(r"launch: train was preempted: .*\(SIGUSR1\)", log), log
+    assert re.search(r"launch: train was interrupted: .*\(SIGUSR1\)", log), log
 
 
 def test_snakemake_needs_no_help_when_jobs_make_way_and_nodes_die(

@@ -95,7 +95,7 @@ def test_a_program_that_stops_with_status_75_was_preempted(tmp_path) -> None:
         done = program("launch", "--launcher", "none", "--", script(tmp_path, body))
         assert done.returncode == 75
         assert done.stderr == (
-            f"launch: some_program was preempted: {told}; run the same command again to resume\n"
+            f"launch: some_program was interrupted: {told}; run the same command again\n"
         )
 
 
@@ -206,7 +206,7 @@ time.sleep(1e9)"""
     assert process.wait() == 75
     assert process.stderr is not None
     assert process.stderr.read() == (
-        "launch: some_program was preempted: stopped; run the same command again to resume\n"
+        "launch: some_program was interrupted: stopped; run the same command again\n"
     )
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
@@ -369,7 +369,7 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     said = process.communicate()[1].decode()
     assert process.returncode == 75, said
     assert re.search(
-        r"^launch: train was preempted: rank \d on \S+ got SIGTERM; stopped .* saved in ",
+        r"^launch: train was interrupted: rank \d on \S+ got SIGTERM; stopped .* saved in ",
         said,
         re.MULTILINE,
     ), said

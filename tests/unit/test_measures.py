@@ -490,14 +490,17 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
 
 def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: Path) -> None:
     """The training has ended; an expression that matches nothing is not passed over."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state/rank=0.log").write_text("epoch 1 loss 0.5\nother\nepoch 2 loss 0.25\n")
+    printed = tmp_path / "state/printed"
+    printed.mkdir(parents=True)
+    # The second start went on from epoch 1.
+    (printed / "000001.log").write_text("epoch 1 loss 0.5\nother\nepoch 2 loss 9\nepoch 3 loss 9\n")
+    (printed / "000002.log").write_text("epoch 2 loss 0.25\n")
     (tmp_path / "state/metrics.csv").write_text("epoch,other\n1,7\n")
     right = {"log": r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
     assert metrics_of(tmp_path, right) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
     (tmp_path / "state/metrics.csv").write_text("epoch,loss\n9,9\n")
     assert metrics_of(tmp_path, right) == [{"epoch": 9, "loss": 9}]
-    with pytest.raises(Refusal, match="no line of .*rank=0.log matches"):
+    with pytest.raises(Refusal, match="no line of .*printed/.*log matches"):
         metrics_of(tmp_path, {"log": r"Epoch (?P<epoch>\d+) (?P<accuracy>\d+)"})
 
 
@@ -534,7 +537,11 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
         r"iter (?P<iter>\d+): loss (?P<loss>\S+)",
         r"step (?P<iter>\d+): val (?P<val>\S+)",
     ]
-    before = [{"iter": 0.0, "loss": 3.0}, {"iter": 1.0, "loss": 2.5}, {"iter": 2.0, "loss": 2.0}]
+    before = [
+        {"iter": 0.0, "loss": 3.0, "val": math.nan},
+        {"iter": 1.0, "loss": 2.5, "val": math.nan},
+        {"iter": 2.0, "loss": 2.0, "val": math.nan},
+    ]
     rows = LogRows(patterns, tmp_path / "metrics.csv", before)
     rows.write()
     assert not (tmp_path / "metrics.csv").exists()

@@ -73,7 +73,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
         if fault in STOPPED_IN_ORDER:
             said = re.search(
                 (
-                    rf"^launch: train was preempted: .* after (.*), of {epochs} epochs; saved in "
+                    rf"^launch: train was interrupted: .* after (.*), of {epochs} epochs; saved in "
                     rf"{output}/state; run the same command"
                 ),
                 training.said,

@@ -53,7 +53,7 @@ def test_a_training_that_gets_further_in_every_start_is_not_given_up(
     assert len(attempts(training.output)) == 3
     assert re.search(
         r"launch: train failed: rank \d on \S+ was ended by SIGKILL.*; "
-        r"starting again from what was saved \(start 2 of this job\)",
+        r"starting again, with what was saved \(start 2 of this job\)",
         training.said,
     )
     # The logs of the failed ranks stay, beside those of the new ones.
@@ -145,7 +145,7 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     )
     done = launched_program(script, tmp_path / "run", 1, "--restart")
     assert done.returncode == 1
-    assert done.stderr.count("starting again from what was saved") == 2
+    assert done.stderr.count("starting again, with what was saved") == 2
     assert re.search(
         r"ValueError: never; its own log is \S+; the last 3 starts lasted less than 60 s each",
         done.stderr,
@@ -169,7 +169,7 @@ def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothi
         "if start == 1: raise ValueError('once')\n"
     )
     done = launched_program(script, tmp_path / "run", 1, "--restart")
-    assert done.stderr.count("starting again from what was saved") == 3
+    assert done.stderr.count("starting again, with what was saved") == 3
     assert done.returncode == (fruitless == 3), done.stderr
     assert ("; the last 3 starts saved nothing new" in done.stderr) == (fruitless == 3)
 

@@ -177,7 +177,7 @@ def test_whatever_ends_it_the_same_command_continues(
     os.killpg(first.pid, signal.SIGINT)
     said = first.communicate()[0]
     assert first.returncode != 0, said
-    assert re.search("was ended by SIGKILL.*; starting again from what was saved", said)
+    assert re.search("was ended by SIGKILL.*; starting again, with what was saved", said)
     assert len(rows.read_text().splitlines()) - 1 < EPOCHS
     place.run(*command)
     about = json.loads((run / "run.json").read_text())

@@ -39,6 +39,7 @@ from manynodes.base.timeouts import (
     START_UP,
 )
 from manynodes.checkpointing import incidents
+from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.experiment import command
 from manynodes.experiment.config import parse_option
 from manynodes.experiment.job_size import cpus_per_process
@@ -265,6 +266,8 @@ def launch_on(
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
             first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
+            if args.output and not args.evaluate and args.rank_logs:
+                keep_logs(args.rank_logs, Folders(args.output).printed)
             if first is None:
                 end(args)
                 return
@@ -288,26 +291,21 @@ def launch_on(
 def end(args: argparse.Namespace) -> None:
     """Note that the program has ended well."""
     if args.output and not args.evaluate:
-        if args.rank_logs:
-            keep_log(args.rank_logs, Folders(args.output).log)
         atomic.write_text(Folders(args.output).ended, now())
     if args.log:
         failures.end(args.log.parent)
 
 
-def keep_log(logs: Path, kept: Path) -> None:
-    """Keep the log of the first process, which the next launch would remove: what it says may be
-    looked for again.
+def keep_logs(logs: Path, kept: Path) -> None:
+    """Keep what the first process has printed, which the next launch would remove: its lines may be
+    looked for again, with other expressions.
     """
-    for name in ("rank=0.log", "node=0.log"):
-        if (logs / name).is_file():
-            kept.unlink(missing_ok=True)
-            try:
-                kept.hardlink_to(logs / name)
-            except OSError:
-                with suppress(OSError):
-                    shutil.copyfile(logs / name, kept)
-            return
+    with suppress(OSError):
+        for name in ("rank=0.log.old", "rank=0.log", "node=0.log.old", "node=0.log"):
+            if (logs / name).is_file():
+                kept.mkdir(parents=True, exist_ok=True)
+                number = len(list(kept.iterdir())) + 1
+                link_or_copy(logs / name, kept / f"{number:06}.log")
 
 
 def remove_logs(folder: Path, log: Path | None) -> None:
@@ -556,7 +554,7 @@ def run(
 
 def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
-    after = f"starting again from what was saved (start {starts + 1} of this job)"
+    after = f"starting again, with what was saved (start {starts + 1} of this job)"
     failure = first.failure.then(after, Again.HERE)
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
@@ -606,16 +604,16 @@ def explain_and_end(
             failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
         elif requeue:
             refused = scheduler.requeue(job, first.saved)
-            after = "requeued to resume" if refused is None else f"not requeued: {refused}"
+            after = "requeued" if refused is None else f"not requeued: {refused}"
             again = Again.REQUEUED if refused is None else Again.NO
             failure = failure.then(f"job {job.job} is {after}", again)
         note(args, failure.line)
         preempted = failure.kind == Kind.PREEMPTED
         if preempted and failure.again == Again.NO:
-            failure = failure.then("run the same command again to resume")
+            failure = failure.then("run the same command again")
         record(args, failure)
         write(log, *first.details, f"launch: {failure.line}")
-        verb = "was preempted" if preempted else "failed"
+        verb = "was interrupted" if preempted else "failed"
         see = f"; see {args.log}" if args.log else ""
         whole = f"{name_of(args)} {verb}: {failure.line}{see}"
         for text in first.details:

@@ -28,7 +28,7 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
         sources: SHA-256 of the program; empty if it is to be found out.
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
-        tell: gets a line if it continues.
+        tell: gets a line if there was an attempt before.
 
     Returns:
         Whether the program is to be started: if it has ended, only its results were refused.
@@ -55,7 +55,7 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
             return False
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
-        tell(f"continues from {place}" if place else f"starts again; {nothing}")
+        tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     folder = folder_of(task.command)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")

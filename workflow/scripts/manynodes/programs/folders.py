@@ -79,9 +79,9 @@ class Folders:
         return self.state / "ended"
 
     @property
-    def log(self) -> Path:
-        """What the first process of the program that has ended had written."""
-        return self.state / "rank=0.log"
+    def printed(self) -> Path:
+        """What the first process has printed in each start, in files in the order of the starts."""
+        return self.state / "printed"
 
     @property
     def spoiled(self) -> Path:
@@ -143,11 +143,11 @@ def prepare(
             # An attempt that ended before its program began has touched nothing.
             attempts[-1] |= {"ended": max(last_touch(folders), attempts[-1]["started"])}
     else:
-        for folder in (folders.work, folders.saved, folders.evaluation):
+        for folder in (folders.work, folders.saved, folders.evaluation, folders.printed):
             empty(folder)
         for file in (
             *(folders.finished, folders.ended, folders.request),
-            *(folders.spoiled, folders.metrics, folders.log),
+            *(folders.spoiled, folders.metrics),
         ):
             file.unlink(missing_ok=True)
     empty(folders.started)

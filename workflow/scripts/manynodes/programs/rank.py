@@ -32,10 +32,11 @@ from manynodes.programs.user_numbers import (
     in_log,
     metrics_of,
     newest_last,
+    rows_in_log,
 )
 from manynodes.programs.variables import environment_of, without_folder
 from manynodes.ranks.stopping import WARNINGS
-from manynodes.reporting.metrics import read_metrics, write_metrics
+from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
 
@@ -269,7 +270,7 @@ def rows_of(task: Task, folders: Folders) -> LogRows | None:
     given = task.reads.get("metrics")
     if not in_log(given):
         return None
-    return LogRows(patterns_of(given), folders.metrics, read_metrics(folders.metrics))
+    return LogRows(patterns_of(given), folders.metrics, rows_in_log(folders.run, given))
 
 
 def place_saved(folders: Folders, task: Task) -> Path | None:

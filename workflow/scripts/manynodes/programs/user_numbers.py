@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
+from manynodes.programs.folders import Folders
 from manynodes.reporting.metrics import (
     HALF,
     MOST_COLUMNS,
@@ -40,11 +41,9 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
     if given is None:
         return read_metrics(metrics_file(run))
     if in_log(given):
-        rows = read_metrics(metrics_file(run))
-        columns = columns_of(patterns_of(given))
-        # Empty, or by other expressions, which were corrected since.
-        if not rows or list(rows[0]) != columns:
-            rows = rows_in_log(run / "state" / "rank=0.log", given)
+        if not (rows := rows_in_log(run, given)):
+            what = f"no line of {Folders(run).printed}/*.log matches"
+            raise Refusal(f"metrics: {what}; correct the expressions of metrics.log")
         return rows
     return read_user_metrics(run / "work", given)
 
@@ -234,19 +233,22 @@ def number_of(value: Any) -> float:
     return math.nan if value in (None, "") else float(value)
 
 
-def rows_in_log(log: Path, given: Mapping[str, Any]) -> list[Row]:
-    """The rows of a log that has been written, with expressions that were corrected since.
-
-    Raises:
-        Refusal: no line has any.
+def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
+    """The rows that were collected from the lines of a run's program; if they are by other
+    expressions, or none, those of all lines that it has printed.
     """
-    rows = LogRows(patterns_of(given), log, [])
-    with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            rows.take(line)
-    if not rows.rows:
-        raise Refusal(f"metrics: no line of {log} matches; correct the expressions of metrics.log")
-    return list(rows.rows.values())
+    folders, patterns = Folders(run), patterns_of(given)
+    rows = read_metrics(folders.metrics)
+    if rows and list(rows[0]) == columns_of(patterns):
+        return rows
+    rows = []
+    for log in sorted(folders.printed.glob("*.log")):
+        start = LogRows(patterns, folders.metrics, rows)
+        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                start.take(line)
+        rows = start.in_order
+    return rows
 
 
 class LogRows:
@@ -255,17 +257,20 @@ class LogRows:
     Args:
         patterns: each with named groups for numbers, one of which counts, see `columns_of`.
         path: of metrics.csv.
-        before: rows that an interrupted attempt has left, which stay up to the first new one.
+        before: rows by the same patterns that an interrupted attempt has left, which stay up to
+            the first new one.
     """
 
     def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
         self.patterns, self.path = [re.compile(each) for each in patterns], path
         self.columns = columns_of(patterns)
-        # Of an earlier start with other expressions, they would be rows of something else.
-        kept = [row for row in before if list(row)[:1] == self.columns[:1]]
-        self.rows = {row[self.columns[0]]: self.empty | row for row in kept}
+        self.rows = {row[self.columns[0]]: row for row in before}
         self.begun = self.changed = False
         self.lock = Lock()  # both streams of the program have a thread
+
+    @property
+    def in_order(self) -> list[Row]:
+        return [self.rows[count] for count in sorted(self.rows)]
 
     @property
     def empty(self) -> Row:
@@ -291,7 +296,7 @@ class LogRows:
     def write(self) -> None:
         """Write what is new."""
         with self.lock:
-            rows = [self.rows[count] for count in sorted(self.rows)]
+            rows = self.in_order
             self.changed, changed = False, self.changed
         if changed:
             write_metrics(self.path, rows)
