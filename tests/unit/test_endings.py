@@ -91,6 +91,31 @@ def test_an_error_with_several_lines_is_named_by_its_first() -> None:
     assert ending.error == "rank 1 on n2: ValueError: the first line"
 
 
+@pytest.mark.parametrize(("message", "told"), [
+    # Of torch, pydantic and multiprocessing.
+    (["RuntimeError: Error(s) in loading state_dict for Net:", "\tMissing key(s): a.", "\tsize b."],
+     "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): a. size b."),
+    (["pydantic.ValidationError: 1 validation error for Model", "x", "  Input should be an int"],
+     "pydantic.ValidationError: 1 validation error for Model x Input should be an int"),
+    (["RuntimeError: ", "        An attempt", "        has been made."],
+     "RuntimeError: An attempt has been made."),
+    (["ValueError: these:"], "ValueError: these:"),
+])  # fmt: skip
+def test_a_first_line_that_only_announces_is_followed_by_its_reason(message, told) -> None:
+    frames = [line for _ in range(30) for line in ('  File "a.py", line 1, in f', "    f(n)")]
+    later = ["a.py:1: UserWarning: leaked", "  warnings.warn()"] if len(message) > 1 else []
+    lines = last_words(["Traceback (most recent call last):", *frames, *message, *later], "")
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error == f"rank 1 on n2: {told}"
+
+
+def test_of_a_message_of_any_length_the_beginning_is_told() -> None:
+    missing = "\tMissing key(s): " + ", ".join(f'"layer{number}"' for number in range(1000))
+    said = ["Traceback (most recent call last):", "  File", "RuntimeError: in Net:", missing]
+    ending = Ending("rank 1", "n2", 1, 1.0, lines=last_words(said, ""))
+    assert ending.error.startswith('rank 1 on n2: RuntimeError: in Net: Missing key(s): "layer0"')
+    assert len(ending.error) < 300
+
+
 def test_an_error_without_a_message_is_named_by_its_place() -> None:
     lines = ("Traceback (most recent call last):", '  File "/a/b.py", line 9, in <module>',
              "    load(3)", '  File "/a/c.py", line 1, in load', "    assert n == 3 or n > 4",

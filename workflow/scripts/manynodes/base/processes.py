@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from manynodes.base.errors import shortened
+
 LIBC = ctypes.CDLL(None)
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
@@ -19,6 +21,7 @@ STARTED = 19
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
+MOST_OF_A_LINE = 1000
 # Lines of torch's C++ log: what may follow a Python traceback, and what says nothing by itself.
 NOISE = re.compile(r"^\[?[WEI]\d{4}[ -]|^\[[WEI]\d{3,4} |^\s*$")
 REMARK = re.compile(r"^\[?[WI]\d{4}[ -]|^\[[WI]\d{3,4} |^\s*$")
@@ -128,6 +131,13 @@ def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
     starts = [number for number, line in enumerate(said) if line.startswith("Traceback ")]
     noise = NOISE if starts else REMARK
     said = [line for line in said[starts[-1] if starts else 0 :] if not noise.search(line)]
-    while len(said) > MOST_LINES or (len(said) > 1 and sum(map(len, said)) > MOST_CHARACTERS):
-        said = said[1:]
-    return tuple(line[-MOST_CHARACTERS:] for line in said)
+    said = [
+        line if len(line) <= MOST_OF_A_LINE else shortened(line, MOST_OF_A_LINE) for line in said
+    ]
+    # A traceback is known by its first line; of its frames, the last ones say most.
+    kept = 1 if starts else 0
+    while len(said) > MOST_LINES or (
+        len(said) > kept + 1 and sum(map(len, said)) > MOST_CHARACTERS
+    ):
+        del said[kept]
+    return tuple(said)

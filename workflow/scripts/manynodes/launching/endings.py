@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from manynodes.base.errors import one_line
 from manynodes.base.processes import how
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
@@ -41,6 +43,8 @@ GPU_FAULT = re.compile(
 # Of these, the words for a broken GPU.
 BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 
+# The first line of a message whose reason is in the lines after it; pydantic's has no colon.
+ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
 # An exception without a message, and where one was raised.
 SILENT = re.compile(r"[\w.]+")
 FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
@@ -124,8 +128,7 @@ class Ending:
         said = last = self.lines[-1] if self.lines else ""
         raised = bool(self.lines) and self.lines[0].startswith("Traceback ")
         if raised:
-            # The message after the frames may have several lines.
-            said = next((line for line in self.lines[1:] if line[:1].strip()), said)
+            said = message(self.lines[1:]) or said
             # NCCL's exceptions begin with its own words.
             said = fault if fault and fault not in said else said
             if SILENT.fullmatch(said):
@@ -137,6 +140,23 @@ class Ending:
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         return f"{self.name}: {' '.join(said.split())}{self.gpu}"
+
+
+def message(lines: Sequence[str]) -> str:
+    """The message of an exception, of the lines after `Traceback`: its first line, and what follows
+    if that only announces it. What a program prints afterwards is not part of it.
+    """
+    first, *more = [*dropwhile(is_indented, lines), ""]
+    if not ANNOUNCES.search(first):
+        return first
+    # pydantic names a field, and what is wrong with it in an indented line.
+    named = more[: not is_indented(more[0])]
+    reason = " ".join([*named, *takewhile(is_indented, more[len(named) :])])
+    return f"{first} {one_line(reason)}".rstrip()
+
+
+def is_indented(line: str) -> bool:
+    return not line[:1].strip()
 
 
 def raised_in(traceback: Sequence[str]) -> str:
