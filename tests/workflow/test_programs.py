@@ -76,6 +76,27 @@ def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checko
     assert (jobs["train"], jobs["evaluate"], jobs["aggregate"]) == (2, 2, 1)
 
 
+def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
+    """Such as one that only prints its usage. It is no failure: its work may be elsewhere."""
+    (place.path / "idle.py").write_text("print('usage: idle.py')\n")
+    (place.path / "number.py").write_text("open('some.bin', 'w').close()\n")
+    common = "nproc_per_node: 1\npreflight: false\n"
+    (place.path / "idle.yaml").write_text(f"experiment: idle\nprogram: idle.py\n{common}")
+    command = ["--configfile", "idle.yaml"]
+    said = place.run(*command)
+    line = "the program ended with status 0 and left nothing: no metrics, result, output or state"
+    assert f"publish: warning: {line}" in said
+    assert f"idle/run: finished; {line}" in said
+    results = place.path / "results/idle"
+    assert f"publish: warning: {line}" in (results / "run/train.log").read_text()
+    assert line in (results / "report.html").read_text()
+    # So is an evaluation without a number; a file is not nothing.
+    said = place.run(*command, "--config", "experiment=other", "program=number.py",
+                     "evaluate=idle.py")  # fmt: skip
+    assert "other/run: finished; its evaluation left no number" in said
+    assert line not in said
+
+
 @pytest.mark.faults
 def test_a_program_declares_its_parameters(place: Checkout) -> None:
     """A character-level transformer with an evaluation and parameters of its own."""

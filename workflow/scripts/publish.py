@@ -12,6 +12,7 @@ It writes to --output:
 
 import argparse
 import json
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -23,9 +24,17 @@ from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
 from manynodes.base.reading import read_json
+from manynodes.base.showing import show
 from manynodes.checkpointing import incidents, replaced
 from manynodes.experiment.config import parse_option
-from manynodes.programs.folders import ENVIRONMENT, REPOSITORY, Folders, read_request, write_request
+from manynodes.programs.folders import (
+    ENVIRONMENT,
+    REPOSITORY,
+    Folders,
+    read_request,
+    trace,
+    write_request,
+)
 from manynodes.programs.outputs import publish
 from manynodes.programs.user_numbers import metrics_of, read_user_result
 from manynodes.reporting.measures import (
@@ -59,6 +68,8 @@ def main() -> None:
     with told_in_one_line("publish"), recorded(args.output, stage):
         if args.evaluation is not None:
             result = read_result(folders.evaluation / "result.json")
+            if not result.numbers:
+                tell("the evaluation ended with status 0 and wrote no number to result.json")
             write_result(folders.run / "evaluation.json", result)
             evaluated = {
                 "sources_sha256": args.evaluation,
@@ -75,6 +86,8 @@ def main() -> None:
         )
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
+        if not (metrics or result.numbers or trace(folders.work, [folders.saved])[0]):
+            tell_empty(folders)
         environment = read_environment(folders)
         atomic.write_text(folders.run / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         write_metrics(folders.run / "metrics.csv", metrics)
@@ -84,6 +97,21 @@ def main() -> None:
             json.dumps(about(folders, args.outputs, environment), indent=2) + "\n",
         )
         replaced.forget(folders.run)
+
+
+def tell_empty(folders: Folders) -> None:
+    """Warn of a program that left nothing, such as one that was started with `--help`."""
+    text = (
+        "the program ended with status 0 and left nothing: no metrics, result, output or state; "
+        "check its arguments, and what it says in logs/"
+    )
+    tell(text)
+    if not any(each.kind == incidents.EMPTY for each in incidents.read(folders.state)):
+        incidents.add(folders.state, incidents.EMPTY, text)
+
+
+def tell(warning: str) -> None:
+    show(sys.stderr, f"publish: warning: {warning}\n")
 
 
 def read_environment(folders: Folders) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""What interrupted a run, which of its nodes were slow, and what in it cannot be repeated exactly.
+"""What interrupted a run, which of its nodes were slow, what in it cannot be repeated exactly, and
+that it left nothing.
 
-A file beside the run's states, one JSON object a line, to which `launch` and the training append.
+A file beside the run's states, one JSON object a line, to which `launch`, the training and
+`publish` append.
 """
 
 import json
@@ -19,6 +21,7 @@ from manynodes.checkpointing.replaced import FINISHED
 
 FILE = "incidents.jsonl"
 INTERRUPTION, SLOW, CHECKOUT, INEXACT = "interruption", "slow", "checkout", "inexact"
+EMPTY = "empty"
 LONGEST = 400  # characters of a text
 SHOWN = 100  # the last ones of a run
 
@@ -29,7 +32,7 @@ class Incident:
 
     Attributes:
         time: in UTC, ISO 8601.
-        kind: INTERRUPTION, SLOW, CHECKOUT or INEXACT.
+        kind: INTERRUPTION, SLOW, CHECKOUT, INEXACT or EMPTY.
         text: in one line.
     """
 

@@ -10,6 +10,7 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
+from manynodes.checkpointing.incidents import EMPTY
 from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
 from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
@@ -176,4 +177,8 @@ def line_of(experiment: Experiment, name: str, results: Path) -> str:
         return accuracy_line(read_finished(folder, run, views).evaluation)
     found = read_measured(folder, run, bool(experiment.evaluation))
     numbers = found.numbers or newest(found.metrics)
-    return ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"
+    line = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"
+    if experiment.evaluation and not found.evaluation:
+        return f"{line}; its evaluation left no number"
+    left = [each["text"] for each in found.about["incidents"] if each["kind"] == EMPTY]
+    return f"{line}; {left[-1]}" if left else line
