@@ -97,6 +97,38 @@ def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
     assert line not in said
 
 
+def test_what_spoils_a_finished_run_is_refused_with_a_remedy_that_ends(place: Checkout) -> None:
+    (place.path / "one.py").write_text("import launched\nlaunched.result(accuracy=0.5)\n")
+    (place.path / "one.yaml").write_text(
+        "experiment: one\nprogram: one.py\nnproc_per_node: 1\npreflight: false\n"
+    )
+    command = ["--configfile", "one.yaml"]
+    place.run(*command)
+    run = place.path / "results/one/run"
+    for name, spoiled, line, remedy in (
+        ("environment.json", "{}", "is not the file that", "put it back, or delete run.json there"),
+        ("environment.json", None, "cannot be read", "put it back, or delete run.json there"),
+        ("result.json", "{}", "is not the file that", "put it back, or delete run.json there"),
+        ("run.json", "{", "is damaged", "put that back, or delete its run.json"),
+    ):
+        before, times = (run / name).read_text(), (run / name).stat()
+        if spoiled is None:
+            (run / name).unlink()
+        else:
+            (run / name).write_text(spoiled)
+        for options in (["-n"], ["--touch"], ["--config", "replace=true"]):
+            *_, last = place.snakemake(*command, *options).stdout.splitlines()
+            assert f"{name} {line}" in last
+            assert f"{remedy} to train again" in last
+        (run / name).write_text(before)
+        os.utime(run / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert place.jobs(*command) == {}
+    (run / "run.json").unlink()
+    said = place.snakemake(*command, "--touch").stdout
+    assert "one/run: not finished: some of its files are missing; leave --touch out" in said
+    assert "one/run: accuracy 0.5" in place.run(*command)
+
+
 @pytest.mark.faults
 def test_a_program_declares_its_parameters(place: Checkout) -> None:
     """A character-level transformer with an evaluation and parameters of its own."""

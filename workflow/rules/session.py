@@ -134,9 +134,9 @@ class Session:
         if not self.experiment.environment.answers_here:
             return
         for name in self.experiment.runs:
-            with suppress(FileNotFoundError):
-                before = read_json(self.results / name / "environment.json", "environment",
-                                   "train the run again")  # fmt: skip
+            # `check_results` refuses one that is damaged.
+            with suppress(FileNotFoundError, Refusal):
+                before = read_json(self.results / name / "environment.json", "environment", "")
                 if not before.get("python"):
                     return
                 one, other = (
@@ -229,9 +229,10 @@ class Session:
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
         if changes := self.replaced(kept, code=False):
-            self.refuse_replacement(changes)
+            # Snakemake sees no reason to train them, with `replace=true` neither.
+            self.refuse_replacement(changes, "put that back, or delete its run.json to train again")
         for name in kept:
-            if ("evaluate", name) in wanted - planned:
+            if ("evaluate", name) in wanted - planned or not self.has_evaluation:
                 with suppress(FileNotFoundError):
                     measures.line_of(self.experiment, name, self.results)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
@@ -246,7 +247,7 @@ class Session:
                         f"{page} and run the same command again"
                     )
 
-    def refuse_replacement(self, changes: dict[str, str]) -> None:
+    def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
         """Refuse to train finished runs again.
 
         Raises:
@@ -254,7 +255,7 @@ class Session:
         """
         self.tell_after_a_touch()
         line = results.replacement_line(self.experiment.name, changes)
-        raise Refusal(f"{line}; give another experiment name, or add --config replace=true")
+        raise Refusal(f"{line}; {remedy}")
 
     def tell_after_a_touch(self) -> None:
         """The command that accepts rewritten files with unchanged bytes."""
@@ -492,7 +493,8 @@ class Session:
         names = list(planned)
         changes = self.replaced(names)
         if changes and not self.experiment.config["replace"]:
-            self.refuse_replacement(changes)
+            remedy = "give another experiment name, or add --config replace=true"
+            self.refuse_replacement(changes, remedy)
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
@@ -575,9 +577,7 @@ class Session:
         with suppress(OSError):
             (self.results / progress.JOBS).unlink()
         last = "evaluate" if self.jobs("evaluate") else "train"
-        # A program of the user's without `evaluate` has its numbers from the training.
-        has_evaluation = self.experiment.built_in or self.experiment.evaluation
-        measured = last == "evaluate" or not has_evaluation
+        measured = last == "evaluate" or not self.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
         lines: dict[str, str] = {}
         missing = []
@@ -618,6 +618,11 @@ class Session:
         results.read_about_of(self.results / name, self.experiment.runs[name])
         return "trained"
 
+    @property
+    def has_evaluation(self) -> bool:
+        """A program of the user's without `evaluate` has its numbers from the training."""
+        return self.experiment.built_in or bool(self.experiment.evaluation)
+
     def has_report(self) -> bool:
         """Whether the report is there, and of the files that are there."""
         with suppress(FileNotFoundError, Refusal):
@@ -626,6 +631,8 @@ class Session:
 
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
+        if self.workflow.touch:
+            return results.Missing(name, "some of its files are missing; leave --touch out")
         found = results.why_missing(name, self.results / name)
         # That of an earlier command says nothing about a job that was refused or never started.
         if found.log and self.is_new(self.results / name / failure.FILE):

@@ -124,14 +124,14 @@ def prepare(
             before = read_request(folders)
         except Refusal as refusal:
             if resume != "anyway":
-                remedy = "--config resume=anyway continues, resume=fresh starts over"
+                remedy = "--config resume=anyway continues, --config resume=fresh starts over"
                 raise Refusal(f"{refusal}; {remedy}") from None
             before = {"request": request, "attempts": []}
     changed = differences(before["request"], request) if before else ""
     if changed and resume == "exact":
         raise Refusal(
             f"{folders.state} is of another run: {changed}; undo that, or add --config "
-            "resume=anyway or resume=fresh"
+            "resume=anyway or --config resume=fresh"
         )
     if changed:
         folders.ended.unlink(missing_ok=True)

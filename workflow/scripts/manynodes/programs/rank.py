@@ -336,7 +336,8 @@ def refuse_other_outputs(folders: Folders) -> None:
     Raises:
         Refusal: run.json names others, or is damaged.
     """
-    files = read_json(folders.run / "run.json", "program_run", "train the run again")["files"]
+    path, remedy = folders.run / "run.json", "put it back, or delete it to train again"
+    files = read_json(path, "program_run", remedy)["files"]
     refuse_changed(folders.run, files, [name for name in files if "/" in name])
 
 

@@ -24,6 +24,7 @@ from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
+from manynodes.reporting.sums import PUT_BACK
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
@@ -99,7 +100,7 @@ def read(folder: Path) -> Results:
 def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages that a run has had, as far as they are known."""
     with suppress(FileNotFoundError):
-        found = read_json(run / "environment.json", "environment", "train the run again")
+        found = read_json(run / "environment.json", "environment", PUT_BACK)
         return packages_of(found)
     return dict(about["versions"])
 

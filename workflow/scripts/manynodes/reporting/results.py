@@ -91,7 +91,7 @@ def read_about(path: Path, form: str = "run") -> dict[str, Any]:
         FileNotFoundError: it does not exist.
         Refusal: it is damaged.
     """
-    return read_json(path, form, "train the run again")
+    return read_json(path, form, "put it back, or delete it to train again")
 
 
 def read_about_of(folder: Path, run: Run) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from manynodes.base.reading import MOST, file_sha256, read_bytes
 FILE = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([^\n\0]+)")
 REMAKE = "delete it and run the same command again"
+# Snakemake sees no reason to train again, so that `replace=true` would change nothing.
+PUT_BACK = "put it back, or delete run.json there to train again"
 
 
 def of_files(folder: Path, names: Iterable[str], most: int | None = None) -> dict[str, str]:
@@ -37,13 +39,11 @@ def refuse_changed(folder: Path, known: Mapping[str, str], names: Iterable[str])
             large = name.endswith(".safetensors") or name.startswith("outputs/")
             found = file_sha256(folder / name, None if large else MOST)
         except OSError as error:
-            raise Refusal(
-                f"{folder / name} cannot be read ({reason(error)}); put it back"
-            ) from None
+            raise Refusal(f"{folder / name} cannot be read ({reason(error)}); {PUT_BACK}") from None
         if found != known.get(name):
             raise Refusal(
                 f"{folder / name} is not the file that the training has written (run.json, "
-                "files); put it back, or train again with --config replace=true"
+                f"files); {PUT_BACK}"
             )
 
 
