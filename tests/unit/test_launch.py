@@ -584,3 +584,14 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
     )
     assert one == other
     assert not any(folder.exists() for folder in folders)
+
+
+def test_expressions_that_are_given_by_hand_are_checked_too(tmp_path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("raise SystemExit('it was started')\n")
+    reads = json.dumps({"metrics": {"log": "loss (?P<loss>.+) accuracy (?P<accuracy>.+)"}})
+    where = ["--output", tmp_path / "run", "--reads", reads]
+    refused = program("launch", *where, "--", sys.executable, script)
+    assert refused.returncode == 1
+    assert "has no group that counts; name one step, iter or epoch" in refused.stderr
+    assert "it was started" not in refused.stderr

@@ -24,7 +24,7 @@ from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
-from manynodes.experiment.log_lines import patterns_of
+from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import ENVIRONMENT, UNFINISHED, Folders, empty, trace
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
@@ -270,6 +270,8 @@ def rows_of(task: Task, folders: Folders) -> LogRows | None:
     given = task.reads.get("metrics")
     if not in_log(given):
         return None
+    # A configuration's are checked before any job, those of a `launch` by hand only here.
+    refuse_bad_patterns(patterns_of(given))
     return LogRows(patterns_of(given), folders.metrics, rows_in_log(folders.run, given))
 
 
