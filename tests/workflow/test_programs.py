@@ -76,6 +76,7 @@ def test_a_report_of_other_runs_under_the_same_name_does_not_count(place: Checko
     assert (jobs["train"], jobs["evaluate"], jobs["aggregate"]) == (2, 2, 1)
 
 
+@pytest.mark.faults
 def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
     """Such as one that only prints its usage. It is no failure: its work may be elsewhere."""
     (place.path / "idle.py").write_text("print('usage: idle.py')\n")
@@ -97,6 +98,7 @@ def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
     assert line not in said
 
 
+@pytest.mark.faults
 def test_what_spoils_a_finished_run_is_refused_with_a_remedy_that_ends(place: Checkout) -> None:
     (place.path / "one.py").write_text("import launched\nlaunched.result(accuracy=0.5)\n")
     (place.path / "one.yaml").write_text(
