@@ -173,6 +173,8 @@ OTHER = $(if $(shell cat $(1) | cmp --silent - $(2) && echo same),,FORCE)
 
 .PHONY: .install
 .install:
+	@# Of an installation that is interrupted, nothing is known.
+	@rm -f $(STAMP)
 	@# Again, if that was interrupted before pip was there.
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "Installing $(LOCKS) into .venv (a few minutes the first time)"

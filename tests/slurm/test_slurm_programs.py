@@ -130,10 +130,15 @@ graphroot = "/tmp/containers/store"
 runroot = "/tmp/containers/run"
 """
 BOXED = """
-import importlib.util, os, signal, sys, time
+import os, signal, sys, time
 import launched
 assert sys.executable == "/usr/bin/python3", sys.executable
-assert importlib.util.find_spec("torch") is None
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    sys.exit(torch.__file__)
 assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 saved = launched.state / "saved"
@@ -204,7 +209,10 @@ def podman(cluster: Cluster, checkout: SlurmCheckout) -> Iterator[Path]:
 def test_a_container_runs_program_and_evaluation_and_is_started_again(
     checkout: SlurmCheckout, podman: Path
 ) -> None:
-    (podman / "train.py").write_text(BOXED)
+    beside = checkout.path.parent / "beside"
+    beside.mkdir()
+    (beside / "train.py").write_text(f"import of_mine\n{BOXED}")
+    (beside / "of_mine.py").write_text("")
     (podman / "evaluate.py").write_text(
         "import sys, launched\nassert sys.executable == '/usr/bin/python3'\n"
         "launched.result(accuracy=0.75)\n"
@@ -212,7 +220,7 @@ def test_a_container_runs_program_and_evaluation_and_is_started_again(
     (podman / "five.txt").write_text("5")
     environment = {"container": IMAGE, "setup": "source boxed/podman.sh"}
     (podman / "boxed.yaml").write_text(
-        "experiment: boxed\nprogram: train.py\nevaluate: evaluate.py\nnodes: 2\n"
+        "experiment: boxed\nprogram: ../../beside/train.py\nevaluate: evaluate.py\nnodes: 2\n"
         "preflight: false\nfiles: [five.txt]\n"
         f"environment: {json.dumps(environment)}\n"
     )
@@ -222,11 +230,12 @@ def test_a_container_runs_program_and_evaluation_and_is_started_again(
     assert "config: environment: podman has no image localhost/none:1 here" in refused.stdout
     assert "boxed/run: loss 0.5, accuracy 0.75" in checkout.run(*command)
     run = checkout.path / "results/boxed/run"
-    killed = r"rank 1 on n\d ended with status 137, which is SIGKILL.*starting again"
+    killed = r"rank 1 on n\d was ended by SIGKILL.*starting again"
     assert re.search(killed, (run / "train.log").read_text())
     hosts = {path.name for path in (run / "work").glob("n*-*")}
     assert {name.partition("-")[2] for name in hosts} == {"0", "1"}
     found = json.loads((run / "environment.json").read_text())
     assert found["interpreter"] == "/usr/bin/python3"
     assert re.fullmatch("[0-9a-f]{64}", found["image"])
+    assert found["imports"][0] == "of_mine"
     assert checkout.jobs(*command) == {}

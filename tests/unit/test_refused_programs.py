@@ -40,6 +40,9 @@ REFUSED = {
     "program: p.py\nenvironment: {container: p.py}": (
         "config: environment: p.py is no image of apptainer's (SIF)"
     ),
+    "program: p.py\nenvironment: {container: x.sif, strict: true}": (
+        "config: environment.strict: an image is one whole; leave strict out"
+    ),
     "program: p.py\nenvironment: {options: [--nv]}": (
         "config: environment.options: these are for a container; give it too"
     ),

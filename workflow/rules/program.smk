@@ -44,7 +44,7 @@ rule train:
         timeout=SETTINGS["timeout"],
         resume=SETTINGS["resume"],
         # Change no result, so they train nothing again; what does is part of `sources`.
-        environment=json.dumps(SETTINGS["environment"] or {}),
+        environment=json.dumps(EXPERIMENT.environment.pinned),
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         reads=json.dumps(
             {key: SETTINGS[key] for key in ("metrics", "result", "snapshots")}
@@ -119,7 +119,7 @@ rule evaluate:
         **sized_by(job_size.evaluation_size),
         runtime=30,
         scratch=SCRATCH,
-        environment=json.dumps(SETTINGS["environment"] or {}),
+        environment=json.dumps(EXPERIMENT.environment.pinned),
     params:
         launch=f"{SCRIPTS}/launch.py",
         publish=f"{SCRIPTS}/publish.py",

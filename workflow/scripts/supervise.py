@@ -21,7 +21,13 @@ from typing import IO, TYPE_CHECKING, Any
 from manynodes.base.caches import private_caches
 from manynodes.base.environment import Environment, variable
 from manynodes.base.errors import STOPPED, Refusal, Stopped, error_line, os_error_line
-from manynodes.base.processes import adopt_orphans, end_descendants, end_with_parent, last_words
+from manynodes.base.processes import (
+    adopt_orphans,
+    end_descendants,
+    end_with_parent,
+    last_words,
+    of_container,
+)
 from manynodes.base.showing import show
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
@@ -260,8 +266,10 @@ def run_ready(
     if errors:
         raise errors[0]
     asked = stopping.reason or ("a signal" if outcome.stopped else None)
-    rank.end(outcome.status, asked)
-    return End(outcome.status, outcome.stopped, last_words(output.errors, ""), rank.report)
+    in_container = (rank.task.environment or {}).get("container")
+    status = of_container(outcome.status) if in_container else outcome.status
+    rank.end(status, asked)
+    return End(status, outcome.stopped, last_words(output.errors, ""), rank.report)
 
 
 def interrupted_by_signals(report: dict[str, Any]) -> None:

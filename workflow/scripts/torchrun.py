@@ -15,8 +15,8 @@ gc.disable()
 
 # What torch needs to know the shape of a result without computing it is a third of its import. An
 # agent computes nothing.
-for name in ("torch._meta_registrations", "torch.distributed._meta_registrations"):
-    sys.modules[name] = ModuleType(name)
+UNNEEDED = ("torch._meta_registrations", "torch.distributed._meta_registrations")
+sys.modules |= {name: ModuleType(name) for name in UNNEEDED}
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -37,6 +37,9 @@ from manynodes.base.signing import signed, verified
 
 gc.freeze()
 gc.enable()
+# A plugin of the user's may need them.
+for name in UNNEEDED:
+    del sys.modules[name]
 
 NAME = "c10d-signed"
 

@@ -103,8 +103,13 @@ def end_all(find: Callable[[], list[int]]) -> None:
         time.sleep(0.02)
 
 
+def of_container(status: int) -> int:
+    """A container's exit status as subprocess gives it: negative after a signal."""
+    return 128 - status if status - 128 in set(signal.Signals) else status
+
+
 def how(status: int) -> str:
-    """An exit status of subprocess in words; shells and containers add 128 to a signal's number."""
+    """An exit status of subprocess in words; shells add 128 to a signal's number."""
     try:
         killed = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:

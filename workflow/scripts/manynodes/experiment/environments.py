@@ -39,14 +39,33 @@ SIF_HEADER, SIF_MAGIC = 128, b"SIF_MAGIC"
 OF_CONTAINER = (
     "PATH", "HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", "LD_PRELOAD",
 )  # fmt: skip
-# In bash: the folders that a container shares with the node, under the same paths. A program finds
-# its own files, our module, and what the contract names.
-SHARED = """
-declare -A places=(["${TMPDIR:-/tmp}"]=1 ["$program_here"]=1 ["$program_start"]=1)
-IFS=: read -ra shared <<< "${PYTHONPATH:-}"
-for name in "${!LAUNCH_@}"; do shared+=("${!name}"); done
-for word in "${program_words[@]}"; do case $word in /*.py) shared+=("${word%/*}") ;; esac; done
-for place in "${shared[@]}"; do [[ $place != /?* || ! -e $place ]] || places[$place]=1; done
+# In bash: the folders that a container shares with the node, under the same paths: a program finds
+# its own files, our module, and what the contract names, also behind links. One below another is
+# there with it.
+SHARED = r"""
+IFS=$' \t\n'
+program_shared=("${TMPDIR:-/tmp}" "$program_here" "$program_start")
+IFS=: read -ra program_path <<< "${PYTHONPATH:-}"
+program_shared+=("${program_path[@]}")
+for program_name in "${!LAUNCH_@}"; do program_shared+=("${!program_name}"); done
+for program_name in "${LAUNCH_FILES:-/nowhere}"/*; do
+  [ ! -L "$program_name" ] || program_shared+=("$(readlink -f "$program_name")")
+done
+for program_name in "${program_words[@]}"; do
+  [[ $program_name == /*.py ]] || continue
+  program_shared+=("${program_name%/*}" "$(dirname "$(readlink -f "$program_name")")")
+done
+declare -A program_places
+for program_name in "${program_shared[@]}"; do
+  [[ $program_name != /?* || ! -e $program_name ]] || program_places[${program_name%/}]=1
+done
+for program_name in "${!program_places[@]}"; do
+  program_above=${program_name%/*}
+  while [[ $program_above && ! ${program_places[$program_above]:-} ]]; do
+    program_above=${program_above%/*}
+  done
+  [[ $program_above ]] || program_at+=("${program_bind[@]//PLACE/$program_name}")
+done
 """
 # A scheduler's warning goes to all processes, and would end a program that does not expect it.
 UNWARNED = """sh -c 'trap "" USR1 USR2; exec "$@"' sh"""
@@ -177,34 +196,41 @@ class UserEnvironment:
         here = shlex.quote(str(Path.cwd()))
         # A script that they source would see the words of the program as its arguments.
         before = f'program_start=$PWD program_here={here}; program_words=("$@"); set --; cd {here}'
-        after = self.container_lines() if self.container else ""
-        after += 'cd "$program_start"; exec "${at[@]}" "${program_words[@]}"'
-        return ("bash", "-c", "\n".join([before, "at=()", *lines, after]), "bash", *words)
+        after = 'cd "$program_start"; exec "${program_words[@]}"'
+        if self.container:
+            lines.append(self.container_lines())
+            after = 'cd "$program_start"; exec "${program_at[@]}" "${program_words[@]}"'
+        return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
 
     @property
     def is_image_file(self) -> bool:
         """Whether its image is a file, for apptainer."""
         image = self.container or ""
-        return image.endswith(".sif") or image[:1] in "/." or is_file(image)
+        return image.endswith(".sif") or image.startswith(("/", ".")) or is_file(image)
 
     def container_lines(self) -> str:
-        """Lines of bash that put the words in `at` which run a program in the container."""
+        """Lines of bash that put into `program_at` the words that run a program in it."""
         image, options = shlex.quote(self.container or ""), shlex.join(self.options)
+        at = f'"${{program_at[@]}}" {options}'
         if self.is_image_file:
             image = shlex.quote(str(Path(self.container or "").absolute()))
-            share = 'for place in "${!places[@]}"; do at+=(--bind "$place"); done\n'
-            run = f'at=(apptainer exec --pwd "$program_start" "${{at[@]}}" {options} {image}'
+            bind, variables = "(--bind PLACE)", ""
+            run = f'apptainer exec --pwd "$program_start" {at} {image}'
         else:
-            share = 'for place in "${!places[@]}"; do at+=(--volume "$place:$place"); done\n'
-            share += f"for name in $(compgen -e); do case $name in {'|'.join(OF_CONTAINER)}) ;; "
-            share += '*) at+=(--env "$name") ;; esac; done\n'
-            # Ranks meet on the node's network, and their workers in its shared memory.
-            run = "at=(podman run --rm --init --network=host --ipc=host "
-            run += (
-                f'--security-opt=label=disable --workdir "$program_start" "${{at[@]}}" {options} '
+            bind = "(--volume PLACE:PLACE)"
+            variables = (
+                "for program_name in $(compgen -e); do case $program_name in "
+                f"{'|'.join(OF_CONTAINER)}) ;; *) "
+                'program_at+=(--env "$program_name") ;; esac; done\n'
             )
-            run += image
-        return f"{SHARED}{share}{run} {UNWARNED})\n"
+            # Ranks meet on the node's network, and their workers in its shared memory.
+            run = (
+                "podman run --rm --init --entrypoint= --network=host --ipc=host "
+                f'--security-opt=label=disable --workdir "$program_start" {at} {image}'
+            )
+        return (
+            f"program_at=(); program_bind={bind}\n{SHARED}{variables}program_at=({run} {UNWARNED})"
+        )
 
     def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
         """The environment of a program, in which no uv, pip or conda finds the environment of the
@@ -253,6 +279,8 @@ class UserEnvironment:
             raise Refusal("config: environment.stage: needs the folder of a venv, conda or uv")
         if self.options and not self.container:
             raise Refusal("config: environment.options: these are for a container; give it too")
+        if self.strict and self.container:
+            raise Refusal("config: environment.strict: an image is one whole; leave strict out")
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
@@ -313,18 +341,38 @@ class UserEnvironment:
             if SIF_MAGIC not in header:
                 raise Refusal(f"{self.container} is no image of apptainer's (SIF)")
             return hashlib.sha256(header).hexdigest()
-        # With the modules that podman may come from.
+        # With the modules that podman may come from; what they print comes first.
         words = replace(self, container=None, options=()).started(
-            ["podman", "image", "inspect", "--format", "{{.Id}}", self.container]
+            ["podman", "image", "inspect", "--format", "{{.Id}}", "--", self.container]
         )
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise Refusal("podman is not there; load its module, or give a .sif file") from None
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it does not answer"]
+            done = subprocess.run(
+                words,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE,
+                check=False,
+            )
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            raise Refusal(
+                f"podman is not there or does not answer, for image {self.container}; load its "
+                "module, or give a .sif file"
+            ) from None
+        found = done.stdout.strip().rpartition("\n")[2].removeprefix("sha256:")
+        if done.returncode or not re.fullmatch("[0-9a-f]{64}", found):
+            said = done.stderr.strip().splitlines() or ["it gives no id"]
             raise Refusal(f"podman has no image {self.container} here: {said[-1]}")
-        return done.stdout.strip()
+        return found
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The value of the key, with podman's image by its id: on a node, another image of the same
+        name does not take its place.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {} if self.is_image_file else {"container": self.image or None}
+        return {name: value for name, value in given.items() if value}
 
     @property
     def identity(self) -> str:
@@ -368,6 +416,8 @@ def look(
     """
     words = environment.started([*python, "-c", PROBE, MARK, str(folder),
                                  "all" if listed else "none", *imports])  # fmt: skip
+    if environment.container:
+        variables = {**variables, "LAUNCH_PROBED": str(folder.resolve())}
     try:
         done = subprocess.run(
             words, env=variables, capture_output=True, text=True, errors="replace",

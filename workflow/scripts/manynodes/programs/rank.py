@@ -309,7 +309,7 @@ def looked(
         Refusal: it does not answer, or has not what the program imports.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
-    if environment.container:
+    if environment.container and listed:
         found["image"] = environment.image
     with suppress(OSError):
         found["driver"] = DRIVER.read_text().splitlines()[0]
