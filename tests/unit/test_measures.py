@@ -560,3 +560,40 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
     rows.take("step 2: val 5")
     rows.write()
     assert [row["iter"] for row in read_metrics(tmp_path / "metrics.csv")] == [0, 1, 2, 3]
+
+
+def test_a_line_without_a_count_belongs_to_the_newest_one(tmp_path) -> None:
+    """As pytorch/examples' imagenet prints its validation, and minGPT its scores."""
+    patterns = [r"Epoch: \[(?P<epoch>\d+)\].* (?P<loss>\S+)$", r" \* Acc@1 (?P<acc>\S+)"]
+    lines = [" * Acc@1 9", "Epoch: [1][1/2] 3.5", "Epoch: [1][2/2] 3", " * Acc@1 25", "Epoch: [2] 2"]
+    rows = LogRows(patterns, tmp_path / "metrics.csv", [{"epoch": 0.0, "loss": 5.0, "acc": 8.0}])
+    for line in lines:
+        rows.take(line)
+    rows.write()
+    # The first one came before any count: it may be of weights that were loaded.
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "epoch,loss,acc", "0,5,8", "1,3,25", "2,2,",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ([r"epoch (?P<epoch>\d+)", r"acc (?P<acc>\S+)"], None),
+        (r"epoch (?P<epoch>\d+)", "has only one named group; name each number"),
+        ([r"epoch (?P<epoch>\d+)", r"acc (\S+)"], '"acc (\\\\S+)" has no named group'),
+        (
+            [r"iter (?P<iter>\d+) (?P<loss>\S+)", r"step (?P<step>\d+) (?P<val>\S+)"],
+            "one expression counts iter, another step; let the first of these names",
+        ),
+    ],
+)
+def test_expressions_that_count_nothing_or_different_things_are_refused(
+    log: str | list[str], line: str | None
+) -> None:
+    if line is None:
+        program(program="t.py", metrics={"log": log})
+        return
+    with pytest.raises(Refusal) as refused:
+        program(program="t.py", metrics={"log": log})
+    assert line in str(refused.value)

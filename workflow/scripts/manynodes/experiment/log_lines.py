@@ -18,11 +18,12 @@ def patterns_of(given: Mapping[str, Any]) -> list[str]:
 def columns_of(patterns: Sequence[str]) -> list[str]:
     """The names of their groups; the one that counts comes first."""
     names = dict.fromkeys(name for each in patterns for name in re.compile(each).groupindex)
-    return sorted(names, key=lambda name: name != count_of(patterns[0]))
+    count = next(filter(None, map(count_of, patterns)), None)
+    return sorted(names, key=lambda name: name != count)
 
 
 def count_of(pattern: str) -> str | None:
-    """The first group that counts; None if none does."""
+    """The first group that counts; None if none does, and its lines belong to the newest count."""
     return next((name for name in re.compile(pattern).groupindex if name in COUNTS), None)
 
 
@@ -34,27 +35,29 @@ def refuse_bad_patterns(patterns: Sequence[str]) -> None:
     Raises:
         Refusal: naming the expression.
     """
-    counts = set()
     for text in patterns:
         try:
-            groups = list(re.compile(text).groupindex)
+            groups = re.compile(text).groupindex
         except re.error as error:
             raise Refusal(f"config: metrics.log: {shown(text)}: {error}; correct it") from None
-        count = count_of(text)
-        if count is None:
+        if not groups:
             raise Refusal(
-                f"config: metrics.log: {shown(text)} has no group that counts; name one step, "
-                "iter or epoch, such as (?P<epoch>\\d+), or let the program write metrics.csv"
+                f"config: metrics.log: {shown(text)} has no named group; name each number, such as "
+                "(?P<loss>\\S+)"
             )
-        if len(groups) < 2:
-            raise Refusal(
-                f"config: metrics.log: {shown(text)} has only one named group; name each number "
-                "too, such as (?P<loss>\\S+)"
-            )
-        counts.add(count)
-    if len(counts) > 1:
-        one, other, *_ = sorted(counts)
+    counts = sorted(set(filter(None, map(count_of, patterns))))
+    if not counts:
         raise Refusal(
-            f"config: metrics.log: one expression counts {one}, another {other}; let the first "
-            "of these names be the same in all of them"
+            f"config: metrics.log: {shown(patterns[0])} has no group that counts; name one step, "
+            "iter or epoch, such as (?P<epoch>\\d+), or let the program write metrics.csv"
+        )
+    if len(counts) > 1:
+        raise Refusal(
+            f"config: metrics.log: one expression counts {counts[0]}, another {counts[1]}; let the "
+            "first of these names be the same in all of them"
+        )
+    if len(columns_of(patterns)) < 2:
+        raise Refusal(
+            f"config: metrics.log: {shown(patterns[0])} has only one named group; name each number "
+            "too, such as (?P<loss>\\S+)"
         )

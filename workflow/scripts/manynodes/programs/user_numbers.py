@@ -255,7 +255,8 @@ class LogRows:
     """Collects rows from the lines of a program, and writes them to metrics.csv as they come.
 
     Args:
-        patterns: each with named groups for numbers, one of which counts, see `columns_of`.
+        patterns: with named groups for numbers, one of which counts, see `columns_of`. A line
+            without that group adds to the row of the newest count.
         path: of metrics.csv.
         before: rows by the same patterns that an interrupted attempt has left, which stay up to
             the first new one.
@@ -266,6 +267,7 @@ class LogRows:
         self.columns = columns_of(patterns)
         self.rows = {row[self.columns[0]]: row for row in before}
         self.begun = self.changed = False
+        self.count = math.nan  # of the newest line with one
         self.lock = Lock()  # both streams of the program have a thread
 
     @property
@@ -284,14 +286,17 @@ class LogRows:
             # `\S+` takes what follows a number too.
             given = {name: text and text.strip().rstrip(",;:%)") for name, text in given.items()}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
-            count = row.get(self.columns[0], math.nan)
-            if len(row) == len(given) and math.isfinite(count):
-                with self.lock:
-                    if not self.begun:
-                        self.rows = {key: old for key, old in self.rows.items() if key <= count}
-                    self.begun = True
-                    self.rows[count] = self.rows.get(count, self.empty) | row
-                    self.changed = True
+            if not row or len(row) < len(given):
+                continue
+            with self.lock:
+                count = row.get(self.columns[0], self.count)
+                if not math.isfinite(count):
+                    continue
+                self.count = count
+                if not self.begun:
+                    self.rows = {key: old for key, old in self.rows.items() if key <= count}
+                self.begun = self.changed = True
+                self.rows[count] = self.rows.get(count, self.empty) | row
 
     def write(self) -> None:
         """Write what is new."""
