@@ -565,7 +565,8 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
 def test_a_line_without_a_count_belongs_to_the_newest_one(tmp_path) -> None:
     """As pytorch/examples' imagenet prints its validation, and minGPT its scores."""
     patterns = [r"Epoch: \[(?P<epoch>\d+)\].* (?P<loss>\S+)$", r" \* Acc@1 (?P<acc>\S+)"]
-    lines = [" * Acc@1 9", "Epoch: [1][1/2] 3.5", "Epoch: [1][2/2] 3", " * Acc@1 25", "Epoch: [2] 2"]
+    lines = [" * Acc@1 9", "Epoch: [1][1/2] 3.5", "Epoch: [1][2/2] 3"]
+    lines += [" * Acc@1 25", "Epoch: [2] 2"]
     rows = LogRows(patterns, tmp_path / "metrics.csv", [{"epoch": 0.0, "loss": 5.0, "acc": 8.0}])
     for line in lines:
         rows.take(line)

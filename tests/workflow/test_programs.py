@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -346,6 +347,32 @@ def test_a_command_without_a_file_and_an_evaluation_that_fails(place: Checkout) 
     assert re.search(
         r"line/run: not finished: evaluate: node 0 on \S+ ended with status 7; log: ", done.stdout
     )
+
+
+@pytest.mark.faults
+def test_a_missing_module_is_told_whichever_rank_is_the_fastest(place: Checkout) -> None:
+    """The first process of a node looks for it; the others must not fail before."""
+    folder = place.path / "slow"
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin/python"
+    # The look is slow, as on a cold file system; the program's start is not.
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" != -c ] || sleep 3\nexec {sys.executable} "$@"\n', encoding="utf-8"
+    )
+    python.chmod(0o755)
+    (folder / "train.py").write_text("import no_such_module\n")
+    (folder / "slow.yaml").write_text(
+        "experiment: slow\nnproc_per_node: 2\npreflight: false\n"
+        "program: train.py\nenvironment: {python: .}\n"
+    )
+    done = place.snakemake("--configfile", "slow/slow.yaml")
+    assert re.search(
+        r"slow/run: not finished: train: rank 0 .* has no module no_such_module", done.stdout
+    ), done.stdout
+    # Its numbers may be in a file of another name.
+    (folder / "train.py").write_text("open('some.bin', 'w').close()\n")
+    done = place.run("--configfile", "slow/slow.yaml", "--config", "experiment=elsewhere")
+    assert "elsewhere/run: finished without numbers; the keys metrics and result" in done
 
 
 @pytest.mark.faults

@@ -203,7 +203,7 @@ def ready(
                 owner = stack.enter_context(acquire(folders.state, name, tell))
             if folders.spoiled.exists():
                 raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
-        parameters, staged = staged_here(task, contract, folders, local_rank, tell)
+        message, parameters, staged = staged_here(task, contract, folders, local_rank, tell)
         work = folders.evaluation if task.evaluates else folders.work
         if task.evaluates:
             # The numbers of an earlier program must not be taken for those of this one.
@@ -239,6 +239,10 @@ def ready(
             if rank == 0:
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
+            # Not before: without a module that it imports, their programs would fail first, and
+            # their error would be told instead of the remedy.
+            named = {name: str(path) for name, path in staged.items()}
+            atomic.write_text(message, json.dumps(named))
         before = saved_now(folders, task)
         if owner:
             for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
@@ -349,11 +353,12 @@ def staged_here(
     folders: Folders,
     local_rank: int,
     tell: Callable[[str], None],
-) -> tuple[Path, dict[str, Path]]:
-    """The file with the values, and where this node's data and files are.
+) -> tuple[Path, Path, dict[str, Path]]:
+    """The message for the node's other processes, the file with the values, and where this node's
+    data and files are.
 
-    The first process of each node makes them, and tells the others: they would only read all of
-    the data again, and what another node writes may be seen late.
+    The first process of each node makes them, and later writes the message, for which the others
+    wait: they would only read all of the data again, and what another node writes may be seen late.
     """
     # Unique to this start: a file of an earlier one must not be taken for it.
     start = hashlib.sha256((contract.secret or str(os.getpid())).encode()).hexdigest()[:16]
@@ -372,9 +377,8 @@ def staged_here(
             found |= {"packed": str(folder)} if folder else {}
         message.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
-        atomic.write_text(message, json.dumps(found))
     else:
         while not message.exists():
             time.sleep(0.1)
         found = json.loads(message.read_text())
-    return parameters, {name: Path(path).resolve() for name, path in found.items()}
+    return message, parameters, {name: Path(path).resolve() for name, path in found.items()}

@@ -17,6 +17,10 @@ from manynodes.reporting.results import accuracy_line, read_about_of, read_finis
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
+# A program that did nothing may end with 0 too.
+NO_NUMBERS = (
+    "finished without numbers; the keys metrics and result say where they are, if it has any"
+)
 # As Python's json writes them; a name between quotation marks stays.
 NOT_FINITE = re.compile(r"(?<=[:\s])-?(?:NaN|Infinity)(?=\s*[,}])")
 MATRIX = ("confusion_matrix", "class_names")  # keys of result.json that are no numbers
@@ -178,8 +182,8 @@ def line_of(experiment: Experiment, name: str, results: Path) -> str:
         return accuracy_line(read_finished(folder, run, views).evaluation)
     found = read_measured(folder, run, bool(experiment.evaluation))
     numbers = found.numbers or newest(found.metrics)
-    line = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items()) or "finished"
+    said = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items())
     if experiment.evaluation and not found.evaluation:
-        return f"{line}; its evaluation left no number"
+        return f"{said or 'finished'}; its evaluation left no number"
     left = [each["text"] for each in found.about["incidents"] if each["kind"] == EMPTY]
-    return f"{line}; {left[-1]}" if left else line
+    return f"{said or 'finished'}; {left[-1]}" if left else said or NO_NUMBERS
