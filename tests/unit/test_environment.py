@@ -1,4 +1,4 @@
-"""What other launchers and the user's locale have set changes nothing."""
+"""What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from manynodes.base.environment import forget_others
+from manynodes.experiment.environments import UserEnvironment, look
 from manynodes.schedulers import registry
 from programs import SCRIPTS
 
@@ -71,3 +72,23 @@ def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert done.returncode == 1
     assert "experiment: " in said
+
+
+def test_modules_that_no_hash_covers_are_found(tmp_path: Path) -> None:
+    """Neither installed, nor of Python itself, nor beside the program, nor staged."""
+    for folder in ("beside", "beside/lib", "beside/package", "staged"):
+        (tmp_path / folder).mkdir()
+    for file in (
+        "beside/lib/of_lib",
+        "beside/of_beside",
+        "beside/package/__init__",
+        "staged/of_it",
+    ):
+        (tmp_path / f"{file}.py").touch()
+    variables = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "beside/lib"), str(tmp_path / "staged")]),
+        "LAUNCH_FILES": str(tmp_path / "staged"),
+    }
+    imports = ("of_lib", "of_beside", "package", "of_it", "numpy", "json", "math", "sys")
+    found = look(UserEnvironment(), [sys.executable], variables, imports, tmp_path / "beside")
+    assert found["elsewhere"] == {"of_lib": str(tmp_path / "beside/lib/of_lib.py")}

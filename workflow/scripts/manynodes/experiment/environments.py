@@ -71,7 +71,7 @@ done
 UNWARNED = """sh -c 'trap "" USR1 USR2; exec "$@"' sh"""
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
 PROBE = """
-import hashlib, importlib.util, json, os, platform, sys
+import hashlib, importlib.util, json, os, platform, sys, sysconfig
 listed, texts = [], []
 if sys.argv[3] == "all":
     try:
@@ -91,13 +91,25 @@ for name, version in listed:
         seen.add(key)
         found[name] = str(version)
 sys.path.insert(0, sys.argv[2])
-missing = []
+missing, elsewhere = [], {}
+folders = sysconfig.get_path("stdlib"), os.environ.get("LAUNCH_FILES")
+known = tuple(os.path.realpath(path) + os.sep for path in folders if path)
 for name in sys.argv[4:]:
     try:
-        if importlib.util.find_spec(name) is None:
-            missing.append(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        pass
+        continue
+    if spec is None:
+        missing.append(name)
+    elif spec.has_location and name != "launched":
+        place = os.path.realpath(spec.origin)
+        installed = {"site-packages", "dist-packages"} & set(place.split(os.sep))
+        above = os.path.dirname(spec.origin)
+        if os.path.basename(spec.origin).startswith("__init__."):
+            above = os.path.dirname(above)
+        beside = os.path.realpath(above) == os.path.realpath(sys.argv[2])
+        if not (installed or beside or place.startswith(known)):
+            elsewhere[name] = place
 print(sys.argv[1] + json.dumps({
     "interpreter": sys.executable,
     "python": platform.python_version(),
@@ -105,6 +117,7 @@ print(sys.argv[1] + json.dumps({
     "contents": hashlib.sha256("".join(sorted(texts)).encode()).hexdigest(),
     "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
     "missing": missing,
+    "elsewhere": elsewhere,
 }))
 """
 
@@ -403,7 +416,8 @@ def look(
     folder: Path,
     listed: bool = True,
 ) -> dict[str, Any]:
-    """What a Python says of itself: its version, all distributions, loaded modules.
+    """What a Python says of itself: its version, all distributions, loaded modules; and which of
+    the imports come from `elsewhere`, neither installed nor beside the program.
 
     Args:
         python: the words that start it.

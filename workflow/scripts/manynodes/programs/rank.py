@@ -237,6 +237,9 @@ def ready(
         if local_rank == 0:
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
+                for name, place in record.pop("elsewhere", {}).items():
+                    what = "a change of it trains nothing again, unless files names it"
+                    tell(f"warning: the module {name} is {place}: {what}")
                 path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
                 atomic.write_text(path, json.dumps(record, indent=2) + "\n")
             # Not before: without a module that it imports, their programs would fail first, and
