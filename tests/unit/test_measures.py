@@ -333,6 +333,7 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"outputs": ["c*.pt"]}, '"c*.pt" is not a path inside the results folder'),
         ({"arguments": ["{data}"]}, "{data} stands for nothing; give dataset"),
         ({"arguments": ["{files}"]}, "{files} stands for nothing; give files"),
+        ({"arguments": ["{file}"]}, "{file} stands for nothing; did you mean {files}?"),
         ({"arguments": ["{outputs}"]}, "{outputs} stands for nothing; it is for evaluate"),
         ({"evaluate": ["e.py", "{state}"]}, "{state} stands for nothing; an evaluation has"),
     ],

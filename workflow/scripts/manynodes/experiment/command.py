@@ -1,5 +1,6 @@
 """The words of a command line that starts a user's program, and the files behind them."""
 
+import difflib
 import hashlib
 import json
 import os
@@ -84,12 +85,16 @@ def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str])
     for word in words:
         for name in [found[2] for found in NAME.finditer(word) if found[2]]:
             if name not in names:
+                near = difflib.get_close_matches(name, [*names, *OF_EVALUATION], n=1, cutoff=0.75)
                 remedy = {
                     "data": "give dataset",
                     "files": "give files",
                     "state": "an evaluation has {outputs}",
                     "outputs": "it is for evaluate",
-                }.get(name, f"give {name} in parameters")
+                }.get(
+                    name,
+                    f"did you mean {{{near[0]}}}?" if near else f"give {name} in parameters",
+                )
                 raise Refusal(
                     f"config: {key}: {{{name}}} stands for nothing; {remedy}, or write "
                     f"{{{{{name}}}}}"
