@@ -410,10 +410,11 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     assert "shell/run: score 3, seen 1" in place.run(*command)
     # The numbers of the earlier evaluation are gone.
     said = place.run(*command, "--config", "evaluate=mine/e2.py")
-    assert "shell/run: score 3\n" in said
+    line = "score 3; its evaluation left no number\n"
+    assert f"shell/run: {line}" in said
     watch = ["workflow/scripts/watch.py", "results/shell"]
     done = place.python(*watch)
-    assert done.stdout == "run: done, score 3\n", done.stdout + done.stderr
+    assert done.stdout == f"run: done, {line}", done.stdout + done.stderr
     (folder / "run.sh").write_text("exit 3\n")
     assert "run has changed" in place.snakemake(*command).stdout
     assert place.snakemake(*command, "--config", "replace=true").returncode != 0
