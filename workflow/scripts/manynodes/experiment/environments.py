@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, error_line
 from manynodes.base.reading import file_sha256, is_file, open_file
 
@@ -431,7 +432,7 @@ def look(
     words = environment.started([*python, "-c", PROBE, MARK, str(folder),
                                  "all" if listed else "none", *imports])  # fmt: skip
     if environment.container:
-        variables = {**variables, "LAUNCH_PROBED": str(folder.resolve())}
+        variables = {**variables, variable("probed"): str(folder.resolve())}
     try:
         done = subprocess.run(
             words, env=variables, capture_output=True, text=True, errors="replace",
