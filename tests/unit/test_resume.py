@@ -259,7 +259,7 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(
     }[other]
     assert last.endswith(
         f".safetensors is a state of another run: {different}; undo that, or start over: "
-        "resume=fresh"
+        "--config resume=fresh"
     ), last
     assert {
         path: path.read_bytes()
@@ -376,8 +376,8 @@ def test_another_number_of_processes_goes_on(digits, reference, tmp_path) -> Non
     assert training.end() == 1
     assert training.said.splitlines()[-1].endswith(
         ".safetensors is a state of another run: it was on 2 processes and is on 1 "
-        "(to resume all the same: resume=anyway); undo that, "
-        "or start over: resume=fresh"
+        "(--config resume=anyway continues); undo that, "
+        "or start over: --config resume=fresh"
     )
     assert sorted(path.name for path in (output / "state").glob("*.safetensors*")) == there
     training = complete(output, digits, "--resume=anyway")

@@ -181,7 +181,7 @@ def test_another_configuration_is_refused_another_place_is_not(tmp_path, change,
             newest(tmp_path, WANTED, print)
         assert str(refused.value).endswith(
             f"step=000004.safetensors is a state of another run: {told}; undo that, or start "
-            "over: resume=fresh"
+            "over: --config resume=fresh"
         )
     else:
         assert newest(tmp_path, WANTED, print) is not None
@@ -235,7 +235,7 @@ def test_another_number_of_processes_goes_on_if_it_may(tmp_path) -> None:
     with pytest.raises(
         Refusal,
         match=r"p=000009.safetensors .* it was on 2 processes and is on 1 "
-        r"\(to resume all the same: resume=anyway\)",
+        r"\(--config resume=anyway continues\)",
     ):
         newest(tmp_path, WANTED, print)
     lines: list[str] = []

@@ -28,7 +28,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 # An interruption may damage the newest state; then the one before it is used.
 KEPT = 2
 MOST_SUM = 1000  # bytes of the file with the SHA-256
-START_OVER = "or start over: resume=fresh"
+START_OVER = "or start over: --config resume=fresh"
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ class Request:
             )
         if len(state.ranks) != self.run.world_size and self.resume != "anyway":
             found.append(
-                f"it was on {len(state.ranks)} processes and is on {self.run.world_size} (to "
-                "resume all the same: resume=anyway)"
+                f"it was on {len(state.ranks)} processes and is on {self.run.world_size} "
+                "(--config resume=anyway continues)"
             )
         return found
 
