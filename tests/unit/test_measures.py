@@ -334,7 +334,9 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"arguments": ["{data}"]}, "{data} stands for nothing; give dataset"),
         ({"arguments": ["{files}"]}, "{files} stands for nothing; give files"),
         ({"arguments": ["{file}"]}, "{file} stands for nothing; did you mean {files}?"),
+        ({"directory": "{stat}"}, "directory: {stat} stands for nothing; did you mean {state}?"),
         ({"arguments": ["{outputs}"]}, "{outputs} stands for nothing; it is for evaluate"),
+        ({"snapshots": ["{results}/*.pt"]}, "is not a path inside the results folder; give one"),
         ({"evaluate": ["e.py", "{state}"]}, "{state} stands for nothing; an evaluation has"),
     ],
 )

@@ -94,9 +94,13 @@ def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
     assert line in (results / "report.html").read_text()
     # So is an evaluation without a number; a file is not nothing.
     said = place.run(*command, "--config", "experiment=other", "program=number.py",
-                     "evaluate=idle.py")  # fmt: skip
+                     "evaluate=idle.py", "snapshots=['some.*','snap*.pt','last.pt']")  # fmt: skip
     assert "other/run: finished; its evaluation left no number" in said
     assert line not in said
+    assert (
+        "publish: warning: snapshots: nothing in results/other/run/work matches snap*.pt, last"
+        in said
+    )
 
 
 @pytest.mark.faults

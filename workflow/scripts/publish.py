@@ -13,6 +13,7 @@ It writes to --output:
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -36,7 +37,7 @@ from manynodes.programs.folders import (
     write_request,
 )
 from manynodes.programs.outputs import publish
-from manynodes.programs.user_numbers import metrics_of, read_user_result
+from manynodes.programs.user_numbers import metrics_of, newest_last, read_user_result
 from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
@@ -88,6 +89,7 @@ def main() -> None:
         publish(folders, args.outputs)
         if not (metrics or result.numbers or trace(folders.work, [folders.saved])[0]):
             tell_empty(folders)
+        tell_unmatched(folders, reads.get("snapshots", ()))
         environment = read_environment(folders)
         atomic.write_text(folders.run / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         write_metrics(folders.run / "metrics.csv", metrics)
@@ -108,6 +110,15 @@ def tell_empty(folders: Folders) -> None:
     tell(text)
     if not any(each.kind == incidents.EMPTY for each in incidents.read(folders.state)):
         incidents.add(folders.state, incidents.EMPTY, text)
+
+
+def tell_unmatched(folders: Folders, patterns: Sequence[str]) -> None:
+    """Warn of snapshots that are not there: a wrong pattern shows only when it is too late."""
+    if unmatched := [each for each in patterns if not newest_last(folders.work, each)]:
+        tell(
+            f"snapshots: nothing in {folders.work} matches {', '.join(unmatched)}: unless the "
+            "program has removed it at its end, an interruption would make it start over"
+        )
 
 
 def tell(warning: str) -> None:

@@ -665,7 +665,7 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
                     path.is_absolute()
                     or ".." in path.parts
                     or not path.parts
-                    or re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
+                    or re.search(r"[^/]\*\*|\*\*[^/]|\0|\{\w+\}", pattern)
                 ):
                     raise Refusal(
                         f"config: {key}: {shown(value)} is not a path inside the results folder; "
@@ -684,6 +684,7 @@ def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> Non
     known = {*run.values, *keys.parameters}
     folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
     command.refuse_unknown_names("arguments", run.command, known | folders)
+    command.refuse_unknown_names("directory", [config["directory"] or ""], known | folders)
     folders = set(command.OF_EVALUATION) - absent - {"state"}
     command.refuse_unknown_names("evaluate", command.evaluation(config), known | folders)
 
@@ -759,6 +760,30 @@ def refuse_bad_paths(config: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_bad_declaration(
+    declared: UserData, datasets: Sequence[str], settings: Mapping[str, Any]
+) -> None:
+    """Refuse images of the user's that cannot be told from a built-in data set.
+
+    Raises:
+        Refusal: naming the key to change.
+    """
+    if len(datasets) > 1:
+        raise Refusal(
+            f"config: dataset.{declared.kind}: it is one data set, not {' and '.join(datasets)}"
+        )
+    if declared.name in DATASETS:
+        raise Refusal(
+            f"config: dataset.name: {declared.name} is built in; give your own images another name"
+        )
+    for key, usual in (("source", "auto"), ("archive", None), ("url", None)):
+        if settings[key] != usual:
+            raise Refusal(
+                f"config: dataset.{key}: is for built-in data sets; leave it out beside "
+                f"dataset.{declared.kind}"
+            )
+
+
 def refuse_impossible_source(
     datasets: Sequence[str], settings: Mapping[str, Any], reading: bool
 ) -> None:
@@ -771,21 +796,7 @@ def refuse_impossible_source(
         Refusal: naming the key to change.
     """
     if declared := UserData.from_config(settings):
-        if len(datasets) > 1:
-            raise Refusal(
-                f"config: dataset.{declared.kind}: it is one data set, not {' and '.join(datasets)}"
-            )
-        if declared.name in DATASETS:
-            raise Refusal(
-                f"config: dataset.name: {declared.name} is built in; give your own images another "
-                "name"
-            )
-        for key, usual in (("source", "auto"), ("archive", None), ("url", None)):
-            if settings[key] != usual:
-                raise Refusal(
-                    f"config: dataset.{key}: is for built-in data sets; leave it out beside "
-                    f"dataset.{declared.kind}"
-                )
+        refuse_bad_declaration(declared, datasets, settings)
         return
     if settings["url"] is not None:
         refuse_credentials(settings["url"])

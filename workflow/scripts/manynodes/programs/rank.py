@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,35 +222,18 @@ def ready(
         if "packed" in staged:
             environment = environment.at(staged["packed"])
         of_process = {"rank": rank, "local_rank": local_rank}
-        known = of_process | dict(task.values) | {
-            "here": Path.cwd(),
-            "python": environment.interpreter,
-            **{name: getattr(places, name) for name in
-               ("data", "files", "results", "outputs", "state")},
-        }  # fmt: skip
-        values = {key: str(value) if isinstance(value, Path) else value
-                  for key, value in known.items()}  # fmt: skip
-        command, folder = without_folder(filled(task.command, values), environment.interpreter)
-        start = Path(filled([task.directory], values)[0]).resolve() if task.directory else work
-        variables = environment_of(places, environment.variables(os.environ, start), folder)
+        command, variables, start = started(task, environment, places, of_process)
         if local_rank == 0:
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
-                for name, place in record.pop("elsewhere", {}).items():
-                    what = "a change of it trains nothing again, unless files names it"
-                    tell(f"warning: the module {name} is {place}: {what}")
-                path = (folders.evaluation if task.evaluates else folders.state) / ENVIRONMENT
-                atomic.write_text(path, json.dumps(record, indent=2) + "\n")
+                keep_record(record, folders.evaluation if task.evaluates else folders.state, tell)
             # Not before: without a module that it imports, their programs would fail first, and
             # their error would be told instead of the remedy.
             named = {name: str(path) for name, path in staged.items()}
             atomic.write_text(message, json.dumps(named))
         before = saved_now(folders, task)
         if owner:
-            for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
-                shutil.rmtree(unfinished, ignore_errors=True)
-            position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
-            owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+            begin(owner, folders, before)
         sources = sources_of(task)
         yield Rank(
             Command(
@@ -269,6 +252,49 @@ def ready(
             report,
             rows_of(task, folders) if owner else None,
         )
+
+
+def started(
+    task: Task, environment: UserEnvironment, places: Environment, of_process: Mapping[str, int]
+) -> tuple[list[str], dict[str, str], Path]:
+    """The words that start the program in its environment, its variables, and where it starts.
+
+    Args:
+        places: what it finds where.
+        of_process: its rank and local rank, by name.
+    """
+    folders = {name: getattr(places, name) for name in
+               ("data", "files", "results", "outputs", "state")}  # fmt: skip
+    known = {"here": Path.cwd(), "python": environment.interpreter, **folders}
+    values = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in (dict(of_process) | dict(task.values) | known).items()
+    }
+    command, folder = without_folder(filled(task.command, values), environment.interpreter)
+    # Nothing is left of a parameter that is null.
+    directory = filled([task.directory or "{results}"], values) or [values["results"]]
+    start = Path(directory[0]).resolve()
+    return command, environment_of(places, environment.variables(os.environ, start), folder), start
+
+
+def keep_record(record: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
+    """Keep what `looked` has found, and warn of modules that no hash covers."""
+    for name, place in record.pop("elsewhere", {}).items():
+        what = "a change of it trains nothing again, unless files names it"
+        tell(f"warning: the module {name} is {place}: {what}")
+    atomic.write_text(folder / ENVIRONMENT, json.dumps(record, indent=2) + "\n")
+
+
+def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
+    """Note from which state the program starts, without files that were never finished.
+
+    Raises:
+        Refusal: as `Owner.begin_at`.
+    """
+    for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
+    owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
 
 
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
