@@ -252,9 +252,10 @@ def draw_by_axis(
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel(plain(axis))
         axes.set_ylabel(plain(column))
-        if is_share(column, summary[column].to_numpy(dtype=float)):
+        share = is_share(column, summary[column].to_numpy(dtype=float))
+        if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
-            least_range(axes)
+        least_range(axes, share)
     words = f"{title}: {column} by setting{spread_words(summary, settings)}"
     finish(figure, grid, len(numeric), words)
     return figure
@@ -472,10 +473,15 @@ def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str])
         return figure
 
 
-def least_range(axes: Axes) -> None:
-    """Do not magnify small differences of accuracies to the whole height."""
+def least_range(axes: Axes, share: bool) -> None:
+    """Do not magnify small differences to the whole height.
+
+    Args:
+        share: whether accuracies are drawn; of other numbers a tenth of the largest is small.
+    """
     bottom, top = axes.get_ylim()
-    if (room := LEAST_RANGE - (top - bottom)) > 0:
+    least = LEAST_RANGE if share else max(abs(bottom), abs(top)) / 10
+    if (room := least - (top - bottom)) > 0:
         axes.set_ylim(bottom - room / 2, top + room / 2)
 
 

@@ -167,7 +167,7 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
         low, high = intervals.of_share(round(row["accuracy"] * images), images)
         axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
         axes.vlines([at], low, high, color=colour_of(0, 1))
-    least_range(axes)
+    least_range(axes, share=True)
     labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
     axes.set_xticks(range(len(shown)), labels, fontsize=8)
     axes.set_xlabel("nodes x processes x threads, and global batch")
