@@ -24,13 +24,12 @@ from typing import Any
 from snakemake.utils import available_cpu_count
 
 from classifier import check
-from classifier.models.names import code_of
+from classifier.models.names import code_of, with_network
 from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, shown
 from manynodes.base.provenance import code_sha256, why_no_commit
 from manynodes.base.reading import MOST, file_sha256, is_file, read_bytes, read_json
-from manynodes.base.sources import sources_sha256
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
 from manynodes.data.datasets import DATASETS
@@ -199,12 +198,7 @@ class Session:
         user_network = code_of(run.values["model"])
         if about["network_sha256"] != (user_network or None):
             found.append(f"{run.values['model'].rpartition(':')[0]} has changed")
-        # As train.py has it in run.json: the code of a network of the user's counts too.
-        now = (
-            sources_sha256({"train.py": self.code, "network": user_network})
-            if user_network
-            else self.code
-        )
+        now = with_network(self.code, run.values["model"])
         if code and about["code_sha256"] != now:
             commit = (about["git"]["commit"] or "none")[:10]
             found.append(f"its code has changed since commit {commit}")

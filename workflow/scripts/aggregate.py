@@ -88,24 +88,12 @@ def aggregate(args: argparse.Namespace) -> None:
     figures = figures_of(experiment, runs, tables, results, title)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
-    def address(file: str) -> str:
-        return mistakes.address_of(file, args.images, args.output) if args.images else ""
-
-    worst: list[Mistake] = []
-    seen = ""
+    worst, seen = list[Mistake](), ""
     if "confusion" in tables and experiment.built_in:
-        best = str(tables["confusion"]["run"].iloc[0])
-        judged = numbers.judged_together(experiment, list(runs))[best]
-        predicted = predictions.pooled([predictions.read(args.results / name) for name in judged])
-        found = data.get(str(experiment.runs[judged[0]].dataset))
-        if predicted is not None:
-            figures |= result_figures.draw_predictions(best, predicted)
-        if predicted is not None and found is not None:
-            # No number depends on the pictures.
-            with told_if_refused():
-                split, tested = images_of(predicted, found)
-                worst = mistakes.surest(predicted.table, tested, address)
-                seen = page.in_train(found.manifest, split)
+        drawn, worst, seen = judged(
+            experiment, runs, str(tables["confusion"]["run"].iloc[0]), data, args
+        )
+        figures |= drawn
     if "scaling" in tables:
         for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
             print(f"scaling: {sentence}")
@@ -129,6 +117,38 @@ def aggregate(args: argparse.Namespace) -> None:
         for file, sha256 in run.sums.items()
     }
     sums.write(args.output, made, sources)
+
+
+def judged(
+    experiment: Experiment,
+    runs: Mapping[str, Numbers],
+    best: str,
+    data: Mapping[str, DataFolder],
+    args: argparse.Namespace,
+) -> tuple[dict[str, Figure], list[Mistake], str]:
+    """What the predictions of the most accurate run show: figures, its surest mistakes, and a
+    sentence on test images that are in the training too.
+
+    Args:
+        best: the name of that run.
+        data: the data sets that are still there, by name.
+    """
+    names = numbers.judged_together(experiment, list(runs))[best]
+    predicted = predictions.pooled([predictions.read(args.results / name) for name in names])
+    if predicted is None:
+        return {}, [], ""
+
+    def address(file: str) -> str:
+        return mistakes.address_of(file, args.images, args.output) if args.images else ""
+
+    worst, seen = list[Mistake](), ""
+    if (found := data.get(str(experiment.runs[names[0]].dataset))) is not None:
+        # No number depends on the pictures.
+        with told_if_refused():
+            split, tested = images_of(predicted, found)
+            worst = mistakes.surest(predicted.table, tested, address)
+            seen = page.in_train(found.manifest, split)
+    return result_figures.draw_predictions(best, predicted), worst, seen
 
 
 def configured(given: str) -> Experiment:

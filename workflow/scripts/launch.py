@@ -243,16 +243,7 @@ def launch_on(
         with prepare() as step:
             print(*scheduler.preview(step), sep="\n")
         return
-    if bound := [name for name in BINDING if os.environ.pop(name, "")]:
-        tell(f"{' and '.join(bound)} not passed on: every rank would use the same CPUs")
-    if args.state:
-        incidents.begin(args.state, job.owner, tell)
-    if args.rank_logs:
-        remove_logs(args.rank_logs, args.log)
-        # A network file system may keep the folder as long as files in it are open.
-        args.rank_logs.mkdir(parents=True, exist_ok=True)
-    if args.log:
-        failures.begin(args.log.parent)
+    make_ready(args, job)
     with log_of(args) as log, refusals_in(log, args):
         if args.output and not args.evaluate:
             # Only here: it needs numpy, 0.2 s of a CPU.
@@ -286,6 +277,24 @@ def launch_on(
             # Processes that outlived their supervisor.
             end_descendants()
             tell_restart(first, starts, args, log)
+
+
+def make_ready(args: argparse.Namespace, job: Allocation) -> None:
+    """Remove what an earlier launch has left, and what would spoil this one.
+
+    Raises:
+        Refusal: another job trains the run, or the folder of the logs has something else in it.
+    """
+    if bound := [name for name in BINDING if os.environ.pop(name, "")]:
+        tell(f"{' and '.join(bound)} not passed on: every rank would use the same CPUs")
+    if args.state:
+        incidents.begin(args.state, job.owner, tell)
+    if args.rank_logs:
+        remove_logs(args.rank_logs, args.log)
+        # A network file system may keep the folder as long as files in it are open.
+        args.rank_logs.mkdir(parents=True, exist_ok=True)
+    if args.log:
+        failures.begin(args.log.parent)
 
 
 def end(args: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Imports are never freed, so do not garbage-collect them: that took a third of the start-up CPU
 # time.
@@ -38,7 +38,7 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from classifier.models.names import code_of
+from classifier.models.names import with_network
 from classifier.models.networks import WHITENING
 from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
@@ -155,10 +155,7 @@ def train(
         staged = staged_here(data, process, contract, args.scratch)
         if staged.status == "fallback" and process.local_rank == 0:
             print(staged)
-        code = code_sha256("train.py")
-        if own := code_of(run.model):
-            # A user's network is code of this run too.
-            code = sources_sha256({"train.py": code, "network": own})
+        code = with_network(code_sha256("train.py"), run.model)
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
@@ -186,23 +183,11 @@ def train(
                 stop.agreed = True
                 if data.bytes <= CHECKED_WHEN_STOPPED:
                     refuse_changed_images(training, saver)
-                saver.save(training.rank_state(), training.state, wait=True)
-                add_to_report(stopped=stop.reason or "another rank was asked to")
-                where = f"{progress(training.epoch, training.step)}, of {run.epochs} epochs"
-                raise Stopped(f"stopped ({reason}) after {where}; saved in {folder}")
+                save_and_stop(training, saver, reason, stop.reason)
             training.end_epoch()
             if owner:
                 owner.check()
-                run_name = f"{args.output.parent.name}/{args.output.name}"
-                line = epoch_line(training.history[-1], run.epochs)
-                bar.write(f"{run_name}: {line}", file=sys.stdout)
-                sys.stdout.flush()
-                rows = list(training.history)
-                saver.note(partial(write_metrics, args.output / "metrics.csv", rows))
-                keep_checkpoint(training, folder)
-                seconds = training.history[-1]["seconds"]
-                for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
-                    tell_slow(folder, line)
+                after_epoch(training, args.output, saver, bar, slow_hosts)
             last = training.finished
             if last and training.epoch < run.epochs and process.first:
                 tell(f"patience: no better {run.best} for {run.patience} epochs")
@@ -214,6 +199,36 @@ def train(
         if owner:
             owner.check()
             publish(training, request, folder, args.output, ranks, saver, probed)
+
+
+def after_epoch(
+    training: Training, output: Path, saver: Saver, bar: tqdm, slow_hosts: SlowHosts
+) -> None:
+    """On rank 0: print the epoch, keep its row and its weights, and warn of slow hosts."""
+    bar.write(epoch_line(output, training), file=sys.stdout)
+    sys.stdout.flush()
+    rows = list(training.history)
+    saver.note(partial(write_metrics, output / "metrics.csv", rows))
+    keep_checkpoint(training, saver.folder)
+    seconds = training.history[-1]["seconds"]
+    for line in slow_hosts.add(training.per_rank[:, 0].tolist(), seconds):
+        tell_slow(saver.folder, line)
+
+
+def save_and_stop(training: Training, saver: Saver, agreed: str, asked: str | None) -> NoReturn:
+    """Save the state and end, as all ranks have agreed.
+
+    Args:
+        agreed: why.
+        asked: why this rank was asked to; None if another one was.
+
+    Raises:
+        Stopped: always.
+    """
+    saver.save(training.rank_state(), training.state, wait=True)
+    add_to_report(stopped=asked or "another rank was asked to")
+    where = f"{progress(training.epoch, training.step)}, of {training.run.epochs} epochs"
+    raise Stopped(f"stopped ({agreed}) after {where}; saved in {saver.folder}")
 
 
 def refuse_changed_images(training: Training, saver: Saver) -> None:
@@ -453,23 +468,7 @@ def publish(
     # Another Snakemake may have removed this folder as incomplete.
     (output / "checkpoints").mkdir(exist_ok=True)
     write_metrics(output / "metrics.csv", training.history)
-    run = training.run
-    published = sorted(scheduled(run.checkpoint_every, training.epoch))
-    for epoch in published:
-        path = checkpoint(folder, epoch)
-        atomic.write_bytes(output / "checkpoints" / path.name, path.read_bytes())
-    # The user's network is in the weights file too, which is complete without this folder.
-    for name, text in training.classifier.description.get("sources", {}).items():
-        source = output / "network" / name
-        source.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(source, text)
-    epoch = best_epoch(training.history, run.best) if run.best else training.epoch
-    if run.best:
-        path = checkpoint(folder, epoch)
-        atomic.write_bytes(output / "model.safetensors", path.read_bytes())
-    else:
-        training.save_weights(output / "model.safetensors")
-    names = [f"checkpoints/{checkpoint(folder, each).name}" for each in published]
+    names = publish_weights(training, folder, output)
     # The code that trained was read at the start of the attempt.
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
     incidents.note_checkout(folder, git["commit"], git_state()["commit"])
@@ -498,12 +497,42 @@ def publish(
         "ended": now(),
         "seconds": round(sum(attempt["seconds"] for attempt in training.attempts), 3),
         "saving": {"times": saver.times, "seconds": round(saver.seconds, 3)},
-        "metrics": training.history[epoch - 1],
+        "metrics": training.history[final_epoch(training) - 1],
     }
     text = json.dumps(about, indent=2) + "\n"
     atomic.write_text(folder / replaced.FINISHED, hashlib.sha256(text.encode()).hexdigest())
     atomic.write_text(output / "run.json", text)
     replaced.forget(output)
+
+
+def publish_weights(training: Training, folder: Path, output: Path) -> list[str]:
+    """Write the final weights, those of the epochs to keep, and the user's network.
+
+    Returns:
+        The names of the files of the epochs to keep.
+    """
+    run = training.run
+    published = [checkpoint(folder, epoch)
+                 for epoch in sorted(scheduled(run.checkpoint_every, training.epoch))]  # fmt: skip
+    for path in published:
+        atomic.write_bytes(output / "checkpoints" / path.name, path.read_bytes())
+    # The user's network is in the weights file too, which is complete without this folder.
+    for name, text in training.classifier.description.get("sources", {}).items():
+        source = output / "network" / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(source, text)
+    if run.best:
+        path = checkpoint(folder, final_epoch(training))
+        atomic.write_bytes(output / "model.safetensors", path.read_bytes())
+    else:
+        training.save_weights(output / "model.safetensors")
+    return [f"checkpoints/{path.name}" for path in published]
+
+
+def final_epoch(training: Training) -> int:
+    """The epoch whose weights are the result."""
+    best = training.run.best
+    return best_epoch(training.history, best) if best else training.epoch
 
 
 def measured(
@@ -537,10 +566,15 @@ def network_sha256(training: Training) -> str | None:
     return sources_sha256(sources) if sources else None
 
 
-def epoch_line(row: dict[str, Any], epochs: int) -> str:
-    """One epoch as a line for a log or a terminal."""
+def epoch_line(output: Path, training: Training) -> str:
+    """The last epoch as a line for a log or a terminal.
+
+    Args:
+        output: of the run.
+    """
+    row = training.history[-1]
     parts = [
-        f"epoch {row['epoch']}/{epochs}",
+        f"{output.parent.name}/{output.name}: epoch {row['epoch']}/{training.run.epochs}",
         f"train loss {row['train_loss']:.3f} accuracy {row['train_accuracy']:.2%}",
     ]
     if row["val_loss"] is not None:

@@ -180,31 +180,44 @@ def build(
         if arguments:
             raise Refusal(f"model_args: {model} takes none; leave it out")
         network = getattr(networks, BUILT_IN_MODELS[model].builder)(widths, classes, channels)
-    elif model.startswith(TIMM):
-        network = timm().create_model(
+    else:
+        network = library_network(model, classes, channels, arguments)
+    return Classifier(network, description, channels)
+
+
+def library_network(
+    model: str, classes: int, channels: int, arguments: dict[str, Any]
+) -> nn.Module:
+    """A network of timm's or torchvision's, untrained.
+
+    Raises:
+        Refusal: it is not for such images, or the arguments are not its own.
+    """
+    if model.startswith(TIMM):
+        return timm().create_model(
             model.removeprefix(TIMM),
             pretrained=False,
             num_classes=classes,
             in_chans=channels,
             **arguments,
         )
-    else:
-        models = torchvision().models
-        try:
-            network = models.get_model(model, weights=None, num_classes=classes, **arguments)
-        except (TypeError, ValueError) as error:
-            if not arguments:
-                raise
-            raise Refusal(f"model_args: {one_line(str(error), 150)}") from None
-        if channels == 1:
-            # They take RGB only. A hook, so that the weights keep their names.
-            network.register_forward_pre_hook(lambda _, given: (given[0].expand(-1, 3, -1, -1),))
-        elif channels != 3:
-            raise Refusal(
-                f"model: {model} takes grey or RGB images, these have {channels} channels; give "
-                f"timm/{model} or a network of your own"
-            )
-    return Classifier(network, description, channels)
+    try:
+        network: nn.Module = torchvision().models.get_model(
+            model, weights=None, num_classes=classes, **arguments
+        )
+    except (TypeError, ValueError) as error:
+        if not arguments:
+            raise
+        raise Refusal(f"model_args: {one_line(str(error), 150)}") from None
+    if channels == 1:
+        # They take RGB only. A hook, so that the weights keep their names.
+        network.register_forward_pre_hook(lambda _, given: (given[0].expand(-1, 3, -1, -1),))
+    elif channels != 3:
+        raise Refusal(
+            f"model: {model} takes grey or RGB images, these have {channels} channels; give "
+            f"timm/{model} or a network of your own"
+        )
+    return network
 
 
 def user_network(

@@ -96,6 +96,16 @@ def code_of(model: str) -> str:
     return sources_sha256(user_sources(model)) if is_user_model(model) else ""
 
 
+def with_network(code_sha256: str, model: str) -> str:
+    """SHA-256 of the code of a training: a user's network is code of it too.
+
+    Args:
+        code_sha256: of train.py.
+    """
+    network = code_of(model)
+    return sources_sha256({"train.py": code_sha256, "network": network}) if network else code_sha256
+
+
 @cache
 def refuse_unknown_model(name: str) -> None:
     """Refuse a model that nobody has.

@@ -4,7 +4,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -100,19 +100,7 @@ def from_arrays(user_data: UserData, folder: Path) -> Imported:
             )
         names = tuple(map(str, range(classes)))
         in_test = split_by_class(labels["all"], user_data, classes) if "all" in splits else None
-        shapes = {split: image_shape(rows, split) for split, (rows, _) in splits.items()}
-        if len(set(shapes.values())) > 1:
-            one, other = shapes.values()
-            raise Refusal(f"dataset.arrays: train images are {one}, test images are {other}")
-        shape = next(iter(shapes.values()))
-        types = {split: rows.dtype for split, (rows, _) in splits.items()}
-        if len({kind_of(dtype) for dtype in types.values()}) > 1:
-            # Their ranges would differ too: 0 to 1 and 0 to 255.
-            raise Refusal(
-                f"dataset.arrays: train images are {types['train']}, test images are "
-                f"{types['test']}; save both with the same type"
-            )
-        kind = kind_of(next(iter(types.values())))
+        shape, kind = shape_and_kind({split: rows for split, (rows, _) in splits.items()})
         files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
         for file in files.values():
             stack.callback(file.close)
@@ -146,6 +134,26 @@ def from_arrays(user_data: UserData, folder: Path) -> Imported:
             (),
             shared_images(files["train"], files["test"]),
         )
+
+
+def shape_and_kind(splits: Mapping[str, NpyRows]) -> tuple[tuple[int, int, int], str]:
+    """The shape (h, w, c) of all images, and the type in which they are kept.
+
+    Raises:
+        Refusal: those of the splits differ.
+    """
+    shapes = {split: image_shape(rows, split) for split, rows in splits.items()}
+    if len(set(shapes.values())) > 1:
+        one, other = shapes.values()
+        raise Refusal(f"dataset.arrays: train images are {one}, test images are {other}")
+    types = {split: rows.dtype for split, rows in splits.items()}
+    if len({kind_of(dtype) for dtype in types.values()}) > 1:
+        # Their ranges would differ too: 0 to 1 and 0 to 255.
+        raise Refusal(
+            f"dataset.arrays: train images are {types['train']}, test images are "
+            f"{types['test']}; save both with the same type"
+        )
+    return next(iter(shapes.values())), kind_of(next(iter(types.values())))
 
 
 def kind_of(dtype: np.dtype) -> str:

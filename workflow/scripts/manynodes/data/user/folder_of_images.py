@@ -59,6 +59,12 @@ class Listing:
     paths: list[Path]
     labels: list[int]
 
+    def kept(self, rows: np.ndarray, root: Path) -> "Listing":
+        """Those of some rows, with their paths in a folder."""
+        places = rows.tolist()
+        paths = [self.paths[place].relative_to(root) for place in places]
+        return Listing(paths, [self.labels[place] for place in places])
+
 
 class Decoded(NamedTuple):
     """What is known of an image whose pixels are written.
@@ -126,33 +132,21 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
         tell_dark(levels, tell)
-        images, kept_paths, origins = {}, {}, {}
+        kept = {}
         for split, file in files.items():
-            paths, numbers = listings[split].paths, listings[split].labels
-            kept = np.setdiff1d(np.arange(len(paths)), list(bad[split]))
-            file.keep(kept)
-            kept_paths[split] = [paths[row].relative_to(user_data.path) for row in kept.tolist()]
-            labels = np.asarray(numbers, label_type(len(class_names)))[kept]
-            refuse_empty_class(labels, class_names, split, user_data)
-            np.save(folder / f"{split}_labels.npy", labels)
-            images[split] = len(kept)
-            origins[split] = labels.tolist(), kept_paths[split]
-        write_extra(folder, kept_paths["train"], extra)
-        write_origins(folder / FILE, class_names, origins)
+            rows = np.setdiff1d(np.arange(len(listings[split].paths)), list(bad[split]))
+            file.keep(rows)
+            kept[split] = listings[split].kept(rows, Path(user_data.path))
+        write_labels(user_data, folder, class_names, kept)
+        write_extra(folder, kept["train"].paths, extra)
         shared = shared_images(files["train"], files["test"])
         similar = list(similar_images(files["train"], files["test"]))
-    if similar:
-        test_row, train_row = similar[0]
-        tell(
-            f"warning: {len(similar):,} of the {images['test']:,} test images are almost the same "
-            f"as one of train, such as {kept_paths['test'][test_row]} and "
-            f"{kept_paths['train'][train_row]}; accuracy on them says little about new images"
-        )
+    tell_similar(similar, kept, tell)
     return Imported(
         class_names,
         (*size, channels),
         "uint8",
-        images,
+        {split: len(listing.paths) for split, listing in kept.items()},
         tuple(
             str(listings[split].paths[number].relative_to(user_data.path))
             for split in SPLITS
@@ -160,6 +154,40 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         ),
         shared,
         len(similar),
+    )
+
+
+def write_labels(
+    user_data: UserData, folder: Path, class_names: Sequence[str], kept: Mapping[str, Listing]
+) -> None:
+    """Write the labels and the names of the images that could be read.
+
+    Raises:
+        Refusal: none is left of a class.
+    """
+    for split, listing in kept.items():
+        labels = np.asarray(listing.labels, label_type(len(class_names)))
+        refuse_empty_class(labels, class_names, split, user_data)
+        np.save(folder / f"{split}_labels.npy", labels)
+    origins = {split: (listing.labels, listing.paths) for split, listing in kept.items()}
+    write_origins(folder / FILE, class_names, origins)
+
+
+def tell_similar(
+    similar: Sequence[tuple[int, int]], kept: Mapping[str, Listing], tell: Callable[[str], None]
+) -> None:
+    """Warn of test images that are almost the same as one of train.
+
+    Args:
+        similar: their rows, and one row of train each.
+    """
+    if not similar:
+        return
+    test_row, train_row = similar[0]
+    tell(
+        f"warning: {len(similar):,} of the {len(kept['test'].paths):,} test images are almost the "
+        f"same as one of train, such as {kept['test'].paths[test_row]} and "
+        f"{kept['train'].paths[train_row]}; accuracy on them says little about new images"
     )
 
 

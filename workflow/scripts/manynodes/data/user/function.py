@@ -75,24 +75,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         tell_warned(warned, tell)
         tell_dark(levels, tell)
         classes = 1 + max(max(found) for found in labels.values())
-        given = getattr(module, "CLASSES", None)
-        if given is not None and not isinstance(given, list | tuple):
-            raise Refusal(
-                f"dataset.python: CLASSES of {path.name} is {shown(given)}; a list of the names of "
-                "the classes is needed"
-            )
-        named = given if given is not None else range(min(classes, MOST_CLASSES + 1))
-        names = tuple(unicodedata.normalize("NFC", str(name)) for name in named)
-        if len(set(names)) < len(names):
-            raise Refusal(f"dataset.python: CLASSES of {path.name} has a name twice")
-        if len(names) < classes or len(names) > MOST_CLASSES:
-            raise Refusal(
-                f"dataset.python: the label {classes - 1:,} is out of range; "
-                + (f"CLASSES has {len(names)} names" if given is not None else "it is too large")
-            )
-        for name in names:
-            if not name.isprintable() or not 0 < len(name) <= 100:
-                raise Refusal(f"dataset.python: {shown(name)} is not a name for a class")
+        names = class_names(getattr(module, "CLASSES", None), path, classes)
         for split in SPLITS:
             found = np.asarray(labels[split], np.int64)
             refuse_empty_class(found, names, split, user_data)
@@ -106,6 +89,36 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             (),
             shared_images(files["train"], files["test"]),
         )
+
+
+def class_names(given: Any, path: Path, classes: int) -> tuple[str, ...]:
+    """The names of the classes: those that the file gives, or numbers.
+
+    Args:
+        given: CLASSES of the file; None without.
+        classes: one more than the largest label.
+
+    Raises:
+        Refusal: they are no names, or fewer than the labels.
+    """
+    if given is not None and not isinstance(given, list | tuple):
+        raise Refusal(
+            f"dataset.python: CLASSES of {path.name} is {shown(given)}; a list of the names of "
+            "the classes is needed"
+        )
+    named = given if given is not None else range(min(classes, MOST_CLASSES + 1))
+    names = tuple(unicodedata.normalize("NFC", str(name)) for name in named)
+    if len(set(names)) < len(names):
+        raise Refusal(f"dataset.python: CLASSES of {path.name} has a name twice")
+    if len(names) < classes or len(names) > MOST_CLASSES:
+        raise Refusal(
+            f"dataset.python: the label {classes - 1:,} is out of range; "
+            + (f"CLASSES has {len(names)} names" if given is not None else "it is too large")
+        )
+    for name in names:
+        if not name.isprintable() or not 0 < len(name) <= 100:
+            raise Refusal(f"dataset.python: {shown(name)} is not a name for a class")
+    return names
 
 
 def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) -> Iterator[Any]:
