@@ -26,6 +26,8 @@ from manynodes.base.processes import STARTED, stat_of
 MARK = "MANYNODES_TEST"
 # Of the folders of one run of the tests, in the system's temporary folder.
 FOLDERS = "manynodes-tests-"
+# The namespace outside of all containers, in every Linux.
+MACHINE = "4026531836"
 # OpenPBS's qsub leaves a process for the next submission, which ends by itself after a minute.
 STAYS = re.compile(rb"(/opt/pbs/bin/)?qsub\0")
 # Where tests make control groups, which are named like their folders: in version 1, each controller
@@ -43,15 +45,28 @@ FAILED = pytest.StashKey[bool]()
 
 
 def owner(pid: int) -> str:
-    """A process that runs tests: its number, which can come again, and when it began."""
-    return f"{pid}-{stat_of(pid)[STARTED]}"
+    """A process that runs tests: its number, which can come again, when it began, and in a
+    container, which of them gave it this number.
+    """
+    of_container = "" if container() == MACHINE else f"-{container()}"
+    return f"{pid}-{stat_of(pid)[STARTED]}{of_container}"
 
 
-def is_alive(name: str) -> bool:
-    """Whether the process of this name, see `owner`, still runs."""
+def container() -> str:
+    """The number of this process's namespace of processes."""
+    return Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+
+
+def is_over(name: str) -> bool:
+    """Whether the process of this name, see `owner`, has ended. Of one in another container, which
+    shares a folder with us or whose processes we see, nothing is known.
+    """
+    pid, _, rest = name.partition("-")
+    if (rest.partition("-")[2] or MACHINE) != container():
+        return False
     with suppress(OSError, ValueError):
-        return owner(int(name.partition("-")[0])) == name
-    return False
+        return owner(int(pid)) != name
+    return True
 
 
 def marked() -> dict[int, str]:
@@ -138,14 +153,14 @@ def folder_of(name: str) -> Path:
 
 def sweep() -> None:
     """Remove what is left of runs of the tests that were killed."""
-    kill(lambda value: not is_alive(value.partition(" ")[0]))
+    kill(lambda value: is_over(value.partition(" ")[0]))
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        if not is_alive(folder.name.removeprefix(FOLDERS)):
+        if is_over(folder.name.removeprefix(FOLDERS)):
             unmount_below(folder)
             shutil.rmtree(folder, ignore_errors=True)
     for controller in CONTROLLERS:
         for group in control_groups(controller).glob(f"{FOLDERS}*"):
-            if not is_alive(group.name.removeprefix(FOLDERS)):
+            if is_over(group.name.removeprefix(FOLDERS)):
                 # It may be another user's.
                 with suppress(OSError):
                     group.rmdir()

@@ -115,3 +115,16 @@ def test_what_an_interrupted_run_leaves_is_ended_at_the_latest_by_the_next(
         assert "1 passed" in said
     assert its_processes() == [], said
     assert not list(tmp_path.glob(f"{leftovers.FOLDERS}*"))
+
+
+def test_what_another_container_runs_is_left_alone(monkeypatch) -> None:
+    """It has numbers of its own: a run in a container that shares /tmp was killed from outside."""
+    mine = leftovers.owner(os.getpid())
+    pid, began, *_ = mine.split("-")
+    ended = mine.replace(began, f"{int(began) + 1}")
+    assert not leftovers.is_over(mine)
+    assert leftovers.is_over(ended)
+    assert not leftovers.is_over(f"{pid}-{int(began) + 1}-1")
+    monkeypatch.setattr(leftovers, "container", lambda: "1")
+    assert leftovers.is_over(f"{pid}-{int(began) + 1}-1")
+    assert not leftovers.is_over(ended)
