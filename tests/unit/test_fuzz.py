@@ -1,17 +1,36 @@
 """A small part of `make fuzz`, with cases of its own."""
 
+import json
+import random
 from types import SimpleNamespace
 
 import pytest
 
 import fuzz
+from manynodes.base import reading
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> fuzz.Material:
+    return fuzz.make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.faults)])
-def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, cases) -> None:
-    material = fuzz.make_material(tmp_path / "material")
+def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, material, cases) -> None:
     wanted = SimpleNamespace(seed=2, cases=cases * len(fuzz.READERS), programs=0, only=None)
     assert fuzz.fuzz(material, wanted, tmp_path) == 0
+
+
+@pytest.mark.parametrize("form", ["run", "evaluation"])
+def test_the_fast_check_of_many_files_says_what_jsonschema_says(material, form) -> None:
+    whole = json.loads((material.run / f"{form}.json").read_text())
+    assert reading.fast_check(form)(whole)
+    draw, verdicts = random.Random(0), []
+    for _ in range(400):
+        value = fuzz.mutated(whole, draw, material.canary)
+        verdicts.append(reading.validator(form).is_valid(value))
+        assert reading.fast_check(form)(value) == verdicts[-1], value
+    assert {*verdicts} == {True, False}
 
 
 def test_the_fuzzer_sees_what_is_wrong(tmp_path, monkeypatch) -> None:

@@ -7,7 +7,10 @@ import json
 import math
 import os
 import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,10 @@ from manynodes.base.errors import Refusal, reason
 SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 # Bytes of a JSON file or a table. Our largest one, run.json with a thousand ranks, has one million.
 MOST = 100_000_000
+# Files of a form, before the others are checked by code that is made for it: with jsonschema, a
+# run.json takes 7 ms and an evaluation.json of 100 epochs 24, with that code 2 and 1; making it 24.
+FEW = 5
+READ: defaultdict[str, Iterator[int]] = defaultdict(count)
 
 
 def is_file(path: str | Path) -> bool:
@@ -79,6 +86,34 @@ def validator(form: str) -> jsonschema.Draft202012Validator:
 
 
 @cache
+def fast_check(form: str) -> Callable[[Any], bool]:
+    """Whether a value matches one of our schemas, by a check that cannot say well why it does not.
+    It knows draft 7, of which our schemas use what has not changed since.
+    """
+    # Only here: few programs read many files.
+    import fastjsonschema
+
+    def contents(name: str) -> dict[str, Any]:
+        return schema(name).contents | {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+    check = fastjsonschema.compile(
+        contents(f"{form}.schema.yaml"),
+        handlers={"": contents},
+        use_default=False,
+        detailed_exceptions=False,
+    )
+
+    def fits(value: Any) -> bool:
+        try:
+            check(value)
+        except fastjsonschema.JsonSchemaValueException:
+            return False
+        return True
+
+    return fits
+
+
+@cache
 def schema(name: str) -> Resource:
     """One of our schemas; another one may refer to it by its file name."""
     return DRAFT202012.create_resource(read_own_yaml(SCHEMAS / name))
@@ -118,6 +153,8 @@ def parse_form(content: bytes, form: str) -> dict[str, Any]:
         ValueError: it does not match the schema.
     """
     value = parse_json(content)
+    if next(READ[form]) >= FEW and fast_check(form)(value):
+        return value
     error = next(validator(form).iter_errors(value), None)
     if error is not None:
         raise ValueError(
