@@ -3,6 +3,7 @@ them. tests/workflow/test_mistakes.py runs Snakemake itself.
 """
 
 import os
+import venv
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
+from manynodes.experiment.missing import is_module, refuse_missing_program
 from manynodes.schedulers.registry import on_hosts
-from session import is_module, refuse_missing_program
 
 REFUSED = {
     "program: nowhere.py": "config: program: nowhere.py is not there",
@@ -102,3 +103,21 @@ def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatc
     absent = [is_module(name) for name in ("loud.none", "loud.quiet.x", "train.sh", ".x", "")]
     assert is_module("__main__") in (True, False)  # without a traceback
     assert (found, absent) == ([True] * 3, [False] * 5)
+
+
+def test_a_module_is_looked_for_in_the_python_that_will_run_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    venv.create("v", symlinks=True)
+    (packages,) = Path("v").glob("lib/python3*/site-packages")
+    (packages / "there.py").touch()
+
+    def checked(program: str, environment: str) -> None:
+        text = f"experiment: e\nprogram: {program}\nenvironment: {environment}\n"
+        Path("e.yaml").write_text(text)
+        check(Path("e.yaml"))
+
+    checked("there", "{python: v}")
+    checked("there", "{python: v, setup: 'true'}")
+    for program, environment in (("there", "null"), ("snakemake", "{python: v}")):
+        with pytest.raises(Refusal, match=f'program: "{program}" is neither a Python file nor a'):
+            checked(program, environment)

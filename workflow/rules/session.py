@@ -3,7 +3,6 @@
 The adapter between Snakemake and the library, with common.smk.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from importlib.machinery import PathFinder
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,18 +25,18 @@ from classifier import check
 from classifier.models.names import code_of, with_network
 from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
-from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, shown
+from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line
 from manynodes.base.provenance import code_sha256, why_no_commit
-from manynodes.base.reading import MOST, file_sha256, is_file, read_bytes, read_json
+from manynodes.base.reading import MOST, file_sha256, read_bytes, read_json
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
-from manynodes.data.datasets import DATASETS
 from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command, job_size
 from manynodes.experiment.config import Experiment, Run, facts, facts_of
 from manynodes.experiment.environments import other_packages, packages_of
+from manynodes.experiment.missing import refuse_missing
 from manynodes.programs.folders import Folders, read_request
 from manynodes.reporting import measures, progress, results, sums
 from manynodes.schedulers import registry
@@ -95,15 +93,8 @@ class Session:
         self.refuse_storage()
         self.refuse_wrong_hosts()
         self.refuse_crowd()
-        if self.experiment.user_data:
-            self.experiment.user_data.refuse_missing()
-            # A syntax error in the user's file is found here.
-            _ = self.experiment.user_data.settings
-        self.refuse_missing_archive()
-        if self.experiment.built_in:
-            refuse_missing_weights(self.experiment, self.results)
-        else:
-            refuse_missing_program(self.experiment)
+        refuse_missing(self.experiment, self.results)
+        if not self.experiment.built_in:
             # Looks at every file.
             _ = self.files_fingerprint
         if user_data := self.experiment.user_data:
@@ -360,22 +351,6 @@ class Session:
                     f"{run.nproc_per_node}) on this machine's {cpus} "
                     f"CPUs; use at most {MOST_PER_CPU * cpus}, or a cluster's profile"
                 )
-
-    def refuse_missing_archive(self) -> None:
-        """Refuse a missing archive before fetch would."""
-        settings = self.experiment.config["dataset"] or {"archive": None, "source": "auto"}
-        archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
-        wanted = {
-            run.dataset
-            for run in self.experiment.runs.values()
-            if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
-        }
-        fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
-        if archive and not fetched and not Path(archive).expanduser().is_file():
-            raise Refusal(
-                f"config: dataset.archive: {archive} is not there, or not a file; give the path of "
-                "the official archive"
-            )
 
     def facts_of(self, user_data: UserData) -> dict[str, Any]:
         """The user's own images, as far as they are known, for a program's `check`."""
@@ -749,73 +724,6 @@ def is_state_of(folder: Path, experiment: Experiment) -> bool:
             return bool(read_request(Folders(folder))["attempts"] == about["attempts"])
         return (folder / "state" / FINISHED).read_text() == file_sha256(folder / "run.json")
     return False
-
-
-def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
-    """Refuse weights to start from that are not there, or that the run itself would replace."""
-    for name, run in experiment.runs.items():
-        if not run.initial_weights:
-            continue
-        path = Path(run.initial_weights)
-        if not path.is_file():
-            raise Refusal(f"config: initial_weights: {path} is not there, or not a file")
-        if (results / name).resolve() in path.resolve().parents:
-            raise Refusal(
-                f"config: initial_weights: {path} would be replaced by this run; give another "
-                "experiment name"
-            )
-
-
-def refuse_missing_program(experiment: Experiment) -> None:
-    """Refuse a program that is not there or is no Python, and a missing directory."""
-    refuse_unknown_program(experiment)
-    experiment.environment.refuse_missing()
-    directory = experiment.config["directory"]
-    if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
-        raise Refusal(f"config: directory: {directory} is not there, or not a folder")
-    for key in ("sources_sha256", "evaluation_sha256"):
-        try:
-            getattr(experiment, key)
-        except Refusal as refusal:
-            which = "program" if key == "sources_sha256" else "evaluate"
-            raise Refusal(f"config: {which}: {refusal}") from None
-
-
-def refuse_unknown_program(experiment: Experiment) -> None:
-    """Refuse a name that is neither a file nor a module, and a command that is not there."""
-    given = {key: experiment.config[key] for key in ("program", "evaluate")}
-    if isinstance(given["evaluate"], list):
-        given["evaluate"] = given["evaluate"][0]
-    for key, name in given.items():
-        # One beside a configuration has its folder in front.
-        if name is None or name.endswith(".py") or "/" in name or ":" in name:
-            continue
-        if not is_module(name):
-            remedy = {
-                "program": "give the file, and its options in arguments; for other programs there "
-                "is command",
-                "evaluate": "give the file, or a list of it and its options: [evaluate.py, --x, 1]",
-            }[key]
-            raise Refusal(
-                f"config: {key}: {shown(name)} is neither a Python file nor a module; {remedy}"
-            )
-    first = (experiment.config["command"] or [""])[0]
-    # An absolute path may exist on the compute nodes only.
-    relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
-    if relative and not is_file(first):
-        raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
-
-
-def is_module(name: str) -> bool:
-    """Whether there is such a module; runs none of the packages that it lies in."""
-    first, *inside = name.split(".")
-    spec = None
-    with suppress(ValueError):  # __main__, and an empty name
-        spec = importlib.util.find_spec(first)
-    for part in inside:
-        places = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(part, places) if places else None
-    return spec is not None
 
 
 def parts(job: Any) -> Iterable[Any]:

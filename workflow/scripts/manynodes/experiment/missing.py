@@ -1,0 +1,136 @@
+"""Refuse what a configuration names and what is not there, before any job."""
+
+import importlib.util
+import os
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from manynodes.base.errors import Refusal, shown
+from manynodes.base.reading import is_file
+from manynodes.data.datasets import DATASETS
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.environments import UserEnvironment, look
+
+
+def refuse_missing(experiment: Experiment, results: Path) -> None:
+    """Refuse images, an archive, weights, programs and folders that are not there.
+
+    Args:
+        results: the folder of the experiment.
+
+    Raises:
+        Refusal: naming what is missing, with the key.
+    """
+    if experiment.user_data:
+        experiment.user_data.refuse_missing()
+        # A syntax error in the user's file is found here.
+        _ = experiment.user_data.settings
+    refuse_missing_archive(experiment)
+    if experiment.built_in:
+        refuse_missing_weights(experiment, results)
+    else:
+        refuse_missing_program(experiment)
+
+
+def refuse_missing_archive(experiment: Experiment) -> None:
+    """Refuse a missing archive before fetch would.
+
+    Raises:
+        Refusal: naming it.
+    """
+    settings = experiment.config["dataset"] or {"archive": None, "source": "auto"}
+    archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
+    wanted = {
+        run.dataset
+        for run in experiment.runs.values()
+        if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
+    }
+    fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
+    if archive and not fetched and not Path(archive).expanduser().is_file():
+        raise Refusal(
+            f"config: dataset.archive: {archive} is not there, or not a file; give the path of "
+            "the official archive"
+        )
+
+
+def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
+    """Refuse weights to start from that are not there, or that the run itself would replace."""
+    for name, run in experiment.runs.items():
+        if not run.initial_weights:
+            continue
+        path = Path(run.initial_weights)
+        if not path.is_file():
+            raise Refusal(f"config: initial_weights: {path} is not there, or not a file")
+        if (results / name).resolve() in path.resolve().parents:
+            raise Refusal(
+                f"config: initial_weights: {path} would be replaced by this run; give another "
+                "experiment name"
+            )
+
+
+def refuse_missing_program(experiment: Experiment) -> None:
+    """Refuse a program that is not there or is no Python, and a missing directory."""
+    experiment.environment.refuse_missing()
+    refuse_unknown_program(experiment)
+    directory = experiment.config["directory"]
+    if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
+        raise Refusal(f"config: directory: {directory} is not there, or not a folder")
+    for key in ("sources_sha256", "evaluation_sha256"):
+        try:
+            getattr(experiment, key)
+        except Refusal as refusal:
+            which = "program" if key == "sources_sha256" else "evaluate"
+            raise Refusal(f"config: {which}: {refusal}") from None
+
+
+def refuse_unknown_program(experiment: Experiment) -> None:
+    """Refuse a name that is neither a file nor a module, and a command that is not there."""
+    given = {key: experiment.config[key] for key in ("program", "evaluate")}
+    if isinstance(given["evaluate"], list):
+        given["evaluate"] = given["evaluate"][0]
+    for key, name in given.items():
+        # One beside a configuration has its folder in front.
+        if name is None or name.endswith(".py") or "/" in name or ":" in name:
+            continue
+        if not finds(experiment.environment, name):
+            remedy = {
+                "program": "give the file, and its options in arguments; for other programs there "
+                "is command",
+                "evaluate": "give the file, or a list of it and its options: [evaluate.py, --x, 1]",
+            }[key]
+            raise Refusal(
+                f"config: {key}: {shown(name)} is neither a Python file nor a module; {remedy}"
+            )
+    first = (experiment.config["command"] or [""])[0]
+    # An absolute path may exist on the compute nodes only.
+    relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
+    if relative and not is_file(first):
+        raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
+
+
+def finds(environment: UserEnvironment, module: str) -> bool:
+    """Whether the program's Python finds a module; True if it cannot be asked here."""
+    if environment.is_ours:
+        return is_module(module)
+    if not environment.answers_here:
+        return True
+    variables = environment.variables(os.environ, Path())
+    first = module.partition(".")[0]
+    try:
+        look(environment, [environment.interpreter], variables, [first], Path(), listed=False)
+    except Refusal:
+        return False
+    return True
+
+
+def is_module(name: str) -> bool:
+    """Whether our Python finds such a module; runs none of the packages that it lies in."""
+    first, *inside = name.split(".")
+    spec = None
+    with suppress(ValueError):  # __main__, and an empty name
+        spec = importlib.util.find_spec(first)
+    for part in inside:
+        places = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(part, places) if places else None
+    return spec is not None
