@@ -75,7 +75,10 @@ REFUSED = [
         "one of them",
     ),
     ({"dataset": {"nam": "digits"}}, "dataset.nam: unknown key; did you mean name?"),
-    ({"dataset": "cifar10"}, 'dataset: "cifar10" is not a mapping of keys to values'),
+    (
+        {"dataset": "cifar10"},
+        'dataset: "cifar10" is not a mapping of keys to values; write {name: cifar10}',
+    ),
     (
         {"dataset": {"name": "mnist"}},
         f'dataset.name: "mnist" is not one of {", ".join(DATASETS)}; for your own images give '
@@ -197,7 +200,7 @@ REFUSED = [
         {"dataset": {"name": "digits"}, "freeze": "head", "rates": {"head": 2}},
         "rates: head matches only parameters that are not trained",
     ),
-    ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list'),
+    ({"scratch": "/tmp"}, 'scratch: "/tmp" is not a list; write [/tmp]'),
     (
         {"model": "resnet19"},
         f"model: resnet19 is neither {', '.join(BUILT_IN_MODELS)} nor "

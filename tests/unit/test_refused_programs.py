@@ -23,6 +23,7 @@ REFUSED = {
     "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
     "program: p.py\ncommand: [ls]": "config: command: program is given too",
     "program: p.py\narguments: ['{lr}']": "config: arguments: {lr} stands for nothing",
+    "program: p.py\narguments: --lr {lr}": 'is not a list; write [--lr, "{lr}"]',
     "program: p.py\noutputs: [../x]": 'config: outputs: "../x" is not a path inside',
     "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
     "program: p.py\nparameters: {a-b: 2}": 'config: parameters: "a-b" is not a name of letters',

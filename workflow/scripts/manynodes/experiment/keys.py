@@ -4,6 +4,7 @@ declares. Their types and defaults, and a one-line message for each error.
 
 import difflib
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 ZERO_FIRST = re.compile(r"-?0[0-9]")
+# What YAML needs no quotes for in a list.
+PLAIN = re.compile(r"[\w./$~-]+")
 # Of keys that are lists themselves, by their length.
 NUMBERS_WANTED = {
     2: "height and width are needed",
@@ -451,10 +454,26 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "pattern" and key.removeprefix("runs.") in PATTERN_WORDS:
         return f"config: {key}: {text} is not {PATTERN_WORDS[key.removeprefix('runs.')]}"
     if error.validator == "type":
-        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}"
+        form = instead(key, value, limit, schema)
+        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}{form}"
     # The schemas of declared parameters may have any word of JSON Schema.
     said = wording.get(str(error.validator), one_line(error.message, 120))
     return f"config: {key}: {said}"
+
+
+def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, Any]) -> str:
+    """A single value in the form of its key, as `; write [model.pt]`; empty for another value."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return ""
+    if "array" in types:
+        words = str(value).split() if key in ("arguments", "command") else [value]
+        return f"; write [{', '.join(map(in_yaml, words))}]"
+    first = next(iter(schema.get("properties", {})), None)
+    return f"; write {{{first}: {in_yaml(value)}}}" if "object" in types and first else ""
+
+
+def in_yaml(value: Any) -> str:
+    return str(value) if PLAIN.fullmatch(str(value)) else json.dumps(value)
 
 
 def type_words(types: str | list[str]) -> str:
