@@ -226,8 +226,6 @@ def every_run(
 ) -> pd.DataFrame:
     """One row per run; its name if the axes do not tell."""
     found = summary[axes or ["run"]].copy()
-    if built_in:
-        found["views"] = summary["views"].map(VIEWS)
     # With one view only they are the same numbers again.
     again = PLAIN if built_in and set(summary["views"]) == {"plain"} else ()
     for column in [each for each in (*results, "attempts") if each not in again]:
