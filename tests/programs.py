@@ -57,3 +57,12 @@ def train_command(
     """
     where = ["--data", data, "--output", output]
     return list(map(str, [scripts / "train.py", "--run", run, *where, *options]))
+
+
+# A run.json of a program.
+ABOUT = {
+    "config": {"lr": 0.1}, "git": {"commit": None, "dirty": None}, "files": {"a": "0" * 64},
+    "sources_sha256": "", "data_sha256": None, "files_sha256": None, "versions": {"python": "3"},
+    "attempts": [{}], "incidents": [], "started": "", "ended": "", "seconds": 1,
+    "directory": None, "outputs": ["a"],
+}  # fmt: skip

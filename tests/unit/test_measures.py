@@ -29,7 +29,7 @@ from manynodes.reporting.measures import (
 )
 from manynodes.reporting.metrics import newest, read_metrics
 from manynodes.reporting.results import changed
-from programs import ROOT
+from programs import ABOUT, ROOT
 
 
 @pytest.mark.parametrize(
@@ -389,12 +389,7 @@ def test_any_command_has_a_name(words: list[str], name: str) -> None:
 def test_a_parameter_more_or_less_is_a_change(tmp_path: Path) -> None:
     run = program(program="t.py", parameters={"lr": 0.1}).runs["run"]
     path = tmp_path / "run.json"
-    about = {
-        "config": json.loads(run.to_json()), "git": {"commit": None, "dirty": None}, "files": {},
-        "sources_sha256": "", "data_sha256": None, "files_sha256": None, "versions": {},
-        "attempts": [{}], "incidents": [], "started": "", "ended": "", "seconds": 1,
-        "directory": None, "outputs": [],
-    }  # fmt: skip
+    about = ABOUT | {"config": json.loads(run.to_json())}
     path.write_text(json.dumps(about))
     for parameters, change in (
         ({"lr": 0.1}, []),
