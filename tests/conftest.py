@@ -15,6 +15,9 @@ import forked
 import leftovers
 from leftovers import FAILED, MARK
 
+# A user's shell seldom sets them. With the first, stdout and stderr come in another order.
+for unusual in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(unusual, None)
 # Seconds; what a test needs on a machine with ten times as much to do. Nothing else limits a test.
 LIMIT = 900
 LIMIT_OF_FAULTS = 2400

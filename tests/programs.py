@@ -38,7 +38,7 @@ def shell(name: str, *arguments: object) -> str:
 
 
 def in_namespace(line: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run a line of shell in a mount namespace of its own, as its root.
+    """Run a line of shell in a mount namespace of its own, as its root, whose number is 0.
 
     Args:
         options: of `subprocess.run`.

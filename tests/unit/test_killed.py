@@ -230,7 +230,7 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
 )
 @pytest.mark.parametrize(("hindrance", "reason"), [
     ("dd if=/dev/zero of=full bs=4k 2>/dev/null", "No space left on device"),
-    ("mount -o remount,ro .", "Read-only file system; choose a folder that can be written to"),
+    ("mount -o remount,bind,ro .", "Read-only file system; choose a folder that can be written to"),
 ], ids=["full", "read-only"])  # fmt: skip
 def test_results_that_cannot_be_written(jobs, tmp_path, name, first, hindrance, reason) -> None:
     """On a real file system of 1 MB: nothing new stays, and existing files are unchanged."""

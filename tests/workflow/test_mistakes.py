@@ -224,7 +224,7 @@ def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin", "HOME": os.environ["HOME"]},
     )
     assert done.returncode == 0, done.stderr
 

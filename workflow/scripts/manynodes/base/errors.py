@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from manynodes.base.showing import show
@@ -134,7 +134,8 @@ def told_in_one_line(program: str, make: str = "") -> Iterator[None]:
         make: command that makes a file of the workflow, for refusals with `make_again`.
     """
     try:
-        yield
+        with flushed():
+            yield
     except Stopped as stopped:
         show(sys.stderr, f"{program}: {stopped}\n")
         sys.exit(STOPPED)
@@ -142,3 +143,14 @@ def told_in_one_line(program: str, make: str = "") -> Iterator[None]:
         sys.exit(f"{program}: {failed}")
     except (Refusal, OSError) as error:
         sys.exit(f"{program}: {error_line(error, make)}")
+
+
+@contextmanager
+def flushed() -> Iterator[None]:
+    """What was printed comes before an error, in a pipe or a file too, where stdout is buffered."""
+    try:
+        yield
+    finally:
+        # Closed, full, or there is none; Python tries again at its end.
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()

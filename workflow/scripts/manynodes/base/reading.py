@@ -25,8 +25,8 @@ SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 # Bytes of a JSON file or a table. Our largest one, run.json with a thousand ranks, has one million.
 MOST = 100_000_000
 # Of these there is one for each run: all but the first few are checked by code that is made for the
-# form. With jsonschema, a run.json takes 7 ms and an evaluation.json of 100 epochs 24, with that code
-# 2 and 1; making it takes 24.
+# form. With jsonschema run.json takes 7 ms and evaluation.json of 100 epochs 24, with that code 2
+# and 1; making it takes 24.
 OF_RUNS, FEW = ("run", "program_run", "evaluation"), 5
 READ: defaultdict[str, Iterator[int]] = defaultdict(count)
 
