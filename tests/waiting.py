@@ -1,8 +1,12 @@
 """Waiting for a condition. How long is for nobody to say here: a test has one limit for all."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Collection
+
+# Seconds between two questions: a process that has ended between them may have used any time.
+LONGEST = 5
 
 
 def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
@@ -15,15 +19,20 @@ def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
         AssertionError: one of them has ended before.
     """
     since = time.monotonic()
-    asked = since
+    asked = used()
     while not what():
         ended = [process for process in starts if process.poll() is not None]
         assert not ended or what(), [(process.args, process.returncode) for process in ended]
-        # A question may start a process, such as squeue; six tests that wait take half a CPU at
-        # most.
-        time.sleep(max(0.1, 10 * (time.monotonic() - asked)))
-        asked = time.monotonic()
+        # A question may start a process, such as squeue; six tests that wait take a fifth of a CPU
+        # at most.
+        time.sleep(min(max(0.1, 30 * (used() - asked)), LONGEST))
+        asked = used()
     return time.monotonic() - since
+
+
+def used() -> float:
+    """The CPU seconds of this process and of those that it has started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def until_none(what: Callable[[], Collection[object]]) -> float:

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from cluster.namespaces import LOGIN, ROOT, UID, processes, state_of
+from cluster.namespaces import (
+    ENTERED,
+    LOGIN,
+    OF_PBS,
+    ROOT,
+    SEARCHED,
+    UID,
+    init,
+    processes,
+    state_of,
+)
 from leftovers import FAILED, MARK, after_grace, kill
 from waiting import until
 
@@ -76,6 +86,22 @@ class Cluster:
             check=False,
         )
 
+    def ask(self, *command: object) -> subprocess.CompletedProcess[str]:
+        """The same on the login node as root, for a question that waits for nothing: tests ask it
+        again and again, and a Python for each, as `run` starts, costs more than the answer.
+        """
+        first = init(LOGIN, self.state_folder)
+        assert first, "no cluster is up"
+        environment = self.environment()
+        environment["PATH"] += f":{SEARCHED}:{OF_PBS}"
+        return subprocess.run(
+            ["nsenter", f"--target={first}", *ENTERED, *map(str, command)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
     def batch(self, *options: object, cwd: Path | None = None) -> str:
         """Submit a job with sbatch and wait for its end; returns its id.
 
@@ -84,7 +110,7 @@ class Cluster:
         done = self.run("sbatch", "--parsable", *options, cwd=cwd)
         assert done.returncode == 0, done.stderr
         job = done.stdout.strip()
-        until(lambda: not self.run("squeue", "--noheader", f"--jobs={job}").stdout.strip())
+        until(lambda: not self.ask("squeue", "--noheader", f"--jobs={job}").stdout.strip())
         return job
 
     def popen(
@@ -128,7 +154,7 @@ class Cluster:
 
     def state(self, node: str) -> str:
         """Its state in `sinfo`: idle, mixed, down* …"""
-        return self.run(
+        return self.ask(
             "sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"
         ).stdout.strip()
 
@@ -149,7 +175,7 @@ class Cluster:
 
     def jobs(self) -> list[str]:
         """The jobs of this checkout's tests that have not ended."""
-        shown = self.run("squeue", "--noheader", "--format=%i|%Z").stdout
+        shown = self.ask("squeue", "--noheader", "--format=%i|%Z").stdout
         rows = [line.strip().partition("|") for line in shown.splitlines()]
         return [job for job, _, folder in rows if self.is_ours(folder)]
 
@@ -199,14 +225,14 @@ class PbsCluster(Cluster):
 
     def job(self, job: str) -> dict[str, Any]:
         """What qstat shows of a job."""
-        shown = self.run("qstat", "-x", "-f", "-F", "json", job).stdout
+        shown = self.ask("qstat", "-x", "-f", "-F", "json", job).stdout
         return json.loads(shown, strict=False)["Jobs"][job] if shown.strip() else {}
 
     def usable(self, node: str) -> bool:
         return set(self.state(node).split(",")) <= {"free", "job-busy", "job-exclusive"}
 
     def jobs(self) -> list[str]:
-        shown = self.run("qstat", "-f", "-F", "json").stdout
+        shown = self.ask("qstat", "-f", "-F", "json").stdout
         jobs = json.loads(shown, strict=False).get("Jobs", {}) if shown.strip() else {}
         return [
             job
@@ -219,7 +245,7 @@ class PbsCluster(Cluster):
 
     def state(self, node: str) -> str:
         """Its state in `pbsnodes`: free, job-busy, down …"""
-        shown = json.loads(self.run("pbsnodes", "-F", "json", node).stdout)
+        shown = json.loads(self.ask("pbsnodes", "-F", "json", node).stdout)
         return str(shown["nodes"][node]["state"])
 
 

@@ -43,6 +43,12 @@ UNSHARE = [
     "--propagation",
     "private",
 ]
+# Of nsenter, for what ends by itself: it forks for the pid namespace, and a signal then ends it,
+# but not the command.
+ENTERED = ["--ipc", "--uts", "--net", "--pid", "--mount", "--"]
+# Where a member finds its commands.
+SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OF_PBS = "/opt/pbs/bin:/opt/pbs/sbin"
 # The cluster's owner of jobs that must not be root's: name, number.
 USER, UID = "alice", 2000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -66,8 +72,7 @@ STATE = state_of(KIND)
 
 def environment(member: str) -> dict[str, str]:
     """A member's initial environment: only the name by which it is found, and PATH."""
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    path += ":/opt/pbs/bin:/opt/pbs/sbin" if KIND == "pbs" else ""
+    path = f"{SEARCHED}:{OF_PBS}" if KIND == "pbs" else SEARCHED
     return {
         "PATH": path,
         "LANG": "C.UTF-8",
@@ -79,20 +84,30 @@ def environment(member: str) -> dict[str, str]:
     }
 
 
+# Of members, as they were found.
+_FOUND: dict[bytes, int] = {}
+
+
 def init(member: str, state: Path = STATE) -> int | None:
-    """Process 1 of a member, by its number here. It is searched each time, so that no record can
-    be stale.
+    """Process 1 of a member, by its number here. What was found before is looked at again, so that
+    no record can be stale.
     """
     mark = f"CLUSTER_MEMBER={state}/{member}".encode()
-    for pid in _pids():
-        try:
-            if _first_of_its_namespace(pid) and mark in Path(
-                f"/proc/{pid}/environ"
-            ).read_bytes().split(b"\0"):
-                return pid
-        except OSError:  # it has just ended
-            continue
+    before = [_FOUND[mark]] if mark in _FOUND else []
+    for pid in (*before, *_pids()):
+        if _is_init(pid, mark):
+            _FOUND[mark] = pid
+            return pid
     return None
+
+
+def _is_init(pid: int, mark: bytes) -> bool:
+    try:
+        return _first_of_its_namespace(pid) and mark in Path(
+            f"/proc/{pid}/environ"
+        ).read_bytes().split(b"\0")
+    except OSError:  # it has just ended
+        return False
 
 
 def processes(member: str, state: Path = STATE) -> dict[int, str]:
@@ -122,7 +137,7 @@ def enter(pid: int, command: list[str], as_user: bool = False) -> int:
     Args:
         as_user: as USER, not as root.
 
-    Not nsenter: it forks for the pid namespace, and a signal then ends nsenter but not the command.
+    Not nsenter, see ENTERED.
     """
     folder = Path.cwd()
     spaces = [

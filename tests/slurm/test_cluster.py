@@ -94,7 +94,7 @@ def test_jobs_are_accounted(cluster: Cluster) -> None:
         job,
         "--format=state,nnodes,nodelist,account",
     ]
-    until(lambda: said(cluster.run(*record)) == ["COMPLETED|2|n[1-2]|test"])
+    until(lambda: said(cluster.ask(*record)) == ["COMPLETED|2|n[1-2]|test"])
 
 
 def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
@@ -110,7 +110,7 @@ def test_the_urgent_make_others_wait(cluster: Cluster) -> None:
     )
     state = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     try:
-        until(lambda: said(cluster.run(*state)) == ["RUNNING"])
+        until(lambda: said(cluster.ask(*state)) == ["RUNNING"])
         assert said(
             cluster.run("srun", "--partition=urgent", "--exclusive", "--nodelist=n1", "hostname")
         ) == ["n1"]
