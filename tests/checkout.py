@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from cluster.handle import Cluster, PbsCluster
-from forked import server
+from forked import Server, server
 
 ROOT = Path(__file__).resolve().parents[1]
+# What a Snakemake of a cluster imports that is not ours.
+SNAKEMAKE = ("yaml", "jsonschema", "rich", "snakemake.cli", "snakemake_executor_plugin_slurm")
 # The nodes of a test cluster claim more CPUs than the machine has.
 ONE_THREAD = ["--set-threads", "evaluate=1"]
 
@@ -32,6 +35,7 @@ class Checkout:
         self.path = folder / "a checkout"
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True)
+        self.inside = list(inside)
         self.command = [*inside, sys.executable, "-m", "snakemake", "--profile", profile]
         listed = [
             "git",
@@ -58,20 +62,19 @@ class Checkout:
             "TMPDIR": str(self.scratch)
         }
 
+    @cached_property
+    def server(self) -> Server:
+        """Where Snakemake is forked."""
+        return Server(self.inside, SNAKEMAKE) if self.inside else server()
+
+    def there(self, environment: dict[str, str]) -> dict[str, str]:
+        """An environment where Snakemake runs."""
+        return environment
+
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `snakemake` with the profile and the arguments; both output streams as one text."""
-        command = [*self.command, *arguments]
-        if command[0] == sys.executable:
-            return server().run(command[1:], self.path, self.environment, merged=True)
-        return subprocess.run(
-            command,
-            cwd=self.path,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        command = [*self.command[len(self.inside) + 1 :], *arguments]
+        return self.server.run(command, self.path, self.there(self.environment), merged=True)
 
     def python(self, *command: object) -> subprocess.CompletedProcess[str]:
         """Run a Python file of its, with arguments."""
@@ -106,8 +109,8 @@ class SlurmCheckout(Checkout):
     """A checkout on the cluster's shared file system, whose Snakemake runs on the login node."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.inside = cluster.inside()
-        super().__init__(cluster.shared / "workflow", "profiles/slurm", self.inside)
+        self.cluster = cluster
+        super().__init__(cluster.shared / "workflow", "profiles/slurm", cluster.inside())
         # Faster than a site's accounting would like.
         often = [
             *("--slurm-init-seconds-before-status-checks", "2"),
@@ -120,6 +123,9 @@ class SlurmCheckout(Checkout):
         # Of a user who looks at other jobs.
         return super().environment | {"SQUEUE_PARTITION": "none", "SQUEUE_USERS": "nobody",
                                       "SACCT_FORMAT": "Account"}  # fmt: skip
+
+    def there(self, environment: dict[str, str]) -> dict[str, str]:
+        return self.cluster.there(environment)
 
 
 class PbsCheckout(Checkout):
@@ -136,6 +142,9 @@ class PbsCheckout(Checkout):
     @property
     def environment(self) -> dict[str, str]:
         return self.cluster.environment()
+
+    def there(self, environment: dict[str, str]) -> dict[str, str]:
+        return self.cluster.there(environment)
 
     def program(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run one of its programs on the login node."""

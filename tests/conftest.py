@@ -70,8 +70,8 @@ def open_folder(request: pytest.FixtureRequest) -> Path:
 
 
 def pytest_sessionfinish() -> None:
-    if forked.server.cache_info().currsize:
-        forked.server().stop()
+    for server in list(forked.SERVERS):
+        server.stop()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,4 +1,6 @@
-"""Forks for each program that forked.py asks for: `fork_server.py SOCKET`, a descriptor."""
+"""Forks for each program that forked.py asks for: `fork_server.py SOCKET [MODULE …]`, a descriptor
+and what to import.
+"""
 
 import atexit
 import gc
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,10 +27,10 @@ IMPORTED = (
 )  # fmt: skip
 
 
-def serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket, modules: Sequence[str]) -> None:
     """Fork for each request until nobody can make one."""
     gc.disable()
-    for name in IMPORTED:
+    for name in modules:
         importlib.import_module(name)
     # Otherwise each program looks for garbage in all of this, and so copies it.
     gc.freeze()
@@ -126,4 +129,4 @@ def status_of(command: list[str], cwd: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:] or IMPORTED)

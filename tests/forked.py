@@ -26,6 +26,7 @@ from leftovers import MARK
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow/scripts"
+SERVERS: list["Server"] = []
 
 
 class Forked:
@@ -70,9 +71,16 @@ class Forked:
 
 
 class Server:
-    """The process that forks. It ends with the process that has started it."""
+    """The process that forks. It ends with the process that has started it.
 
-    def __init__(self) -> None:
+    Args:
+        inside: command that runs a command elsewhere, such as on a cluster. There, programs can
+            be run to their end, but the number of their process is another one here.
+        modules: that it imports; those of all programs unless given.
+    """
+
+    def __init__(self, inside: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
+        self.inside = list(inside)
         self.ours, its = socket.socketpair()
         # One thread, so that a fork copies no lock of another thread. Its mark is the run's.
         environment = os.environ | {
@@ -81,13 +89,26 @@ class Server:
             MARK: f"{os.environ.get(MARK, '').partition(' ')[0]} run",
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(FORK_SERVER), str(its.fileno())],
+            [*self.inside, sys.executable, str(FORK_SERVER), str(its.fileno()), *modules],
             pass_fds=[its.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
         )
         its.close()
         self.lock = threading.Lock()
+        SERVERS.append(self)
+
+    def programs(self) -> list[int]:
+        """Those that have not ended. Their environment in /proc is this server's."""
+        with suppress(psutil.NoSuchProcess):
+            ours = psutil.Process(self.process.pid)
+            return [
+                child.pid
+                for server in (ours.children() if self.inside else [ours])
+                for child in server.children()
+                if child.status() != psutil.STATUS_ZOMBIE
+            ]
+        return []
 
     def start(
         self,
@@ -129,6 +150,7 @@ class Server:
         return subprocess.CompletedProcess(command, process.wait(), *said)
 
     def stop(self) -> None:
+        SERVERS.remove(self)
         self.ours.close()
         self.process.wait()
 
@@ -140,11 +162,8 @@ def server() -> Server:
 
 
 def running() -> list[int]:
-    """The forked programs that have not ended. Their environment in /proc is the server's."""
-    if not server.cache_info().currsize:
-        return []
-    children = psutil.Process(server().process.pid).children()
-    return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    """The forked programs that have not ended."""
+    return [pid for server in SERVERS for pid in server.programs()]
 
 
 def kill() -> None:

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forked
 from cluster.namespaces import (
     ENTERED,
     LOGIN,
@@ -85,6 +87,22 @@ class Cluster:
             text=True,
             check=False,
         )
+
+    @cached_property
+    def changes(self) -> tuple[str, dict[str, str], set[str]]:
+        """What `run` adds to PATH, the other variables that it sets, and those that it removes."""
+        given = self.environment()
+        pairs = [line.partition("=") for line in self.run("env", "-0").stdout.split("\0") if line]
+        seen = {name: value for name, _, value in pairs}
+        changed = {name: value for name, value in seen.items() if given.get(name) != value}
+        path = changed.pop("PATH").removeprefix(given["PATH"])
+        return path, changed, given.keys() - seen.keys()
+
+    def there(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a command that `run` starts with this one."""
+        path, changed, removed = self.changes
+        kept = {name: value for name, value in environment.items() if name not in removed}
+        return {**kept, **changed, "PATH": environment["PATH"] + path}
 
     def ask(self, *command: object) -> subprocess.CompletedProcess[str]:
         """The same on the login node as root, for a question that waits for nothing: tests ask it
@@ -278,6 +296,7 @@ def check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[No
     if failed:
         # A Snakemake would submit them again.
         kill(lambda mark: mark == os.environ[MARK])
+        forked.kill()
     jobs = cluster.jobs() if failed else after_grace(cluster.jobs)
     if jobs:
         cluster.cancel(jobs)
