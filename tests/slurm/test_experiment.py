@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from checkout import SlurmCheckout
+from checkout import SlurmCheckout, jobs_in
 from cluster.handle import Cluster
 from submissions import TINY, cheap, sha256, submitted
 from trainings import train_on_ranks
@@ -24,7 +25,7 @@ def accounted(cluster: Cluster, job: str, *fields: str) -> list[str]:
     """Fields of a job in the accounting, once its record is complete."""
 
     def row() -> list[str]:
-        done = cluster.run(
+        done = cluster.ask(
             "sacct",
             "-X",
             "--noheader",
@@ -47,22 +48,119 @@ def evaluated(results: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def first(cluster: Cluster, checkout: SlurmCheckout) -> tuple[str, list[dict]]:
-    """What Snakemake said of an experiment on three nodes, with nothing staged on any of them, and
-    what was staged then.
+def scratch(cluster: Cluster, checkout: SlurmCheckout) -> tuple[str, list[dict]]:
+    """What `stage` said, and what it staged where, for a script: a real file system that is full on
+    n2, none on n3.
     """
+    for node in ("n1", "n2"):
+        assert cluster.run("mkdir", "-p", "/scratch/fast", node=node).returncode == 0
+    full = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/scratch/fast"]
+    assert cluster.run(*full, node="n2").returncode == 0
+    try:
+        checkout.run(*scripted(checkout), 'scratch=["/scratch/fast"]')
+    finally:
+        cluster.run("umount", "/scratch/fast", node="n2")
+        for node in ("n1", "n2"):
+            cluster.run("rm", "-r", "/scratch/fast", node=node)
+    results = checkout.path / "results/scratch/run"
+    return (results / "stage.log").read_text(), staged_in(results)
+
+
+def scripted(checkout: SlurmCheckout) -> list[str]:
+    """A script on three nodes, which reads staged data."""
+    script = 'ls "$LAUNCH_DATA/manifest.json"'
+    return [*cheap(checkout, script), "dataset={name: digits}", "experiment=scratch", "nodes=3"]
+
+
+def staged_in(results: Path) -> list[dict]:
+    return json.loads((results / "staging.json").read_text())["nodes"]
+
+
+# Other resources than the rules', which rerun nothing by themselves and win over them.
+SIZES = ["--set-resources", "train:runtime=7", "train:mem_mb=4500", "stage:mem_mb=4500",
+         "train:slurm_tmp=auto", "stage:slurm_tmp=auto"]  # fmt: skip
+
+
+@dataclass
+class Again:
+    """The same with other resources, in a scratch in which nothing was staged on any node.
+
+    Attributes:
+        unforced: what Snakemake said before it was told to run it again.
+        job: its id.
+        shown: by scontrol.
+        staged: where.
+    """
+
+    unforced: str
+    job: str
+    shown: str
+    staged: list[dict]
+
+
+@pytest.fixture(scope="module")
+def again(cluster: Cluster, checkout: SlurmCheckout, scratch: tuple[str, list[dict]]) -> Again:
+    assert scratch
     for node in cluster.nodes:
         cluster.run("bash", "-c", "rm -rf /scratch/ddp-data-*", node=node)
-    said = checkout.run(*TINY, "experiment=first", "nodes=3")
-    staged = json.loads((checkout.path / "results/first/run/staging.json").read_text())
-    return said, staged["nodes"]
+    command = [*scripted(checkout), 'scratch=["/scratch"]']
+    unforced = checkout.run(*command, *SIZES)
+    results = checkout.path / "results/scratch/run"
+    (results / "staging.json").unlink()
+    (job,) = submitted(checkout.run(*command, "replace=true", *SIZES, "--forcerun", "train"))
+    shown = cluster.run("scontrol", "show", "job", job).stdout
+    return Again(unforced, job, shown, staged_in(results))
+
+
+FIRST = [*TINY, "experiment=first", "nodes=3"]
+
+
+@dataclass
+class First:
+    """An experiment on three nodes, on which its data are staged already. At first, no node is in
+    service.
+
+    Attributes:
+        waits: the first line of `watch`, before there is one.
+        seen: its other lines, to its end.
+        said: by Snakemake.
+    """
+
+    waits: str
+    seen: str
+    said: str
+
+
+@pytest.fixture(scope="module")
+def first(cluster: Cluster, checkout: SlurmCheckout, again: Again) -> First:
+    assert again
+    path = checkout.path / "first.out"
+    for node in cluster.nodes:
+        cluster.drain(node)
+    try:
+        with path.open("w") as out:
+            snakemake = checkout.start(*FIRST, stdout=out, stderr=subprocess.STDOUT)
+        until(lambda: re.search(r": PENDING \(.+\)$", path.read_text(), re.MULTILINE), snakemake)
+        watch = subprocess.Popen(
+            [sys.executable, "workflow/scripts/watch.py", "results/first", "--every", "1"],
+            cwd=checkout.path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert watch.stdout is not None
+        waits = watch.stdout.readline()
+    finally:
+        for node in cluster.nodes:
+            cluster.start(node)
+    assert snakemake.wait() == 0, path.read_text()
+    return First(waits, watch.communicate()[0], path.read_text())
 
 
 def test_stage_and_train_are_one_job_on_the_nodes_asked_for(
-    cluster: Cluster, checkout: SlurmCheckout, first: tuple[str, list[dict]]
+    cluster: Cluster, checkout: SlurmCheckout, first: First
 ) -> None:
-    said, staged = first
-    training, evaluation = submitted(said)
+    """A second command does nothing; a failed stage is run again alone."""
+    training, evaluation = submitted(first.said)
     assert accounted(cluster, training, "State", "NNodes", "NodeList", "ReqCPUS") == [
         "COMPLETED",
         "3",
@@ -71,66 +169,63 @@ def test_stage_and_train_are_one_job_on_the_nodes_asked_for(
     ]
     assert accounted(cluster, evaluation, "State", "NNodes", "ReqCPUS") == ["COMPLETED", "1", "4"]
     results = checkout.path / "results/first/run"
-    assert [
-        (node["host"], node["status"], node["path"].startswith("/scratch/")) for node in staged
-    ] == [(node, "fresh", True) for node in ("n1", "n2", "n3")]
-    # Another test may have trained it again.
-    checkout.run(*TINY, "experiment=first", "nodes=3")
     assert hosts(results) == ["n1", "n2", "n3"]
     assert sorted(path.name for path in (results / "logs").iterdir()) == [
         "launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log",
     ]  # fmt: skip
     assert evaluated(results) == TEST_IMAGES
     assert (checkout.path / "results/first/figures/accuracy.svg").exists()
-    assert "slurm: accounting works; job states come from sacct" in said
-    assert "Nothing to be done" in checkout.run(*TINY, "experiment=first", "nodes=3")
-
-
-@pytest.mark.usefixtures("first")
-def test_a_failed_stage_is_run_again_alone(cluster: Cluster, checkout: SlurmCheckout) -> None:
-    checkout.run(*TINY, "experiment=first", "nodes=3")
-    results = checkout.path / "results/first/run"
+    assert "slurm: accounting works; job states come from sacct" in first.said
+    assert "Nothing to be done" in checkout.run(*FIRST)
     weights = (results / "model.safetensors").stat().st_mtime_ns
     before = (results / "evaluation.json").read_bytes()
     (results / "evaluation.json").unlink()
-    said = checkout.run(*TINY, "experiment=first", "nodes=3")
-    (job,) = submitted(said)
+    (job,) = submitted(checkout.run("--until", "evaluate", *FIRST))
     assert accounted(cluster, job, "NNodes") == ["1"]
     assert (results / "evaluation.json").read_bytes() == before
     assert (results / "model.safetensors").stat().st_mtime_ns == weights
 
 
-@pytest.mark.usefixtures("first")
-def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_same_weights(
-    cluster: Cluster, checkout: SlurmCheckout
+def test_states_reasons_nodes_and_logs_are_shown_as_they_change(
+    checkout: SlurmCheckout, first: First
 ) -> None:
-    """With other resources than the rules', which reruns nothing by itself and wins over them."""
-    results = checkout.path / "results/first/run"
-    before = sha256(results / "model.safetensors")
-    sizes = ["--set-resources", "train:runtime=7", "train:mem_mb=4500", "stage:mem_mb=4500"]
-    sizes += ["train:slurm_tmp=auto", "stage:slurm_tmp=auto"]
-    three_nodes = [*TINY, "experiment=first", "nodes=3"]
-    assert "Nothing to be done" in checkout.run(*three_nodes, *sizes)
-    (results / "staging.json").unlink()
-    again = [*three_nodes, "replace=true", *sizes, "--forcerun", "train"]
-    said = checkout.run(*again, "--until", "train")
-    (job,) = submitted(said)
+    (job, _) = submitted(first.said)
+    what = rf"^slurm: job {job}, stage and train of first/run, log results/first/run/train\.log: "
+    changes = what + r"PENDING \(.+\)$[\s\S]*" + what + r"RUNNING on n\[1-3\]$"
+    assert re.search(changes, first.said, re.MULTILINE), first.said
+    print(first.waits, first.seen, sep="")
+    waits = rf"run: waiting: job {job}: PENDING \(.+\) since [0-9:]+$"
+    assert re.match(waits, first.waits), first.waits
+    assert re.search(r"^run: running on n1", first.seen, re.MULTILINE)
+    assert re.search(r"^run: trained, epoch 2/2, train_loss ", first.seen, re.MULTILINE)
+    assert not (checkout.path / "results/first/jobs.json").exists()
+    assert not re.search(r'"label_smoothing"', first.said)
+
+
+def test_other_resources_rerun_nothing_and_win_over_those_of_the_rules(
+    cluster: Cluster, again: Again
+) -> None:
+    assert jobs_in(again.unforced) == {}
     # The time of both rules, 10 and 7 minutes; 4,500 MB on each of three nodes.
-    assert accounted(cluster, job, "Timelimit", "ReqMem") == ["00:17:00", "13500M"]
+    assert accounted(cluster, again.job, "Timelimit", "ReqMem") == ["00:17:00", "13500M"]
     # 200 MB, as for every built-in data set, and 1,000 to spare.
-    assert "MinTmpDiskNode=1200M" in cluster.run("scontrol", "show", "job", job).stdout
-    staged = json.loads((results / "staging.json").read_text())["nodes"]
-    assert [node["status"] for node in staged] == ["reused"] * 3
-    assert sha256(results / "model.safetensors") == before
+    assert "MinTmpDiskNode=1200M" in again.shown
 
 
-@pytest.mark.usefixtures("first")
-def test_a_cluster_comes_to_the_weights_of_one_machine(checkout: SlurmCheckout) -> None:
+def test_the_next_job_on_a_node_reuses_what_is_staged_and_comes_to_the_weights_of_one_machine(
+    checkout: SlurmCheckout, again: Again, first: First
+) -> None:
     """The same geometry on loopback: what differs is the network alone."""
-    first, local = (checkout.path / f"results/{name}/run" for name in ("first", "local"))
-    run = json.loads((first / "run.json").read_text())["config"]
+    assert first
+    results, local = (checkout.path / f"results/{name}/run" for name in ("first", "local"))
+    for staged, status in ((again.staged, "fresh"), (staged_in(results), "reused")):
+        assert [
+            (node["host"], node["status"], node["path"].startswith("/scratch/ddp-data-"))
+            for node in staged
+        ] == [(node, status, True) for node in ("n1", "n2", "n3")]
+    run = json.loads((results / "run.json").read_text())["config"]
     train_on_ranks(run, checkout.path / "results/data/digits", local, 3, cwd=checkout.path)
-    assert sha256(first / "model.safetensors") == sha256(local / "model.safetensors")
+    assert sha256(results / "model.safetensors") == sha256(local / "model.safetensors")
 
 
 def test_two_by_two_ranks_on_an_odd_list_of_nodes(
@@ -140,7 +235,7 @@ def test_two_by_two_ranks_on_an_odd_list_of_nodes(
     cluster.drain("n2")
     try:
         said = checkout.run(*cheap(checkout, script), "experiment=odd", "nodes=2",
-                            "nproc_per_node=2")  # fmt: skip
+                            "nproc_per_node=2", "launcher=torchrun")  # fmt: skip
     finally:
         cluster.start("n2")
     (job,) = submitted(said)
@@ -150,30 +245,10 @@ def test_two_by_two_ranks_on_an_odd_list_of_nodes(
 
 
 def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(
-    cluster: Cluster, checkout: SlurmCheckout
+    scratch: tuple[str, list[dict]],
 ) -> None:
-    """A real file system that is full on n2, none on n3."""
-    for node in ("n1", "n2"):
-        assert cluster.run("mkdir", "-p", "/scratch/fast", node=node).returncode == 0
-    assert (
-        cluster.run(
-            "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/scratch/fast", node="n2"
-        ).returncode
-        == 0
-    )
-    try:
-        script = 'ls "$LAUNCH_DATA/manifest.json"'
-        options = ["dataset={name: digits}", 'scratch=["/scratch/fast"]']
-        checkout.run(*cheap(checkout, script), *options, "experiment=scratch", "nodes=3")
-    finally:
-        cluster.run("umount", "/scratch/fast", node="n2")
-        for node in ("n1", "n2"):
-            cluster.run("rm", "-r", "/scratch/fast", node=node)
-    assert (
-        "stage: n1: fresh /scratch/fast/ddp-data-"
-        in (checkout.path / "results/scratch/run/stage.log").read_text()
-    )
-    nodes = json.loads((checkout.path / "results/scratch/run/staging.json").read_text())["nodes"]
+    log, nodes = scratch
+    assert "stage: n1: fresh /scratch/fast/ddp-data-" in log
     assert [node["status"] for node in nodes] == ["fresh", "fallback", "fallback"]
     assert re.search(r"/scratch/fast/\S+: 1 MB free, the data need 6 MB", nodes[1]["reason"])
     assert nodes[2]["reason"] == "/scratch/fast: no such folder"
@@ -259,7 +334,7 @@ def test_jobs_beyond_a_limit_are_submitted_when_others_have_ended(
         limit(-1)
     told = "slurm: sbatch: AssocMaxSubmitJobLimit; jobs are submitted when others have ended"
     assert said.count(told) == 1
-    assert (checkout.path / "results/limited/report.html").exists()
+    assert len(list((checkout.path / "results/limited").glob("*/result.json"))) == 2
 
 
 def test_a_submission_that_the_plugin_cannot_follow_ends_the_command(
@@ -391,7 +466,6 @@ def test_a_controller_that_does_not_answer_is_said_in_time(
 
 
 @pytest.mark.faults
-@pytest.mark.usefixtures("first")
 def test_without_accounting_squeue_is_asked_and_it_is_said(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
@@ -399,14 +473,13 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(
     Snakemake's sacct waits for ever.
     """
     (database,) = (pid for pid, line in cluster.processes().items() if line.startswith("slurmdbd"))
-    (checkout.path / "results/first/run/evaluation.json").unlink(missing_ok=True)
     os.kill(database, signal.SIGSTOP)
     try:
-        said = checkout.run(*TINY, "experiment=first", "nodes=3")
+        said = checkout.run(*cheap(checkout), "experiment=unaccounted")
     finally:
         os.kill(database, signal.SIGCONT)
     assert "slurm: sacct did not answer within 20 s; job states come from squeue" in said
-    assert evaluated(checkout.path / "results/first/run") == TEST_IMAGES
+    assert (checkout.path / "results/unaccounted/run/result.json").exists()
 
 
 @pytest.mark.faults

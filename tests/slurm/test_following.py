@@ -6,19 +6,15 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-import sleeping
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from submissions import TINY, cheap, submitted
+from submissions import cheap, submitted
 from waiting import until
-
-LONG = ["epochs=100000", "nodes=1", f"model={sleeping.MODEL}", "optimizer=sgd"]
 
 
 def running(cluster: Cluster, daemon: str) -> int:
@@ -56,7 +52,7 @@ class Following:
         with self.log.open("w") as file:
             # The experiments share the checkout, and no file.
             self.process = checkout.start(
-                "--nolock", "--until", "train", *arguments, stdout=file, stderr=subprocess.STDOUT
+                "--nolock", *arguments, stdout=file, stderr=subprocess.STDOUT
             )
 
     @property
@@ -78,7 +74,7 @@ class Following:
 
 
 def state(cluster: Cluster, job: str) -> str:
-    done = cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
+    done = cluster.ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -120,8 +116,10 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
 
     The plugin falls back to sacct while the controller is away, so accounting is away too.
     """
+    script = 'touch "$LAUNCH_RESULTS/begun"; exec sleep 1000'
+    options = [*cheap(checkout, script), "dataset={name: digits}", 'scratch=["/scratch"]']
     following = Following(
-        checkout, "--slurm-status-command", "squeue", *TINY, *LONG, "experiment=controller"
+        checkout, "--slurm-status-command", "squeue", *options, "experiment=controller"
     )
     (job,) = submitted(following.await_line(r"has been submitted with SLURM jobid \d+"))
     until(lambda: state(cluster, job) == "RUNNING")
@@ -142,8 +140,8 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
     # A job starts one Snakemake, not the plugin's that starts another one.
     assert output.read_text().count("Building DAG of jobs") == 1
     following.await_line(r"^slurm: squeue gives job states again, after \d+ s$")
-    # It trains: what was asked of the controller meanwhile was asked again.
-    until((checkout.path / "results/controller/run/metrics.csv").exists)
+    # It runs: what was asked of the controller meanwhile was asked again.
+    until((checkout.path / "results/controller/run/work/begun").exists)
     following.interrupt()
     until(lambda: state(cluster, job) == "CANCELLED")
 
@@ -178,38 +176,3 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
     assert following.process.wait() == 1, following.said
     until(lambda: state(cluster, job) == "CANCELLED")
     assert not cluster.jobs()
-
-
-def test_states_reasons_nodes_and_logs_are_shown_as_they_change(
-    cluster: Cluster, checkout: SlurmCheckout
-) -> None:
-    for node in cluster.nodes:
-        cluster.drain(node)
-    try:
-        following = Following(checkout, *TINY, "nodes=2", "experiment=shown")
-        (job,) = submitted(following.await_line(r"has been submitted with SLURM jobid \d+"))
-        what = (
-            rf"^slurm: job {job}, stage and train of shown/run, log results/shown/run/train\.log: "
-        )
-        following.await_line(what + r"PENDING \(.+\)$")
-        watch = subprocess.Popen(
-            [sys.executable, "workflow/scripts/watch.py", "results/shown", "--every", "0.5"],
-            cwd=checkout.path,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert watch.stdout is not None
-        waits = watch.stdout.readline()
-        assert re.match(rf"run: waiting: job {job}: PENDING \(.+\) since [0-9:]+$", waits), waits
-    finally:
-        for node in cluster.nodes:
-            cluster.start(node)
-    following.await_line(what + r"RUNNING on n\[1-2\]$")
-    assert following.process.wait() == 0, following.said
-    watch.terminate()
-    seen = watch.communicate()[0]
-    print(waits, seen, sep="")
-    assert re.search(r"^run: running on n1", seen, re.MULTILINE)
-    assert re.search(r"^run: trained, epoch 2/2, train_loss ", seen, re.MULTILINE)
-    assert not (checkout.path / "results/shown/jobs.json").exists()
-    assert not re.search(r'"label_smoothing"', following.said)
