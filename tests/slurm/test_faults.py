@@ -41,6 +41,9 @@ ENDLESS = [
 ]
 # A fault that needs no training: a program of the same name waits, without torch.
 WAITING = "launcher-killed"
+# Their ranks are started by Slurm's tasks. The others show how torchrun ends, whose agents take
+# three CPU seconds on each node to import torch.
+BY_TASKS = ("raises", "stops", "out-of-memory", "slow")
 RUN = {
     **sleeping.FEW_STEPS,
     "dataset": "digits",
@@ -66,13 +69,13 @@ class Submitted:
     It saves nothing, so that it is not requeued after a failure.
     """
 
-    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str) -> None:
+    def __init__(self, cluster: Cluster, checkout: SlurmCheckout, name: str, *options: str) -> None:
         self.cluster = cluster
         self.results = checkout.path / f"results/{name}/run"
         self.said = checkout.path / f"{name}.out"
         with self.said.open("w") as out:
             self.snakemake = checkout.start(
-                *ENDLESS, f"experiment={name}", stdout=out, stderr=subprocess.STDOUT
+                *ENDLESS, f"experiment={name}", *options, stdout=out, stderr=subprocess.STDOUT
             )
         until((self.results / "metrics.csv").exists, self.snakemake)
         self.job = submitted(self.said.read_text())[0]
@@ -110,6 +113,7 @@ class Launched:
             train = [str(waiting), str(self.results)]
         launch = [
             "workflow/scripts/launch.py", "--nodes", str(run["nodes"]),
+            "--launcher", "srun" if name in BY_TASKS else "torchrun",
             "--log", f"{folder}/train.log", "--rank-logs", f"{folder}/logs",
             "--timeout", str(HUNG), "--", *train,
         ]  # fmt: skip
@@ -136,12 +140,12 @@ class Launched:
 
 def send(number: signal.Signals) -> Callable[[Cluster], None]:
     """To the rank on n2."""
-    return lambda cluster: os.kill(on(cluster, "n2", "workflow/scripts/train.py")[0], number)
+    return lambda cluster: os.kill(on(cluster, "n2", "/train.py")[0], number)
 
 
 def exhaust(cluster: Cluster) -> None:
     """From now on the rank cannot allocate memory."""
-    (rank,) = on(cluster, "n2", "workflow/scripts/train.py")
+    (rank,) = on(cluster, "n2", "/train.py")
     subprocess.run(["prlimit", f"--pid={rank}", "--as=1000000"], check=True)
 
 
@@ -220,7 +224,7 @@ def test_a_slow_link_is_named_in_log_results_and_report(
 ) -> None:
     cluster.throttle("n2")
     try:
-        checkout.run(*TINY, "nodes=3", "probe=true", "experiment=link")
+        checkout.run(*TINY, "nodes=3", "launcher=srun", "probe=true", "experiment=link")
     finally:
         cluster.join("n2")
     results = checkout.path / "results/link"
@@ -257,7 +261,7 @@ def test_ctrl_c_cancels_the_jobs(cluster: Cluster, checkout: SlurmCheckout) -> N
 def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
     cluster: Cluster, checkout: SlurmCheckout
 ) -> None:
-    training = Submitted(cluster, checkout, "cancelled")
+    training = Submitted(cluster, checkout, "cancelled", "launcher=srun")
     assert cluster.run("scancel", training.job).returncode == 0
     _, said = training.await_end()
     assert job_state(cluster, training.job).startswith("CANCELLED")
@@ -272,7 +276,7 @@ def test_a_cancelled_job_leaves_nothing_and_nobody_waits_for_it(
 
 
 def job_state(cluster: Cluster, job: str) -> str:
-    (state,) = cluster.run(
+    (state,) = cluster.ask(
         "sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"
     ).stdout.splitlines()
     return state
