@@ -23,7 +23,8 @@ RUN = {
 }  # fmt: skip
 WAITS = """
 import os, pathlib, sys, time
-pathlib.Path(sys.argv[1], "begun-" + os.environ["RANK"]).touch()
+rank = os.environ.get("RANK", os.environ["LAUNCH_NODE_RANK"])
+pathlib.Path(sys.argv[1], f"begun-{rank}").touch()
 time.sleep(10_000)
 """
 # sshd waits for minutes for a client that was cut off.
