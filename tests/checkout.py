@@ -65,7 +65,9 @@ class Checkout:
     @cached_property
     def server(self) -> Server:
         """Where Snakemake is forked."""
-        return Server(self.inside, SNAKEMAKE) if self.inside else server()
+        if not self.inside:
+            return server()
+        return Server(self.inside, SNAKEMAKE, self.environment)
 
     def there(self, environment: dict[str, str]) -> dict[str, str]:
         """An environment where Snakemake runs."""

@@ -77,13 +77,19 @@ class Server:
         inside: command that runs a command elsewhere, such as on a cluster. There, programs can
             be run to their end, but the number of their process is another one here.
         modules: that it imports; those of all programs unless given.
+        environment: of the server; each program has its own.
     """
 
-    def __init__(self, inside: Sequence[str] = (), modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        inside: Sequence[str] = (),
+        modules: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self.inside = list(inside)
         self.ours, its = socket.socketpair()
         # One thread, so that a fork copies no lock of another thread. Its mark is the run's.
-        environment = os.environ | {
+        environment = dict(environment) | {
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             MARK: f"{os.environ.get(MARK, '').partition(' ')[0]} run",
