@@ -1,4 +1,4 @@
-"""A training that `launch` starts on three nodes of the PBS cluster: in a job, or over ssh."""
+"""A training that `launch` starts on nodes of the PBS cluster: in a job, or over ssh."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import sleeping
 from checkout import PbsCheckout
@@ -19,7 +20,6 @@ WAYS = ("pbs", "ssh")
 RUN = {
     "dataset": "digits", "model": sleeping.MODEL, "optimizer": "sgd", "epochs": 1_000_000,
     "global_batch_size": 72, "learning_rate": 0.01, "flip": False, "checkpoint_every": 0,
-    "nodes": 3,
 }  # fmt: skip
 WAITS = """
 import os, pathlib, sys, time
@@ -40,20 +40,22 @@ class Launched:
         options: of launch.
         program: instead of the training, with its arguments.
         waits: instead of the training, a program of the same name that needs no torch.
+        nodes: how many, n1 first.
     """
 
     def __init__(
         self, cluster: PbsCluster, checkout: PbsCheckout, name: str, way: str,
         changes: Mapping[str, object] = {}, options: tuple[str, ...] = (),
-        program: tuple[str, ...] = (), waits: bool = False, walltime: int = 600, before: str = "",
+        program: tuple[str, ...] = (), waits: bool = False, nodes: int = len(NODES),
     ) -> None:  # fmt: skip
         self.cluster, self.way, self.job = cluster, way, ""
+        self.nodes = NODES[:nodes]
         folder = f"results/{name}-{way}/run"
         self.results = checkout.path / folder
         self.results.mkdir(parents=True)
         cluster.give(self.results.parent)
         self.said = self.results / "said"
-        run = json.dumps(RUN | dict(changes))
+        run = json.dumps(RUN | dict(changes) | {"nodes": nodes})
         training = (
             "workflow/scripts/train.py", "--run", run, "--data", "results/data/digits", "--scratch",
             "/scratch", "--output", folder,
@@ -62,10 +64,10 @@ class Launched:
             waiting = self.results / "train.py"
             waiting.write_text(WAITS)
             program = (str(waiting), str(self.results))
-        hosts = ("--hosts", *NODES) if way == "ssh" else ()
+        hosts = ("--hosts", *self.nodes) if way == "ssh" else ()
         launch = [
             sys.executable, "workflow/scripts/launch.py", "--transport", way, *hosts, "--nodes",
-            "3", "--log", f"{folder}/train.log", "--rank-logs", f"{folder}/logs", "--state",
+            str(nodes), "--log", f"{folder}/train.log", "--rank-logs", f"{folder}/logs", "--state",
             f"{folder}/state", *options, "--", *(program or training),
         ]  # fmt: skip
         self.script = self.results / "job.sh"
@@ -74,21 +76,20 @@ class Launched:
             f"cd {shlex.quote(str(checkout.path))}",
             f"exec >>{shlex.quote(str(self.said))} 2>&1",
             "trap : TERM",
-            before,
             shlex.join(launch),
             "status=$?",
             "echo status $status",
             "exit $status",
         ]
         self.script.write_text("\n".join(lines) + "\n")
-        self.walltime = walltime
         self.start()
 
     def start(self) -> None:
         if self.way != "pbs":
             self.process = self.cluster.popen("bash", self.script, node="n1")
             return
-        size = ["-l", "select=3:ncpus=1", "-l", "place=scatter", "-l", f"walltime={self.walltime}"]
+        chunks = "+".join(f"1:ncpus=1:host={node}" for node in self.nodes)
+        size = ["-l", f"select={chunks}", "-l", "place=scatter", "-l", "walltime=600"]
         with self.script.open() as script:
             done = subprocess.run(
                 [*self.cluster.inside(), "qsub", *size, "-o", "/dev/null", "-j", "oe", "-r", "y"],
@@ -103,7 +104,7 @@ class Launched:
         until(
             lambda: (
                 (self.results / "metrics.csv").exists()
-                or len(list(self.results.glob("begun-*"))) == len(NODES)
+                or len(list(self.results.glob("begun-*"))) == len(self.nodes)
                 or "status " in self.text
             )
         )
@@ -138,3 +139,11 @@ def left(checkout: PbsCheckout) -> dict[int, str]:
     """Processes of jobs and of ssh sessions of this checkout on all nodes."""
     found = checkout.cluster.left(checkout.path.parent)
     return {pid: line for pid, line in found.items() if line and not DAEMONS.search(line)}
+
+
+# What three ranks leave in the folder of their logs.
+LOGS = ["launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log"]
+
+
+def logs_in(results: Path) -> list[str]:
+    return sorted(path.name for path in (results / "logs").iterdir())

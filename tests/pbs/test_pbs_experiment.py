@@ -9,8 +9,10 @@ import pytest
 
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
+from launched import LOGS, left, logs_in
 from submissions import TINY, sha256
 from trainings import train_on_ranks
+from waiting import until_none
 
 GEOMETRIES = ["nodes=[3]"]
 
@@ -55,6 +57,8 @@ def test_one_machine_and_ssh_come_to_the_same_weights(
     train_on_ranks(run, results / "data/digits", results / "one/run", 3, cwd=checkout.path)
     through_pbs, one, ssh = (weights(checkout, name) for name in ("pbs", "one", "ssh"))
     assert one["run"] == ssh["run"] == through_pbs["nodes~3"]
+    assert logs_in(results / "ssh/run") == LOGS
+    until_none(lambda: left(checkout))
 
 
 def refusal(checkout: PbsCheckout, *options: str) -> str:

@@ -115,7 +115,7 @@ def test_a_lost_node_is_named_and_ends_the_training(
     how: str,
     way: str,
 ) -> None:
-    training = launched(f"lost-{how}", way, waits=True)
+    training = launched(f"lost-{how}", way, options=("--launcher", "none"), waits=True)
     training.trains()
     getattr(cluster, how)("n3")
     try:

@@ -1,6 +1,6 @@
 """`launch` in jobs of a real OpenPBS and over ssh: the same weights, and what is refused."""
 
-import hashlib
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -10,37 +10,34 @@ import pytest
 
 from checkout import PbsCheckout
 from cluster.handle import PbsCluster
-from launched import NODES, RUN, WAYS, Launched, left
+from launched import LOGS, NODES, RUN, WAYS, Launched, left, logs_in
+from submissions import sha256
 from trainings import train_on_ranks
 from waiting import until, until_none
 
 SHORT = {"epochs": 1, "global_batch_size": 63, "learning_rate": 0.5}
 
 
-@pytest.fixture(scope="module")
-def local(checkout: PbsCheckout) -> str:
-    """SHA-256 of the weights of the same training on one machine."""
-    output = checkout.path / "results/local"
-    train_on_ranks(RUN | SHORT, checkout.path / "results/data/digits", output, 3, cwd=checkout.path)
-    return weights(output)
-
-
-def weights(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_both_ways_come_to_the_weights_of_one_machine(
-    checkout: PbsCheckout, launched: Callable[..., Launched], local: str, way: str
+def test_a_full_scratch_costs_only_the_copy_and_no_weight(
+    cluster: PbsCluster, checkout: PbsCheckout, launched: Callable[..., Launched]
 ) -> None:
-    """The agents start any launcher alike; all are compared on Slurm."""
-    training = launched("short", way, changes=SHORT)
-    until(lambda: "status " in training.text)
+    """The agents start any launcher alike; all are compared on Slurm. Over ssh, Snakemake starts
+    one.
+    """
+    full = ("mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "full", "/scratch")
+    assert cluster.run(*full, node="n2", as_root=True).returncode == 0
+    try:
+        training = launched("short", "pbs", changes=SHORT)
+        until(lambda: "status " in training.text)
+    finally:
+        assert cluster.run("umount", "--lazy", "/scratch", node="n2", as_root=True).returncode == 0
     assert training.text.endswith("status 0\n"), training.text
-    assert weights(training.results) == local
-    logs = sorted(path.name for path in (training.results / "logs").iterdir())
-    ranks = ["rank=0.log", "rank=1.log", "rank=2.log"]
-    assert logs == ["launcher.log", *ranks, "train.log"]
+    assert re.search(r"/scratch.*No space left on device|shared copy", training.text)
+    one, data = checkout.path / "results/local", checkout.path / "results/data/digits"
+    train_on_ranks(RUN | SHORT | {"nodes": 3}, data, one, 3, cwd=checkout.path)
+    found = [sha256(folder / "model.safetensors") for folder in (training.results, one)]
+    assert found[0] == found[1]
+    assert logs_in(training.results) == LOGS
     until_none(lambda: left(checkout))
 
 
