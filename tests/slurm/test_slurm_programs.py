@@ -56,7 +56,7 @@ def test_out_of_time_the_job_continues(cluster: Cluster, checkout: SlurmCheckout
     # At first 150 s of pauses; a job of three minutes is asked to stop a minute before its end.
     said = checkout.run(
         *paced(checkout), "experiment=paced", "--until", "train",
-        "--set-resources", "stage:runtime=1", "train:runtime=2",
+        "--set-resources", "train:runtime=3",
     )  # fmt: skip
     run = checkout.path / "results/paced/run"
     about = json.loads((run / "run.json").read_text())
