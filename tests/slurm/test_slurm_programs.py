@@ -102,7 +102,8 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
         hidden = cluster.run("mount", "-t", "tmpfs", "tmpfs", str(folder / "env"), node=node)
         assert hidden.returncode == 0, hidden.stderr
     try:
-        staged = ["experiment=staged", "environment={stage: true}", 'scratch=["/scratch"]']
+        staged = ["experiment=staged", "environment={stage: true}", 'scratch=["/scratch"]',
+                  "launcher=srun"]  # fmt: skip
         checkout.run("--configfile", "site/site.yaml", "--until", "train", "--config", *staged)
     finally:
         for node in NODES:
@@ -221,7 +222,7 @@ def test_a_container_runs_program_and_evaluation_and_is_started_again(
     environment = {"container": IMAGE, "setup": "source boxed/podman.sh"}
     (podman / "boxed.yaml").write_text(
         "experiment: boxed\nprogram: ../../beside/train.py\nevaluate: evaluate.py\nnodes: 2\n"
-        "preflight: false\nfiles: [five.txt]\n"
+        "preflight: false\nlauncher: srun\nfiles: [five.txt]\n"
         f"environment: {json.dumps(environment)}\n"
     )
     command = ["--configfile", "boxed/boxed.yaml", "--until", "evaluate"]
