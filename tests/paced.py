@@ -24,7 +24,6 @@ for epoch in range(first, {EPOCHS}):
 """
 CONFIG = """
 program: paced.py
-launcher: srun
 nodes: 2
 cpus_per_proc: 1
 preflight: false
