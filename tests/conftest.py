@@ -168,8 +168,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         failed = item.stash.get(FAILED, False)
         found = [] if failed else leftovers.after_grace(left)
         if found or failed:
-            leftovers.kill(marks.__contains__)
+            # First what would start others.
             forked.kill()
+            leftovers.kill(marks.__contains__)
             for name in temporary_files() - KEPT:
                 leftovers.remove(Path(tempfile.gettempdir(), name))
         if found:

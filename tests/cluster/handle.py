@@ -295,8 +295,8 @@ def check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[No
     failed = request.node.stash.get(FAILED, False)
     if failed:
         # A Snakemake would submit them again.
-        kill(lambda mark: mark == os.environ[MARK])
         forked.kill()
+        kill(lambda mark: mark == os.environ[MARK])
     jobs = cluster.jobs() if failed else after_grace(cluster.jobs)
     if jobs:
         cluster.cancel(jobs)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,15 +132,26 @@ class First:
     said: str
 
 
+def end(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, checkout: SlurmCheckout, again: Again) -> First:
     assert again
     path = checkout.path / "first.out"
     for node in cluster.nodes:
         cluster.drain(node)
-    try:
+    with ExitStack() as ends:
+        for node in cluster.nodes:
+            ends.callback(cluster.start, node)
         with path.open("w") as out:
             snakemake = checkout.start(*FIRST, stdout=out, stderr=subprocess.STDOUT)
+        # Also if this fails: it would submit its jobs again.
+        started = [snakemake]
+        ends.push(lambda *error: end(started) if error[0] else None)
         until(lambda: re.search(r": PENDING \(.+\)$", path.read_text(), re.MULTILINE), snakemake)
         watch = subprocess.Popen(
             [sys.executable, "workflow/scripts/watch.py", "results/first", "--every", "1"],
@@ -147,11 +159,9 @@ def first(cluster: Cluster, checkout: SlurmCheckout, again: Again) -> First:
             stdout=subprocess.PIPE,
             text=True,
         )
+        started.append(watch)
         assert watch.stdout is not None
         waits = watch.stdout.readline()
-    finally:
-        for node in cluster.nodes:
-            cluster.start(node)
     assert snakemake.wait() == 0, path.read_text()
     return First(waits, watch.communicate()[0], path.read_text())
 

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from classifier.states import state
 from classifier.states.kept import best_epoch, finished, kept_epochs
-from programs import SCRIPTS, program
+from programs import program
 from trainings import RUN, Training, complete, complete_on_ranks, result, rows_of
 
 ACCURACIES = (0.1, 0.4, 0.4, 0.3, 0.5, 0.2)
@@ -110,8 +108,6 @@ def test_its_evaluation_and_report_are_of_that_epoch(digits, whole, tmp_path) ->
 def test_contradictions_are_named(change, words, tmp_path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps({"experiment": "x", "dataset": {"name": "digits"}, **change}))
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "check.py", file], capture_output=True, text=True, check=False
-    )
+    done = program("check", file)
     assert done.returncode == 1
     assert words in done.stderr

@@ -336,7 +336,10 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"arguments": ["{file}"]}, "{file} stands for nothing; did you mean {files}?"),
         ({"directory": "{stat}"}, "directory: {stat} stands for nothing; did you mean {state}?"),
         ({"arguments": ["{outputs}"]}, "{outputs} stands for nothing; it is for evaluate"),
-        ({"snapshots": ["{results}/*.pt"]}, "is not a path inside the results folder; give one"),
+        (
+            {"snapshots": ["{results}/*.pt"]},
+            "{results} is not filled in here; the path",
+        ),
         ({"evaluate": ["e.py", "{state}"]}, "{state} stands for nothing; an evaluation has"),
     ],
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from forked import server
+
 RULES = Path(__file__).parents[2] / "workflow/rules"
 # A real scheduler object and a real signal; only what the handler uses is there.
 SIGNALLED = """
@@ -60,22 +62,11 @@ def test_a_change_behind_a_job_that_runs_again_is_seen(tmp_path: Path, patched: 
         if patched
         else ""
     )
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--cores",
-        "1",
-        "--quiet",
-        "--directory",
-        tmp_path,
-    ]
+    snakefile = tmp_path / "Snakefile"
+    command = ["-m", "snakemake", "--cores", "1", "--quiet", "--snakefile", str(snakefile)]
     for number in (1, 2):
-        (tmp_path / "Snakefile").write_text(GRAPH.format(patch=patch, number=number))
-        done = subprocess.run(
-            [*command, "--snakefile", tmp_path / "Snakefile"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        snakefile.write_text(GRAPH.format(patch=patch, number=number))
+        done = server().run(command, tmp_path)
         assert done.returncode == 0, done.stderr
     # If Snakemake finds it by itself, it has repaired this, and the patch can go.
     assert (tmp_path / "trained").read_text() == ("2\n" if patched else "1\n")

@@ -23,7 +23,10 @@ REFUSED = {
     "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
     "program: p.py\ncommand: [ls]": "config: command: program is given too",
     "program: p.py\narguments: ['{lr}']": "config: arguments: {lr} stands for nothing",
-    "program: p.py\narguments: --lr {lr}": 'is not a list; write [--lr, "{lr}"]',
+    "program: p.py\narguments: --lr {lr} --name 'a b' --x 007": (
+        'is not a list; write [--lr, "{lr}", --name, "a b", --x, "007"]'
+    ),
+    "program: p.py\noutputs: 5": "config: outputs: 5 is not a list",
     "program: p.py\noutputs: [../x]": 'config: outputs: "../x" is not a path inside',
     "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
     "program: p.py\nparameters: {a-b: 2}": 'config: parameters: "a-b" is not a name of letters',
@@ -118,7 +121,13 @@ def test_a_module_is_looked_for_in_the_python_that_will_run_it(tmp_path, monkeyp
         check(Path("e.yaml"))
 
     checked("there", "{python: v}")
+    checked("json.decoder", "{python: v}")
     checked("there", "{python: v, setup: 'true'}")
-    for program, environment in (("there", "null"), ("snakemake", "{python: v}")):
+    Path("train.py").touch()
+    Path("train.sh").touch()
+    for program, environment in (
+        ("there", "null"), ("snakemake", "{python: v}"), ("there.none", "{python: v}"),
+        ("train.sh", "{python: v}"), ("train.sh", "{modules: [x]}"),
+    ):  # fmt: skip
         with pytest.raises(Refusal, match=f'program: "{program}" is neither a Python file nor a'):
             checked(program, environment)

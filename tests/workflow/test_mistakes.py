@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkout import Checkout
+from forked import server
 from waiting import until
 
 # One of the configuration itself: all others are in tests/unit/test_config.py.
@@ -100,8 +101,7 @@ def test_snakemake_says_that_it_waits_after_sigterm(untouched, tmp_path) -> None
 ])  # fmt: skip
 def test_as_a_part_of_another_workflow_it_says_how_to_run_it(untouched, tmp_path, how) -> None:
     (tmp_path / "Snakefile").write_text(how.format(path=untouched.path / "Snakefile"))
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--cores", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = server().run(["-m", "snakemake", "--dry-run", "--cores", "1"], tmp_path)
     assert done.returncode == 1
     *_, last = done.stderr.splitlines()
     assert last.startswith("this workflow is no module of another one; run it by itself: snakemake")

@@ -172,9 +172,11 @@ def write(
         predicted.probabilities.shape[1],
     )
     about = {
+        "model_sha256": result["model_sha256"],
         "data_sha256": data.sha256,
         "dataset": data.dataset,
         "class_names": data.class_names,
+        "views": result["views"],
         "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
         "predictions_sha256": written,
     }

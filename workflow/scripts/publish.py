@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import told_in_one_line
+from manynodes.base.errors import LONGEST_REPORT, one_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
 from manynodes.base.reading import read_json
@@ -45,6 +45,7 @@ from manynodes.reporting.measures import (
     write_result,
 )
 from manynodes.reporting.metrics import write_metrics
+from manynodes.reporting.results import shortened
 from manynodes.reporting.sums import of_files
 
 # Packages whose versions are in run.json too, imported or not.
@@ -115,10 +116,12 @@ def tell_empty(folders: Folders) -> None:
 def tell_unmatched(folders: Folders, patterns: Sequence[str]) -> None:
     """Warn of snapshots that are not there: a wrong pattern shows only when it is too late."""
     if unmatched := [each for each in patterns if not newest_last(folders.work, each)]:
-        tell(
-            f"snapshots: nothing in {folders.work} matches {', '.join(unmatched)}: unless the "
-            "program has removed it at its end, an interruption would make it start over"
+        text = (
+            f"snapshots: nothing in {folders.work} matches {shortened(unmatched)}: after an "
+            "interruption the program would not continue from there (a program may remove them at "
+            "its end)"
         )
+        tell(one_line(text, LONGEST_REPORT))
 
 
 def tell(warning: str) -> None:

@@ -661,11 +661,16 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
             if value is not None:
                 pattern = value.partition("#")[0]
                 path = PurePosixPath(pattern)
+                if name := re.search(r"\{\w+\}", pattern):
+                    raise Refusal(
+                        f"config: {key}: {shown(value)}: {name[0]} is not filled in here; the path "
+                        "is relative to the results folder, and * stands for any name"
+                    )
                 if (
                     path.is_absolute()
                     or ".." in path.parts
                     or not path.parts
-                    or re.search(r"[^/]\*\*|\*\*[^/]|\0|\{\w+\}", pattern)
+                    or re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
                 ):
                     raise Refusal(
                         f"config: {key}: {shown(value)} is not a path inside the results folder; "

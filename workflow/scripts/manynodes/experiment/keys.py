@@ -7,12 +7,14 @@ import itertools
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import jsonschema
+import yaml
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import SCHEMAS, read_own_yaml
@@ -54,8 +56,9 @@ WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 ZERO_FIRST = re.compile(r"-?0[0-9]")
-# What YAML needs no quotes for in a list.
+# What YAML may need no quotes for in a list.
 PLAIN = re.compile(r"[\w./$~-]+")
+MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
 # Of keys that are lists themselves, by their length.
 NUMBERS_WANTED = {
     2: "height and width are needed",
@@ -462,18 +465,30 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
 
 
 def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, Any]) -> str:
-    """A single value in the form of its key, as `; write [model.pt]`; empty for another value."""
+    """A single value in the form of its key, as `; write [model.pt]`; empty if it has none."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return ""
-    if "array" in types:
-        words = str(value).split() if key in ("arguments", "command") else [value]
-        return f"; write [{', '.join(map(in_yaml, words))}]"
     first = next(iter(schema.get("properties", {})), None)
-    return f"; write {{{first}: {in_yaml(value)}}}" if "object" in types and first else ""
+    if "array" in types:
+        try:
+            words = isinstance(value, str) and key in ("arguments", "command")
+            meant: Any = shlex.split(str(value)) if words else [value]
+        except ValueError:
+            return ""
+        text = f"[{', '.join(map(in_yaml, meant))}]"
+    elif "object" in types and first:
+        meant, text = {first: value}, f"{{{first}: {in_yaml(value)}}}"
+    else:
+        return ""
+    good = jsonschema.Draft202012Validator(bare(schema)).is_valid(meant)
+    return f"; write {text}" if good and len(text) <= MOST_WRITTEN else ""
 
 
 def in_yaml(value: Any) -> str:
-    return str(value) if PLAIN.fullmatch(str(value)) else json.dumps(value)
+    """A value as a part of a list in YAML, in quotes if that would read something else without."""
+    if isinstance(value, str) and PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value)
 
 
 def type_words(types: str | list[str]) -> str:

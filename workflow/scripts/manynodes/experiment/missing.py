@@ -1,7 +1,9 @@
 """Refuse what a configuration names and what is not there, before any job."""
 
 import importlib.util
+import inspect
 import os
+import subprocess
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -10,7 +12,14 @@ from manynodes.base.errors import Refusal, shown
 from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment.config import Experiment
-from manynodes.experiment.environments import UserEnvironment, look
+from manynodes.experiment.environments import PATIENCE, UserEnvironment
+
+# What `is_module` needs, in any Python.
+ASKS = """
+import importlib.util
+from contextlib import suppress
+from importlib.machinery import PathFinder
+"""
 
 
 def refuse_missing(experiment: Experiment, results: Path) -> None:
@@ -93,7 +102,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
         # One beside a configuration has its folder in front.
         if name is None or name.endswith(".py") or "/" in name or ":" in name:
             continue
-        if not finds(experiment.environment, name):
+        if is_file(name) or not finds(experiment.environment, name):
             remedy = {
                 "program": "give the file, and its options in arguments; for other programs there "
                 "is command",
@@ -115,13 +124,17 @@ def finds(environment: UserEnvironment, module: str) -> bool:
         return is_module(module)
     if not environment.answers_here:
         return True
-    variables = environment.variables(os.environ, Path())
-    first = module.partition(".")[0]
+    # The same question, without what lies where the command is typed.
+    asks = f"import sys\nsys.path.pop(0)\n{ASKS}\n{inspect.getsource(is_module)}"
+    words = [environment.interpreter, "-c", f"{asks}\nprint(is_module(sys.argv[1]))", module]
     try:
-        look(environment, [environment.interpreter], variables, [first], Path(), listed=False)
-    except Refusal:
+        done = subprocess.run(
+            environment.started(words), env=environment.variables(os.environ, Path()),
+            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
         return False
-    return True
+    return done.stdout.strip().endswith("True")
 
 
 def is_module(name: str) -> bool:
