@@ -522,6 +522,16 @@ def test_a_binding_to_the_same_cpus_is_not_passed_on(tmp_path) -> None:
     assert line in done.stderr.splitlines()
 
 
+def test_a_program_has_the_threads_of_its_process_and_not_those_of_the_rule(tmp_path) -> None:
+    """Snakemake sets these for each rule; torch follows MKL's first."""
+    script = tmp_path / "say.py"
+    script.write_text("import torch; print('threads:', torch.get_num_threads())")
+    rule = {f"{name}_NUM_THREADS": "2" for name in ("OMP", "MKL", "OPENBLAS")}
+    done = program("launch", "--nproc-per-node", 2, "--cpus", 2, "--", script,
+                   env=os.environ | rule)  # fmt: skip
+    assert done.stdout.splitlines() == ["threads: 1"] * 2, done.stdout + done.stderr
+
+
 def test_nccls_watchdog_ends_a_rank_at_once_and_without_an_abort(tmp_path) -> None:
     """torchrun itself says otherwise; who wants the files of its state waits for them."""
     script = tmp_path / "say.py"

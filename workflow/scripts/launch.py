@@ -75,6 +75,10 @@ SHORT = 60
 # A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
 # ranks were 41 % slower).
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# Snakemake sets them for each rule, to all CPUs of the job, and torch follows MKL's rather than
+# OMP_NUM_THREADS: the ranks of a program shared the CPUs with all threads of each other. Without
+# them, all of these libraries follow OMP_NUM_THREADS.
+OF_LIBRARIES = ("MKL", "OPENBLAS", "GOTO", "NUMEXPR")
 # What a launch leaves in the folder of its logs; a network file system may have its own names.
 LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?|\.nfs.*")
 HERE = Path(__file__).resolve().parent
@@ -287,6 +291,8 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     """
     if bound := [name for name in BINDING if os.environ.pop(name, "")]:
         tell(f"{' and '.join(bound)} not passed on: every rank would use the same CPUs")
+    for library in OF_LIBRARIES:
+        os.environ.pop(f"{library}_NUM_THREADS", None)
     if args.state:
         incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
