@@ -230,7 +230,12 @@ def test_the_commit_of_somebody_else_s_checkout_is_known(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's repository")
-def test_a_repository_around_the_checkout_runs_no_program(checkout: Path, tmp_path: Path) -> None:
+def test_a_repository_around_the_checkout_runs_no_program(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some users trust all repositories, and git then runs whatever they name.
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     program.chmod(0o755)
