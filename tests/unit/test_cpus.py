@@ -52,7 +52,12 @@ def test_cores_all_are_those_of_the_quota(one_cpu: list[str], tmp_path: Path) ->
     machine = len(os.sched_getaffinity(0))
     if machine == 1:
         pytest.skip("this machine has one CPU")
-    said = Checkout(tmp_path, inside=one_cpu).run("-n", "--configfile", "config/digits.yaml")
+    checkout = Checkout(tmp_path, inside=one_cpu)
+    try:
+        said = checkout.run("-n", "--configfile", "config/digits.yaml")
+    finally:
+        # It would stay in the control group.
+        checkout.server.stop()
     assert f"--cores 1: the quota of this container, on {machine} CPUs" in said.splitlines()
     assert "--cpus 1 " in said
     assert f"--cpus {machine} " not in said
