@@ -132,38 +132,37 @@ class First:
     said: str
 
 
-def end(processes: list[subprocess.Popen]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, checkout: SlurmCheckout, again: Again) -> First:
     assert again
     path = checkout.path / "first.out"
-    for node in cluster.nodes:
-        cluster.drain(node)
+    # Whatever fails here: Snakemake would submit its jobs again.
     with ExitStack() as ends:
-        for node in cluster.nodes:
-            ends.callback(cluster.start, node)
-        with path.open("w") as out:
-            snakemake = checkout.start(*FIRST, stdout=out, stderr=subprocess.STDOUT)
-        # Also if this fails: it would submit its jobs again.
-        started = [snakemake]
-        ends.push(lambda *error: end(started) if error[0] else None)
-        until(lambda: re.search(r": PENDING \(.+\)$", path.read_text(), re.MULTILINE), snakemake)
-        watch = subprocess.Popen(
-            [sys.executable, "workflow/scripts/watch.py", "results/first", "--every", "1"],
-            cwd=checkout.path,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(watch)
-        assert watch.stdout is not None
-        waits = watch.stdout.readline()
-    assert snakemake.wait() == 0, path.read_text()
-    return First(waits, watch.communicate()[0], path.read_text())
+        with ExitStack() as drained:
+            for node in cluster.nodes:
+                cluster.drain(node)
+                drained.callback(cluster.start, node)
+            with path.open("w") as out:
+                snakemake = checkout.start(*FIRST, stdout=out, stderr=subprocess.STDOUT)
+            ends.callback(end, snakemake)
+            pending = re.compile(r": PENDING \(.+\)$", re.MULTILINE)
+            until(lambda: pending.search(path.read_text()), snakemake)
+            watch = subprocess.Popen(
+                [sys.executable, "workflow/scripts/watch.py", "results/first", "--every", "1"],
+                cwd=checkout.path,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            ends.callback(end, watch)
+            assert watch.stdout is not None
+            waits = watch.stdout.readline()
+        assert snakemake.wait() == 0, path.read_text()
+        return First(waits, watch.communicate()[0], path.read_text())
 
 
 def test_stage_and_train_are_one_job_on_the_nodes_asked_for(

@@ -141,7 +141,7 @@ def test_while_the_controller_is_away_a_job_starts_and_is_followed(
     assert output.read_text().count("Building DAG of jobs") == 1
     following.await_line(r"^slurm: squeue gives job states again, after \d+ s$")
     # It runs: what was asked of the controller meanwhile was asked again.
-    until((checkout.path / "results/controller/run/work/begun").exists)
+    until((checkout.path / "results/controller/run" / "work" / "begun").exists)
     following.interrupt()
     until(lambda: state(cluster, job) == "CANCELLED")
 

@@ -143,47 +143,46 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         if changed:
             raise Refusal(f"{changed} changed while it was read; run the same command again")
     if predicted is not None:
-        about = {"model_sha256": model_sha256, "views": args.views}
+        labelled = arrays[1][tested]
+        about = {
+            "model_sha256": model_sha256,
+            "data_sha256": data.sha256,
+            "dataset": data.dataset,
+            "class_names": data.class_names,
+            "views": args.views,
+            "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
+            "predictions_sha256": write_predictions(
+                args.output, data, split, tested, labelled, predicted
+            ),
+        }
         plain = {"plain": of_plain(final), "checkpoints": checkpoints}
         result = about | final[args.views] | plain
-        write(args.output, data, split, tested, arrays[1][tested], predicted, result)
+        atomic.write_text(args.output, json.dumps(result, indent=2, allow_nan=False) + "\n")
+        line = f"{accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}"
+        print(f"evaluate: {args.output}: {line}")
 
 
-def write(
-    path: Path,
+def write_predictions(
+    evaluation: Path,
     data: DataFolder,
     split: str,
     tested: np.ndarray,
     labels: np.ndarray,
     predicted: metrics.Predicted,
-    result: dict[str, Any],
-) -> None:
-    """Write evaluation.json with the result, and predictions.csv beside it.
+) -> str:
+    """Write predictions.csv beside evaluation.json; returns its SHA-256.
 
     Args:
         tested, labels: the rows of the split that were evaluated, with their labels.
     """
     columns = [labels, predicted.classes, predicted.confidence, predicted.of_true]
-    written = predictions.write(
-        path.with_name(predictions.FILE),
+    return predictions.write(
+        evaluation.with_name(predictions.FILE),
         files_of(data, split),
         data.class_names,
         zip(tested, *columns, *predicted.probabilities.T, strict=True),
         predicted.probabilities.shape[1],
     )
-    about = {
-        "model_sha256": result["model_sha256"],
-        "data_sha256": data.sha256,
-        "dataset": data.dataset,
-        "class_names": data.class_names,
-        "views": result["views"],
-        "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
-        "predictions_sha256": written,
-    }
-    text = json.dumps(about | result, indent=2, allow_nan=False) + "\n"
-    atomic.write_text(path, text)
-    line = f"{accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}"
-    print(f"evaluate: {path}: {line}")
 
 
 def evaluate_weights(
