@@ -197,6 +197,12 @@ def geometry_options(wildcards):
     return f"--nodes {run.nodes} --nproc-per-node {run.nproc_per_node}{cpus} --device {run.device}"
 
 
+def code_of_program(name):
+    """SHA-256 of the code of a program of the workflow; not in a job, which records no parameters
+    and would spend half of its own CPU time on it."""
+    return code_sha256(name) if workflow.is_main_process else ""
+
+
 @cache
 def gpus_here():
     """How many GPUs this machine has; one whose driver does not answer fails its run later."""

@@ -24,7 +24,7 @@ rule evaluate:
         views=EXPERIMENT.config["test_views"],
         fold=fold_of,
         trust=trust_of,
-        code=code_sha256("evaluate.py"),
+        code=code_of_program("evaluate.py"),
     shell:
         "GOMP_SPINCOUNT=10000 OMP_NUM_THREADS={threads}"
         " python {params.evaluate:q}"

@@ -47,7 +47,7 @@ rule train:
         geometry=geometry_options,
         data=subpath(input.manifest, parent=True),
         results=subpath(output.model, parent=True),
-        code=code_sha256("train.py"),
+        code=code_of_program("train.py"),
         network=lambda wildcards: code_of(run_of(wildcards).model),
     shell:
         "python {params.launch:q}"

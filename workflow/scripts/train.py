@@ -155,7 +155,8 @@ def train(
         staged = staged_here(data, process, contract, args.scratch)
         if staged.status == "fallback" and process.local_rank == 0:
             print(staged)
-        code = with_network(code_sha256("train.py"), run.model)
+        # Rank 0 alone decides what is resumed.
+        code = with_network(code_sha256("train.py"), run.model) if process.first else ""
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
