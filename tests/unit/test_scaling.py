@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import scaling, scaling_figure
-from manynodes.reporting.page import size_table
+from manynodes.reporting import scaling, scaling_figure, speed_up
 from manynodes.reporting.step_model import Step, fit
 
 IMAGE, FIXED, HOP, BYTE = 2e-4, 3e-3, 1e-4, 1e-9  # seconds
@@ -154,7 +153,9 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert first.endswith("; too few sizes for a model.")
     rates = study(STRONG[:2], learning_rate=[0.1, 0.2])
     assert list(scaling.sizes(rates, measured(rates))["runs"]) == [1] * 4
-    assert "model" not in size_table(table)[""].tolist()
+    lines = scaling.shown(experiment, table).set_index("")
+    assert "model" not in lines.index
+    assert list(lines.loc["setting"]) == ["weight_decay 0.0"] * 2 + ["weight_decay 0.1"] * 2
     assert len(scaling_figure.draw(experiment, table, 360, "study").axes) == 2
 
 
@@ -211,3 +212,56 @@ def test_cpus_that_processes_share(
         "run", run, {"ranks": on_gpus, "parameters": 1, "seconds": 1.0}, history, 0.1
     )
     assert (found["gpus"], found["sharing"], scaling.units(found)) == (3, 1.0, 3)
+
+
+def program(**keys: Any) -> Experiment:
+    return Experiment.from_config({"experiment": "mine", "command": ["./train"]} | keys)
+
+
+def test_a_program_that_measures_no_rate_is_compared_by_its_time() -> None:
+    experiment = program(nodes=[1, 2, 4], nproc_per_node=2, seed=[0, 1], parameters={"lr": [1, 2]})
+    taken = {1: 100.0, 2: 60.0, 4: 80.0}
+    table = speed_up.sizes(
+        experiment,
+        {
+            name: (speed_up.rates_of(pd.DataFrame(), {"eval_samples_per_second": 9.0}),
+                   taken[run.nodes] + (20 * run.seed if run.values["lr"] == 2 else 0))
+            for name, run in experiment.runs.items()
+        },
+    )  # fmt: skip
+    assert list(table["runs"]) == [2] * 6
+    assert list(table["processes"]) == [2, 4, 8] * 2
+    assert list(table["seconds"]) == [100, 60, 80, 110, 70, 90]
+    assert list(table["speed_up"]) == pytest.approx([1, 10 / 6, 10 / 8, 1, 11 / 7, 11 / 9])
+    assert list(table["efficiency"])[:3] == pytest.approx([1, 5 / 6, 5 / 16])
+    assert speed_up.advice(experiment, table) == [
+        "lr 1: 2 nodes x 2 processes is 1.67 times as fast as 1 node x 2 processes, the fastest; "
+        "its efficiency is 83%.",
+        "lr 2: 2 nodes x 2 processes is 1.57 times as fast as 1 node x 2 processes, the fastest; "
+        "its efficiency is 79%.",
+        "By the seconds of the whole program, its start included: sizes that do the same work.",
+    ]
+    assert list(speed_up.shown(experiment, table)["setting"]) == ["lr 1"] * 3 + ["lr 2"] * 3
+    assert len(scaling_figure.draw_programs(experiment, table, "mine").axes[0].lines) == 5
+
+
+def test_a_program_s_own_rate_and_cpus_and_a_batch_that_goes_with_the_size() -> None:
+    pairs = [
+        {"cpus_per_proc": cpus, "nproc_per_node": processes, "batch": 64 * processes}
+        for cpus, processes in ((1, 1), (2, 1), (1, 4))
+    ]
+    experiment = program(runs=pairs, parameters={"batch": 64}, device="cpu")
+    rows = pd.DataFrame({"epoch": [1, 2, 3], "tokens_per_second": [1.0, 30.0, 50.0]})
+    measured = {
+        name: (speed_up.rates_of(rows * run.world_size, {}), 50.0)
+        for name, run in experiment.runs.items()
+    }
+    table = speed_up.sizes(experiment, measured)
+    assert list(table["tokens_per_second"]) == [40, 40, 160]
+    assert list(table["efficiency"]) == [1, 0.5, 1]
+    *_, last = speed_up.advice(experiment, table)
+    assert last == "By tokens_per_second."
+    # A run without it, or without a size to compare with.
+    measured[next(iter(measured))] = ({}, 50.0)
+    assert list(speed_up.sizes(experiment, measured)["seconds"]) == [50] * 3
+    assert speed_up.advice(experiment, table[:1]) == []

@@ -319,7 +319,7 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
 
 
 @pytest.mark.faults
-def test_a_seed_that_diverged_is_counted(place: Checkout) -> None:
+def test_a_seed_that_diverged_is_counted_and_sizes_are_compared(place: Checkout) -> None:
     folder = place.path / "diverged"
     folder.mkdir()
     (folder / "diverged.py").write_text(
@@ -328,10 +328,15 @@ def test_a_seed_that_diverged_is_counted(place: Checkout) -> None:
     )
     (folder / "diverged.yaml").write_text(
         "experiment: diverged\nprogram: diverged.py\narguments: ['{seed}']\nseed: [0, 1]\n"
-        "preflight: false\n"
+        "nproc_per_node: [1, 2]\npreflight: false\n"
     )
-    place.run("--configfile", "diverged/diverged.yaml")
-    assert "0.5 (1 of 2 runs)" in (place.path / "results/diverged/report.html").read_text()
+    said = place.run("--configfile", "diverged/diverged.yaml")
+    assert "scaling: By the seconds of the whole program, its start included" in said
+    page = (place.path / "results/diverged/report.html").read_text()
+    assert "0.5 (1 of 2 runs)" in page
+    assert 'alt="scaling"' in page
+    sizes = csv.DictReader(io.StringIO((place.path / "results/diverged/scaling.csv").read_text()))
+    assert [(row["processes"], row["runs"]) for row in sizes] == [("1", "2"), ("2", "2")]
     command = ["workflow/scripts/difference.py", *["results/diverged"] * 2]
     done = place.python(*command)
     assert "acc 0.5 (n = 1) -> 0.5 (n = 1)" in done.stdout

@@ -30,7 +30,7 @@ rule aggregate:
             "incidents.csv",
             "SHA256SUMS",
             *["confusion.csv"] * EXPERIMENT.built_in,
-            *["scaling.csv"] * (EXPERIMENT.built_in and EXPERIMENT.varies_in_size),
+            *["scaling.csv"] * EXPERIMENT.varies_in_size,
         ),
         report(
             directory("results/{experiment}/figures"),
@@ -64,7 +64,7 @@ rule aggregate:
         config=lambda wildcards: EXPERIMENT.science,
         images=lambda wildcards: SESSION.images_option,
         results=subpath(output.summary, parent=True),
-        code=code_sha256("aggregate.py"),
+        code=code_of_program("aggregate.py"),
     shell:
         "python {params.aggregate:q}"
         " --config @{params.results:q}/experiment.json"

@@ -30,6 +30,7 @@ from manynodes.reporting import (
     result_figures,
     scaling,
     scaling_figure,
+    speed_up,
     sums,
 )
 from manynodes.reporting.figures import STYLE
@@ -95,7 +96,8 @@ def aggregate(args: argparse.Namespace) -> None:
         )
         figures |= drawn
     if "scaling" in tables:
-        for sentence in scaling.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
+        scales = scaling if experiment.built_in else speed_up
+        for sentence in scales.advice(experiment, tables["scaling"])[:MOST_SHOWN]:
             print(f"scaling: {sentence}")
     made = []
     for name, table in tables.items():
@@ -194,9 +196,11 @@ def figures_of(
         found["search"] = result_figures.draw_search(summary, together, ranked, title)
     if "confusion" in tables:
         found["confusion"] = result_figures.draw_confusion(tables["confusion"])
-    if "scaling" in tables:
+    if "scaling" in tables and experiment.built_in:
         images = int(summary["n"].min())
         found["scaling"] = scaling_figure.draw(experiment, tables["scaling"], images, title)
+    elif "scaling" in tables:
+        found["scaling"] = scaling_figure.draw_programs(experiment, tables["scaling"], title)
     return found
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from manynodes.base.errors import Refusal, printable
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
-from manynodes.reporting import scaling
+from manynodes.reporting import scaling, speed_up
 from manynodes.reporting.measures import Confusion, read_measured
 from manynodes.reporting.metrics import Row, newest
 from manynodes.reporting.results import read_finished
@@ -141,14 +141,24 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
         # One of all folds rather than one that lacks some.
         best = max(matrices, key=lambda name: (len(groups[name]), accuracy(matrices[name][1])))
         found["confusion"] = confusion(best, *matrices[best])
-    if experiment.built_in and experiment.varies_in_size:
-        measured = [
-            scaling.of_run(name, experiment.runs[name], each.about, each.rows,
-                           each.results["accuracy"])
-            for name, each in runs.items()
-        ]  # fmt: skip
-        found["scaling"] = scaling.sizes(experiment, measured)
+    if experiment.varies_in_size:
+        found["scaling"] = sizes(experiment, runs)
     return found
+
+
+def sizes(experiment: Experiment, runs: Mapping[str, Numbers]) -> pd.DataFrame:
+    """One row per size: of the classifier with what is known of its steps."""
+    if not experiment.built_in:
+        measured = {
+            name: (speed_up.rates_of(each.rows, each.results), each.about["seconds"])
+            for name, each in runs.items()
+        }
+        return speed_up.sizes(experiment, measured)
+    steps = [
+        scaling.of_run(name, experiment.runs[name], each.about, each.rows, each.results["accuracy"])
+        for name, each in runs.items()
+    ]
+    return scaling.sizes(experiment, steps)
 
 
 def judged_together(experiment: Experiment, runs: Sequence[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from manynodes.experiment.config import REPEATS, Experiment
-from manynodes.reporting import intervals, scaling
+from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.results import VIEWS
@@ -59,6 +59,7 @@ def report(
         manifests: of the data sets.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
+    scales = scaling if experiment.built_in else speed_up
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
     pictures = {name: picture(name, content) for name, content in figures.items()}
     scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
@@ -78,10 +79,9 @@ def report(
         first=pictures.pop(first, ""),
         means=means(summary, settings, results, experiment.built_in),
         runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
-        advice=scaling.advice(experiment, sizes) if experiment.built_in and sizes is not None
-        else [],
+        advice=[] if sizes is None else scales.advice(experiment, sizes),
         scaling=scaled,
-        sizes=None if sizes is None else size_table(sizes),
+        sizes=None if sizes is None else scales.shown(experiment, sizes),
         others=list(pictures.values()),
         confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
@@ -346,46 +346,6 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
         if column.endswith("_sha256") and summary[column].notna().any():
             columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
     return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
-
-
-def size_table(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The sizes with the columns that say something here; a few sizes stand side by side."""
-    shown = {
-        "nodes": ("nodes", "{:d}"),
-        "nproc_per_node": ("processes per node", "{:d}"),
-        "threads": ("threads", "{:d}"),
-        "gpus" if sizes["gpus"].any() else "cpus": (
-            "GPUs" if sizes["gpus"].any() else "CPUs",
-            "{:d}",
-        ),
-        "global_batch_size": ("batch", "{:,d}"),
-        "runs": ("runs (n)", "{:d}"),
-        "images_per_second": ("images/s", "{:,.0f}"),
-        "model_images_per_second": ("model", "{:,.0f}"),
-        "epoch_seconds": ("s per epoch", "{:.1f}"),
-        "strong_speed_up": ("speed-up", "{:.2f}"),
-        "strong_efficiency": ("efficiency", "{:.0%}"),
-        "weak_efficiency": ("weak efficiency", "{:.0%}"),
-        "communication_share": ("communication", "{:.0%}"),
-        "input_share": ("input", "{:.0%}"),
-        "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
-            "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
-            "{:.3g}",
-        ),
-        "accuracy": ("accuracy", "{:.2%}"),
-        "seconds_to_target": ("s to target", "{:.1f}"),
-    }
-    columns = {
-        title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
-        for column, (title, form) in shown.items()
-        if sizes[column].notna().any()
-    }
-    if len(sizes) > len(columns):
-        return pd.DataFrame(columns)
-    # Side by side they fit a narrow page.
-    return pd.DataFrame({"": list(columns)} | {
-        " " * number: values for number, values in enumerate(zip(*columns.values(), strict=True), 1)
-    })  # fmt: skip
 
 
 def images_row(manifest: Mapping[str, Any]) -> tuple[str, str]:

@@ -260,6 +260,55 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
     return found
 
 
+def shown(experiment: Experiment, sizes: pd.DataFrame) -> pd.DataFrame:
+    """The table as the page shows it: the columns that say something here; a few sizes stand side
+    by side.
+    """
+    forms = {
+        "nodes": ("nodes", "{:d}"),
+        "nproc_per_node": ("processes per node", "{:d}"),
+        "threads": ("threads", "{:d}"),
+        "gpus" if sizes["gpus"].any() else "cpus": (
+            "GPUs" if sizes["gpus"].any() else "CPUs",
+            "{:d}",
+        ),
+        "global_batch_size": ("batch", "{:,d}"),
+        "runs": ("runs (n)", "{:d}"),
+        "images_per_second": ("images/s", "{:,.0f}"),
+        "model_images_per_second": ("model", "{:,.0f}"),
+        "epoch_seconds": ("s per epoch", "{:.1f}"),
+        "strong_speed_up": ("speed-up", "{:.2f}"),
+        "strong_efficiency": ("efficiency", "{:.0%}"),
+        "weak_efficiency": ("weak efficiency", "{:.0%}"),
+        "communication_share": ("communication", "{:.0%}"),
+        "input_share": ("input", "{:.0%}"),
+        "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
+            "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
+            "{:.3g}",
+        ),
+        "accuracy": ("accuracy", "{:.2%}"),
+        "seconds_to_target": ("s to target", "{:.1f}"),
+    }
+    columns = {
+        title: [form.format(value) if pd.notna(value) else "–" for value in sizes[column]]
+        for column, (title, form) in forms.items()
+        if sizes[column].notna().any()
+    }
+    of_row = {
+        row["run"]: setting
+        for setting, rows in by_setting(experiment, rows_of(sizes)).items()
+        for row in rows
+    }
+    if len(set(of_row.values())) > 1:
+        columns = {"setting": [of_row[run] for run in sizes["run"]]} | columns
+    if len(sizes) > len(columns):
+        return pd.DataFrame(columns)
+    # Side by side they fit a narrow page.
+    return pd.DataFrame({"": list(columns)} | {
+        " " * number: values for number, values in enumerate(zip(*columns.values(), strict=True), 1)
+    })  # fmt: skip
+
+
 def strong_sentence(study: Sequence[dict[str, Any]], model: Model | None) -> str:
     best = max(study, key=lambda row: row["images_per_second"])
     chosen = smallest(

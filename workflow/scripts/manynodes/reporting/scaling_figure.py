@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
 
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import intervals, scaling
+from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.figures import STYLE, colour_of
 from manynodes.reporting.result_figures import least_range
 
@@ -78,6 +78,36 @@ def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -
         return figure
 
 
+def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
+    """Speed-up by processes, with the ideal.
+
+    Args:
+        table: as `speed_up.sizes` returns it.
+    """
+    settings = speed_up.by_setting(experiment, table)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+        for number, (name, rows) in enumerate(settings.items()):
+            colour = colour_of(number, len(settings))
+            at = [row["processes"] for row in rows]
+            axes.plot(at, [row["speed_up"] for row in rows], "o", color=colour, label=name)
+            for row in rows:
+                axes.annotate(
+                    f"{row['nodes']}x{row['nproc_per_node']}", (row["processes"], row["speed_up"]),
+                    (5, 2), textcoords="offset points", fontsize=7, color=colour,
+                )  # fmt: skip
+            ideal = [row["speed_up"] / row["efficiency"] for row in rows]
+            axes.plot(at, ideal, "--", color="grey", linewidth=1)
+        axes.plot([], [], "--", color="grey", label="ideal")
+        axes.set_ylabel("times as fast as the smallest")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("processes")
+        ticks(axes, [row["processes"] for rows in settings.values() for row in rows])
+        axes.legend(fontsize=9)
+        figure.suptitle(f"{title}: scaling", x=0.02, ha="left", fontweight="bold")
+        return figure
+
+
 def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
     """Speed-up by CPUs or GPUs, with the ideal and the model."""
     for number, (name, study) in enumerate(studies.items()):
@@ -128,13 +158,17 @@ def draw_weak(axes: Axes, studies: dict[str, Rows]) -> None:
 
 
 def by_units(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    found = sorted({scaling.units(row) for row in rows})
+    ticks(axes, [scaling.units(row) for row in rows])
+    axes.set_xlabel("GPUs" if rows[0]["gpus"] else "CPUs")
+
+
+def ticks(axes: Axes, units: Sequence[int]) -> None:
+    found = sorted(set(units))
     if found[-1] > 4 * found[0]:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(found))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_xlabel("GPUs" if rows[0]["gpus"] else "CPUs")
 
 
 def draw_map(axes: Axes, study: Rows) -> None:
