@@ -122,9 +122,11 @@ class SlurmCheckout(Checkout):
 
     @property
     def environment(self) -> dict[str, str]:
-        # Of a user who looks at other jobs.
-        return super().environment | {"SQUEUE_PARTITION": "none", "SQUEUE_USERS": "nobody",
-                                      "SACCT_FORMAT": "Account"}  # fmt: skip
+        # Of a user who looks at other jobs, and submits arrays and waits for them.
+        return super().environment | {
+            "SQUEUE_PARTITION": "none", "SQUEUE_USERS": "nobody", "SACCT_FORMAT": "Account",
+            "SBATCH_ARRAY_INX": "1-3", "SBATCH_SIGNAL": "B:USR1", "SBATCH_WAIT": "1",
+        }  # fmt: skip
 
     def there(self, environment: dict[str, str]) -> dict[str, str]:
         return self.cluster.there(environment)

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -146,6 +147,15 @@ def test_what_is_no_log_is_not_removed(tmp_path) -> None:
     assert done.returncode == 1
     assert " there is no log of a launch; give a folder of its own" in done.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    # What an editor keeps beside an open log, and in the folder of a run anything.
+    (tmp_path / ".rank=0.log.swp").touch()
+    (tmp_path / "rank=7.log").touch()
+    done = program("launch", "--state", tmp_path / "state", *launch)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "notes.txt").unlink()
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    assert (tmp_path / ".rank=0.log.swp").exists()
+    assert not (tmp_path / "rank=7.log").exists()
 
 
 def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:

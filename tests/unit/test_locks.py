@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manynodes.base import locks
-from manynodes.base.locks import LockHeld, locked
+from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
 from programs import SCRIPTS, program
 from waiting import until
@@ -42,7 +42,7 @@ def test_the_holder_is_named_and_the_wait_has_an_end(held, monkeypatch: pytest.M
     path, holder = held
     monkeypatch.setattr(locks, "TELL", 0.5)
     told: list[str] = []
-    with pytest.raises(LockHeld) as refused, locked(path, told.append, give_up=2):
+    with pytest.raises(NotLocked) as refused, locked(path, told.append, give_up=2):
         pass
     who = rf"process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     assert re.search(

@@ -353,13 +353,14 @@ def test_texts_that_name_something_stay_texts(tmp_path: Path) -> None:
     config = {
         "experiment": "test", "program": "t.py",
         "parameters": {"subject": ["01", "10"], "release": "1.10", "hash": "12e4567",
+                       "other": "12345e7",
                        "rate": "1e-3", "seeds": ["0", "1"], "on": "true"},
         "seed": "1e3", "nodes": "2",
     }  # fmt: skip
     run = Experiment.from_config(keys_of(config).with_types(config)).runs["subject~01_seeds~1"]
     assert run.parameters == {
-        "subject": "01", "release": "1.10", "hash": "12e4567", "rate": 0.001, "seeds": 1,
-        "on": True,
+        "subject": "01", "release": "1.10", "hash": "12e4567", "other": "12345e7",
+        "rate": 0.001, "seeds": 1, "on": True,
     }  # fmt: skip
     assert json.dumps([run.seed, run.nodes]) == "[1000, 2]"
     # What a spreadsheet writes: fractions with a trailing zero, and rows of empty cells.
@@ -576,6 +577,30 @@ def test_a_line_without_a_count_belongs_to_the_newest_one(tmp_path) -> None:
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "epoch,loss,acc", "0,5,8", "1,3,25", "2,2,",
     ]  # fmt: skip
+
+
+def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
+    patterns = [r"(?:epoch (?P<epoch>\d+) )?loss (?P<loss>\S+)(?: acc (?P<acc>\S+))?"]
+    rows = LogRows(patterns, tmp_path / "metrics.csv", [])
+    for line in ("epoch 1 loss .5 acc .9", "epoch 1 loss .4", "loss .3"):
+        rows.take(line)
+    assert rows.in_order == [{"epoch": 1, "loss": 0.3, "acc": 0.9}]
+
+
+def test_rows_without_the_count_add_to_those_of_their_epoch(tmp_path: Path) -> None:
+    """As of a program that logs training by step and validation by epoch."""
+    lines = [
+        {"parameters": 7}, {"epoch": 1, "step": 50, "loss": 3},
+        {"epoch": 1, "step": 100, "loss": 2}, {"epoch": 2, "step": 150, "loss": 1.5},
+        {"epoch": 1, "val": 0.8}, {"val": 0.9, "loss": 9},
+    ]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_user_metrics(tmp_path, "log.jsonl")
+    assert [[row[key] for key in ("step", "epoch", "loss")] for row in found] == [
+        [50, 1, 3], [100, 1, 2], [150, 2, 1.5],
+    ]  # fmt: skip
+    assert [row["val"] for row in found][1:] == [0.8, 0.9]
+    assert "parameters" not in found[0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ waits.
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from manynodes.base.timeouts import BETWEEN
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.progress import JOBS, Progress, read_all, time_left
+from manynodes.reporting.progress import JOBS, Progress, is_over, read_all, time_left
 from manynodes.reporting.results import Missing, why_missing
 from waiting import until
 
@@ -183,6 +184,17 @@ def test_a_record_decides_the_state_whatever_its_words(tmp_path, kind: Kind, sta
     assert look(tmp_path)[FIRST].state == state
     with acquire(run / "state", "me", print):
         assert look(tmp_path)[FIRST].state == "running"
+
+
+def test_a_watch_ends_with_the_last_run_whether_it_failed_or_not(tmp_path) -> None:
+    found = read_all(EXPERIMENT, tmp_path)
+    assert not is_over(found, tmp_path)
+    failed = [replace(each, state="failed") for each in found]
+    assert is_over(failed, tmp_path)
+    # A command follows the jobs of the runs, which may be requeued.
+    (tmp_path / JOBS).write_text("{}")
+    assert not is_over(failed, tmp_path)
+    assert is_over([replace(each, state="done") for each in found], tmp_path)
 
 
 def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> None:

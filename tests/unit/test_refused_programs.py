@@ -66,6 +66,15 @@ REFUSED = {
     "program: p.py\nmetrics: {log: ['(?P<epoch>.) (?P<a>.)', '(?P<step>.) (?P<b>.)']}": (
         "config: metrics.log: one expression counts epoch, another step"
     ),
+    "program: p.py\nruns: [{subject: A, x: 1}, {subject: a, x: 1}]": (
+        "and another one would have folders of one name; write a value in another way"
+    ),
+    "program: p.py\nparameters: {" + ", ".join(f"p{n}: {'x' * 4000}" for n in range(21)) + "}": (
+        "; at most 80,000 fit a command line; write them to a file, and name it in files"
+    ),
+    "dataset: {name: digits}\nglobal_batch_size: 64\nclass_weights: {cat: 2}": (
+        "class_weights: digits has no class cat; its classes are 0, 1"
+    ),
     "dataset: {name: digits}\nglobal_batch_size: 64\nmodel: ends.py:Net": (
         "ends.py ends Python when it is imported; put what runs it below"
     ),

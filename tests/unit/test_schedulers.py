@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -104,8 +104,9 @@ def test_the_end_of_a_job_does_not_depend_on_this_machine_s_clock() -> None:
     limit, running, behind = 600, 100, 180
     start = time.time() + behind - running
     assert abs(end_here(start, start + limit, running) - (time.time() + limit - running)) < 60
-    began = datetime.fromtimestamp(start).isoformat(timespec="seconds")
-    ends = datetime.fromtimestamp(start + limit).isoformat(timespec="seconds")
+    began, ends = (
+        f"{datetime.fromtimestamp(each, UTC):%Y-%m-%dT%H:%M:%S}" for each in (start, start + limit)
+    )
     shown = (
         f"   RunTime=00:01:40 TimeLimit=00:10:00\n   StartTime={began} EndTime={ends} Deadline=N/A"
     )

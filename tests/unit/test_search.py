@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.result_figures import draw_search
+from manynodes.reporting.result_figures import draw, draw_search
 
 RANGES = {
     "learning_rate": "log(1e-3, 1)",
@@ -86,6 +86,20 @@ def test_files_of_a_search_are_relative_to_the_configuration(tmp_path) -> None:
 def test_runs_and_a_search_are_not_both() -> None:
     with pytest.raises(Refusal, match="runs is given too"):
         experiment({"runs": 3, "momentum": "uniform(0, 1)"}, runs=[{"epochs": 1}])
+    with pytest.raises(Refusal, match="search: momentum is an axis too"):
+        experiment({"runs": 3, "momentum": "uniform(0, 1)"}, momentum=[0.1, 0.2])
+
+
+def test_many_settings_are_curves_in_one_panel() -> None:
+    names = [(a, b, c) for a in range(5) for b in range(7) for c in range(6)]
+    curves = pd.DataFrame(
+        {"run": str(name), "a": name[0], "b": name[1], "c": name[2], "epoch": epoch, "loss": epoch}
+        for name in names for epoch in (1, 2)
+    )  # fmt: skip
+    summary = curves[curves["epoch"] == 2][["run", "a", "b", "c", "loss"]]
+    figures = draw(curves, summary, ["a", "b", "c"], [], ["loss"], "x", False)
+    (panel,) = figures["loss"].axes
+    assert sum(len(line.get_xdata()) == 2 for line in panel.lines) == len(names)
 
 
 def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:

@@ -1,5 +1,7 @@
 """One verified copy per node, for any number of processes and any obstacle."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -63,6 +65,23 @@ def test_the_first_usable_scratch_is_taken(data, scratch, monkeypatch) -> None:
     )
     assert staged.status == "fresh"
     assert Path(staged.path).is_relative_to(scratch)
+
+
+def test_a_scratch_without_locks_is_passed_over(data, scratch, tmp_path, monkeypatch) -> None:
+    """As Lustre is if it is mounted without flock."""
+    (without := tmp_path / "without").mkdir()
+
+    def flock(descriptor: int, _how: int) -> None:
+        if str(without) in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    staged = staging.stage(DataFolder.read(data), [str(without), str(scratch)])
+    assert staged.status == "fresh"
+    assert Path(staged.path).is_relative_to(scratch)
+    staged = staging.stage(DataFolder.read(data), [str(without)])
+    assert staged.status == "fallback"
+    assert "this file system has no locks" in staged.reason
 
 
 def test_no_scratch_means_the_shared_copy_with_the_reason(data) -> None:

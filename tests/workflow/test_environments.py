@@ -51,6 +51,7 @@ def test_a_venv_and_a_mistake_after_the_end(
             "assert os.environ['VIRTUAL_ENV'] == sys.prefix\n"
             "assert 'UV_PROJECT_ENVIRONMENT' not in os.environ\n"
             "os.makedirs('out', exist_ok=True)\n"
+            "print('trained', flush=True)\n"
             "os.symlink('circle', 'out/circle')\n"
             "open('out/model', 'w').close()\n"
             "launched.result(loss=0.5, optimizer='sgd')\n"
@@ -81,6 +82,8 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert (run / "state/saved/starts").read_text() == "x"
     said = place.run(*command, "--config", "outputs=[out/]")
     assert "own/run: loss 0.5, accuracy 0.75" in said
+    for log in ("train.log", "logs/rank=0.log"):
+        assert "trained" in (run / log).read_text()
     assert (run / "outputs/out/circle").is_symlink()
     assert json.loads((run / "result.json").read_text()) == {"loss": 0.5, "optimizer": "sgd"}
     (attempt,) = json.loads((run / "run.json").read_text())["attempts"]
@@ -93,6 +96,8 @@ def test_a_venv_and_a_mistake_after_the_end(
     said = place.run("-n", *command, "--config", "outputs=[out/]")
     assert "own/run: since it was trained, numbers-of-mine none -> 1.2" in said
     assert jobs_in(said) == {}
+    said = place.run("-n", *command, "--config", "program=mine/evaluate.py", "seed=[0,1]")
+    assert "tables and page of results/own are of train, and its 1 finished runs will not" in said
 
 
 def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:

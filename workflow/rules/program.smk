@@ -81,7 +81,9 @@ rule train:
         " --rank-logs {params.results:q}/logs"
         " --state {params.results:q}/state"
         ' "$@"; }}\n'
-        "[ {resources.preflight} = false ] ||"
+        # As Snakemake removes the log of a rule.
+        "rm -f {params.results:q}/preflight.log\n"
+        "[ {resources.preflight} = false ] || [ -e {params.results:q}/state/ended ] ||"
         " launch --log {params.results:q}/preflight.log -- {params.preflight:q}\n"
         "launch"
         " --log {log:q}"

@@ -105,8 +105,25 @@ class Session:
         self.tell_other_packages()
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
+        self.tell_other_program()
         if changes := self.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+
+    def tell_other_program(self) -> None:
+        """Warn of finished runs of another program under the experiment's name."""
+        with suppress(Refusal):
+            before = progress.read_record(self.results)
+            finished = sum(
+                is_whole(self.results / name) for name in before.runs.keys() - self.experiment.runs
+            )
+            ours, theirs = (
+                "the classifier" if each.built_in else each.program_name
+                for each in (self.experiment, before)
+            )
+            if finished and ours != theirs:
+                tell(f"warning: tables and page of {self.results} are of {theirs}, and "
+                     f"its {finished:,} finished runs will not be in them any more; give another "
+                     "experiment name to keep both")  # fmt: skip
 
     def tell_unseen_axes(self) -> None:
         """Warn of what varies and does not reach the program: its runs would be repetitions."""
@@ -511,6 +528,8 @@ class Session:
             ended = unseen and is_state_of(folder, self.experiment)
             if not ended and not self.experiment.config["replace"]:
                 reason = self.workflow.dag.reason(job)
+                made = [str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
+                        if self.workflow.dag.needrun(job)]  # fmt: skip
                 words = (
                     "an attempt to replace it was ended" if unseen
                     else "--force, --forcerun or -R" if reason.forced
@@ -521,9 +540,14 @@ class Session:
                     else "its environment is another" if reason.software_stack_changed
                     else "its input is newer"
                 )  # fmt: skip
+                keep = (
+                    f"first make {made[0]} alone, with this command and that path"
+                    if made and reason.updated_input_run
+                    else "keep it with --touch"
+                )
                 raise Refusal(
                     f"{self.experiment.name}/{name} is finished and nothing of it has changed "
-                    f"({words}); keep it with --touch, or train it again with --config replace=true"
+                    f"({words}); {keep}, or train it again with --config replace=true"
                 )
             replaced.set_aside(folder)
             self.set_aside.append(name)
@@ -563,6 +587,10 @@ class Session:
                 missing.append(results.Missing(name, str(refusal)))
         for name, line in list(lines.items())[:MOST_SHOWN]:
             tell(f"{self.experiment.name}/{name}: {line}")
+        if self.workflow.touch:
+            # They are kept; what had ended an attempt to replace them says nothing of them.
+            for name in lines:
+                failure.end(self.results / name)
         # What another command has set aside, whose job has yet to begin, is its own.
         self.put_back(self.set_aside)
         self.forget_states()
@@ -609,7 +637,16 @@ class Session:
         for job, reason in self.watch.failures.items():
             if any(part.wildcards.get("run") == name for part in parts(job)):
                 return results.Missing(name, reason, self.watch.logs.get(job, ""))
-        return self.why_without_data(name) or found
+        return self.why_without_data(name) or self.earlier(found, self.results / name)
+
+    def earlier(self, found: results.Missing, folder: Path) -> results.Missing:
+        """A reason that seems to be of an earlier command, with when it was."""
+        record = failure.read(folder)
+        if not (found.log and record):
+            return found
+        return replace(
+            found, reason=f"at {record.time}, perhaps of an earlier command: {found.reason}"
+        )
 
     def why_without_data(self, name: str) -> results.Missing | None:
         """The reason for a missing run, or for anything else, if its data, files or environment are

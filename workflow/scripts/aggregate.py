@@ -109,10 +109,9 @@ def aggregate(args: argparse.Namespace) -> None:
     manifests = [each.manifest for each in data.values()]
     text = page.report(experiment, tables, results, missing, images, worst, seen, manifests)
     atomic.write_text(made[-1], text)
-    here = {path.name for path in made if path.parent == args.output}
-    for name in sums.made_before(args.output) - here:
+    for name in {*numbers.TABLES} - {*tables}:
         # Of an earlier report, with other numbers.
-        (args.output / name).unlink(missing_ok=True)
+        (args.output / f"{name}.csv").unlink(missing_ok=True)
     sources = {
         args.results / name / file: sha256
         for name, run in runs.items()

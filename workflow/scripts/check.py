@@ -8,9 +8,11 @@ import json
 from pathlib import Path
 
 from manynodes.base.errors import told_in_one_line
+from manynodes.data.files import fingerprint
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.keys import keys_of
+from manynodes.experiment.missing import refuse_missing
 from manynodes.experiment.paths import with_program
 
 
@@ -29,8 +31,8 @@ def main() -> None:
             print(json.dumps(keys_of(with_program(config, folders)).schema, indent=2))
             return
         experiment = Experiment.from_files(config, folders)
-        if experiment.user_data:
-            experiment.user_data.refuse_missing()
+        refuse_missing(experiment, Path("results") / experiment.name)
+        fingerprint(map(Path, experiment.config.get("files", ())))
         print(experiment.summary)
 
 

@@ -1,4 +1,4 @@
-"""Write TensorBoard's event files of an experiment, and keep them up to date until it is done.
+"""Write TensorBoard's event files of an experiment, up to date until its runs have ended.
 
     python workflow/scripts/events.py results/quickstart &
     tensorboard --logdir results
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from manynodes.base.errors import told_in_one_line
 from manynodes.reporting.events import RunEvents, points_of
-from manynodes.reporting.progress import interval, read_all, read_record
+from manynodes.reporting.progress import interval, is_over, read_all, read_record
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         runs: dict[str, RunEvents] = {}
         while True:
             # Before the files are read: a run that ends meanwhile is looked at once more.
-            done = all(each.state == "done" for each in read_all(experiment, args.results))
+            over = is_over(read_all(experiment, args.results), args.results)
             for name in experiment.runs:
                 folder = args.results / name
                 points, times = points_of(experiment, folder)
@@ -42,7 +42,7 @@ def main() -> None:
                     runs[name] = RunEvents(folder / "events", settings)
                 if name in runs:
                     runs[name].update(points, times)
-            if args.once or done:
+            if args.once or over:
                 break
             time.sleep(args.every)
         for run in runs.values():

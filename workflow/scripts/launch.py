@@ -80,7 +80,7 @@ BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # them, all of these libraries follow OMP_NUM_THREADS.
 OF_LIBRARIES = ("MKL", "OPENBLAS", "GOTO", "NUMEXPR")
 # What a launch leaves in the folder of its logs; a network file system may have its own names.
-LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?|\.nfs.*")
+LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?")
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
@@ -253,10 +253,13 @@ def launch_on(
             # Only here: it needs numpy, 0.2 s of a CPU.
             from manynodes.programs import attempt
 
+            ended = has_ended(args)
             if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell):
                 if args.log:
                     failures.end(args.log.parent)
                 return
+            if ended and args.rank_logs:
+                remove_logs(args.rank_logs, args.log, True, begun=True)
         short = fruitless = 0
         for starts in count(1):
             began, before = time.monotonic(), furthest(args.state)
@@ -296,11 +299,17 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     if args.state:
         incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
-        remove_logs(args.rank_logs, args.log)
+        if not has_ended(args):
+            remove_logs(args.rank_logs, args.log, bool(args.state))
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
     if args.log:
         failures.begin(args.log.parent)
+
+
+def has_ended(args: argparse.Namespace) -> bool:
+    """Whether a run's program has ended before, so that its results may only be checked again."""
+    return bool(args.output) and not args.evaluate and Folders(args.output).ended.exists()
 
 
 def end(args: argparse.Namespace) -> None:
@@ -323,23 +332,32 @@ def keep_logs(logs: Path, kept: Path) -> None:
                 link_or_copy(logs / name, kept / f"{number:06}.log")
 
 
-def remove_logs(folder: Path, log: Path | None) -> None:
-    """Remove what an earlier launch has left in the folder of its logs.
+def remove_logs(folder: Path, log: Path | None, of_run: bool, begun: bool = False) -> None:
+    """Remove what an earlier launch has left in the folder of its logs, and nothing else, such as
+    what an editor keeps beside a log that is open in it.
+
+    Args:
+        of_run: whether the folder is a run's, and not one that a user has chosen.
+        begun: whether this launch is already writing the log of that name.
 
     Raises:
-        Refusal: there is something else in it.
+        Refusal: there is something else in a folder of a user's choice.
     """
     try:
-        names = [path.name for path in folder.iterdir()]
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except FileNotFoundError:
         return
-    for name in names:
-        if not LOGS.fullmatch(name) and not (log and name == log.name):
-            raise Refusal(
-                f"--rank-logs {folder}: {name} there is no log of a launch; give a folder of its "
-                "own, whose logs the next launch replaces"
-            )
-    shutil.rmtree(folder, ignore_errors=True)
+    ours = [path for path in paths if LOGS.fullmatch(path.name) or (log and path.name == log.name)]
+    if not of_run and (others := set(paths) - set(ours)):
+        raise Refusal(
+            f"--rank-logs {folder}: {min(others).name} there is no log of a launch; give a folder "
+            "of its own, whose logs the next launch replaces"
+        )
+    for path in ours:
+        if begun and log and path.name == log.name:
+            continue
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def furthest(states: Path | None) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.progress import Progress, interval, read_all, read_record
+from manynodes.reporting.progress import Progress, interval, is_over, read_all, read_record
 from manynodes.reporting.scaling import counted
 
 COLOURS = {
@@ -46,13 +46,13 @@ def main() -> None:
             while True:
                 found = read_all(experiment, args.results)
                 live.update(table(experiment.name, found))
-                if all(each.state == "done" for each in found):
+                if is_over(found, args.results):
                     return
                 time.sleep(args.every)
 
 
 def lines(results: Path, experiment: Experiment, args: argparse.Namespace) -> None:
-    """A line per run whenever it changes, until all are done."""
+    """A line per run whenever it changes, until all have ended."""
     shown: dict[str, str] = {}
     while True:
         found = read_all(experiment, results)
@@ -63,7 +63,7 @@ def lines(results: Path, experiment: Experiment, args: argparse.Namespace) -> No
             if shown.get(each.run) != key:
                 shown[each.run] = key
                 print(line, flush=True)
-        if args.once or all(each.state == "done" for each in found):
+        if args.once or is_over(found, results):
             return
         time.sleep(args.every)
 

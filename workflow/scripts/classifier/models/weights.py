@@ -193,7 +193,7 @@ def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | 
         first = next(iter(description["sources"]))
         raise Refusal(
             f"{path} brings Python code ({first}) that would run here; "
-            "if you trust it, add --trust-code"
+            'if you trust it, add --trust-code; in Python, trusted="any"'
         )
 
 

@@ -22,7 +22,8 @@ PREFIX = "LAUNCH_"
 # Kubeflow, MPI and PMI. An interactive allocation or a pod has them, and a program that is started
 # there would take itself for a rank of another job.
 OTHER_LAUNCHERS = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_|NODE_|CROSS_)?(RANK|WORLD_SIZE|SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"(LOCAL_|GROUP_|ROLE_|NODE_|CROSS_)?(RANK|WORLD_SIZE)|(LOCAL|GROUP|CROSS)_SIZE|ROLE_NAME"
+    r"|MASTER_(ADDR|PORT)"
     r"|TF_CONFIG|(PET|TORCHELASTIC|TORCHRUN|OMPI_COMM_WORLD|PMI|PMIX|MV2_COMM_WORLD)_\w+"
     r"|OMPI_UNIVERSE_SIZE|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )

@@ -19,8 +19,10 @@ POLL = 0.2
 MOST = 300  # bytes of a holder's own words
 
 
-class LockHeld(Refusal):
-    """Another process holds the lock for too long."""
+class NotLocked(Refusal):
+    """A lock cannot be had: another process holds it for too long, its file is another user's, or
+    the file system has none.
+    """
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
         give_up: seconds; GIVE_UP if not given.
 
     Raises:
-        LockHeld: another process held it all that time.
+        NotLocked: it cannot be had.
         OSError: the file cannot be made.
     """
     # Not through a symbolic link, whose target would be overwritten. For this user alone: whoever
@@ -42,7 +44,7 @@ def locked(path: Path, tell: Callable[[str], None], give_up: float | None = None
         descriptor = os.open(path, flags, 0o600)
     except PermissionError:
         if path.exists():
-            raise Refusal(
+            raise NotLocked(
                 f"{path} is another user's; delete it, if nothing of theirs runs"
             ) from None
         raise
@@ -66,7 +68,7 @@ def acquire(descriptor: int, path: Path, tell: Callable[[str], None], give_up: f
             return
         except OSError as error:
             if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise Refusal(
+                raise NotLocked(
                     f"{path}: this file system has no locks (flock: {error.strerror}); have it "
                     "mounted with them, or use a folder on another one"
                 ) from None
@@ -74,7 +76,7 @@ def acquire(descriptor: int, path: Path, tell: Callable[[str], None], give_up: f
                 raise
         waited = time.monotonic() - begun
         if waited > give_up:
-            raise LockHeld(
+            raise NotLocked(
                 f"{path} is still held by {holder_of(descriptor)} after {give_up:.0f} s; end that "
                 "process and try again"
             )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, os_error_line
-from manynodes.base.locks import LockHeld, locked
+from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import MANIFEST, DataFolder
 
 OVERFLOW_UID = 65534  # /proc/sys/kernel/overflowuid
@@ -87,8 +87,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{source.dataset}-{source.sha256[:12]}"
             return report(target, copy_once(source, target), of_job=of_job)
-        except LockHeld as held:
-            reasons.append(str(held))
+        except NotLocked as problem:
+            reasons.append(str(problem))
         except OSError as error:
             line = os_error_line(error)
             reasons.append(line if error.filename else f"{folder}: {line}")

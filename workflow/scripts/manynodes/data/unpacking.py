@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, os_error_line
-from manynodes.base.locks import LockHeld, locked
+from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 
@@ -49,8 +49,8 @@ def unpacked_here(
         return staged, None
     try:
         return staged, unpacked(source.at(Path(staged.path)), tell)
-    except LockHeld as held:
-        tell(f"warning: using the shared environment, because {held}")
+    except NotLocked as problem:
+        tell(f"warning: using the shared environment, because {problem}")
     except OSError as error:
         tell(f"warning: using the shared environment, because {os_error_line(error)}")
     return staged, None

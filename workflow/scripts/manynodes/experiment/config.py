@@ -48,6 +48,7 @@ UNFIT = re.compile(r"[^A-Za-z0-9._=+-]")
 LONGEST_NAME = 200  # file systems allow 255 bytes; some of them are for temporary files
 # Axes whose runs repeat a setting: results are averaged over them.
 REPEATS = ("seed", "fold")
+LONGEST_VALUES = 80_000  # characters of a run's values as JSON
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
@@ -237,6 +238,7 @@ class Experiment:
         found = Experiment(
             resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs, points
         )
+        refuse_too_long(found)
         if not reading:
             found.check({name: facts_of(name) for name in found.datasets})
         return found
@@ -494,15 +496,19 @@ def product(
         for key in pair:
             if key in axes:
                 raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")
-    seen = set()
+    seen: dict[str, dict[str, Any]] = {}
     for pair in pairs or [{}]:
         for values in itertools.product(*axes.values()):
             chosen = dict(pair) | dict(zip(axes, values, strict=True))
             point = {key: chosen[key] for key in [*order, *chosen] if key in chosen}
             name = run_name(point)
             if name in seen:
-                raise Refusal(f"config: runs: {shown(dict(pair))} is there twice; give it once")
-            seen.add(name)
+                raise Refusal(
+                    f"config: runs: {shown(dict(pair))} "
+                    + ("is there twice; give it once" if seen[name] == point else "and another one "
+                       "would have folders of one name; write a value in another way")
+                )  # fmt: skip
+            seen[name] = point
             if len(name) > LONGEST_NAME:
                 raise Refusal(
                     f"config: {len(point)} axes make a folder name of {len(name)} characters; "
@@ -532,7 +538,8 @@ def facts_of(dataset: str) -> dict[str, Any]:
         return {"name": dataset}
     known = DATASETS[dataset]
     images = {"train": known.train_images, "test": known.test_images}
-    return facts(dataset, known.image_shape, known.classes, images, known.class_names)
+    names = known.class_names or [str(label) for label in range(known.classes)]
+    return facts(dataset, known.image_shape, known.classes, images, names)
 
 
 def facts(
@@ -703,7 +710,9 @@ def value_text(value: Any) -> str:
     """A value as in the name of a run's folder."""
     if isinstance(value, dict):
         return (
-            "+".join(f"{UNFIT.sub('-', key)}={value_text(part)}" for key, part in value.items())
+            "+".join(
+                f"{UNFIT.sub('-', str(key))}={value_text(part)}" for key, part in value.items()
+            )
             or "none"
         )
     text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -744,6 +753,24 @@ def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
             f"{MOST_RUNS:,}; give some axes fewer values"
         )
+
+
+def refuse_too_long(experiment: Experiment) -> None:
+    """Refuse values that no command line can hold: a job's programs get those of its run as an
+    argument, for which Linux has 128 KiB.
+
+    Raises:
+        Refusal: naming the run.
+    """
+    # Of a short configuration no run has long values.
+    if len(json.dumps(experiment.config)) <= LONGEST_VALUES:
+        return
+    for name, run in experiment.runs.items():
+        if (length := len(run.to_json())) > LONGEST_VALUES:
+            raise Refusal(
+                f"config: the values of the run {name} are {length:,} characters long; at most "
+                f"{LONGEST_VALUES:,} fit a command line; write them to a file, and name it in files"
+            )
 
 
 def refuse_bad_paths(config: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,8 +33,13 @@ def read_config(path: Path) -> dict[str, Any]:
             # Composed once: of a megabyte that takes seconds.
             loader = yaml.SafeLoader(text)
             root = loader.get_single_node()
-            check_node(path, root)
-            config = loader.construct_document(root) if root else None
+            if not isinstance(root, yaml.MappingNode):
+                raise Refusal(
+                    f"config: {path} is not a mapping of keys to values; the keys are in "
+                    "config/README.md"
+                )
+            check_node(root, lambda node: f"config: {path}: line {node.start_mark.line + 1}")
+            config = loader.construct_document(root)
     except FileNotFoundError:
         raise Refusal(
             f"config: {path} is not there; give the path of an experiment's file, such as "
@@ -120,11 +126,16 @@ def refuse_other_key(key: yaml.ScalarNode, where: str) -> None:
         raise Refusal(f"{where}: the key {key.value} means {means} in YAML; put it in quotes")
 
 
-def check_node(path: Path, root: yaml.Node | None) -> None:
-    done: set[int] = set()  # what an alias repeats is the same node
+def check_node(root: yaml.Node, place: Callable[[yaml.Node], str]) -> None:
+    """Refuse what YAML reads as something else than it looks like, and what multiplies.
 
-    def place(node: yaml.Node) -> str:
-        return f"config: {path}: line {node.start_mark.line + 1}"
+    Args:
+        place: where a node is, in words.
+
+    Raises:
+        Refusal: naming the place.
+    """
+    done: set[int] = set()  # what an alias repeats is the same node
 
     def check(node: yaml.Node, above: tuple[int, ...]) -> None:
         if id(node) in above or len(above) > DEEPEST:
@@ -157,8 +168,4 @@ def check_node(path: Path, root: yaml.Node | None) -> None:
                 check(value, inside)
         done.add(id(node))
 
-    if not isinstance(root, yaml.MappingNode):
-        raise Refusal(
-            f"config: {path} is not a mapping of keys to values; the keys are in config/README.md"
-        )
     check(root, ())

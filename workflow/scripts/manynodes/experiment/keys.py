@@ -56,6 +56,8 @@ WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 WHOLE = re.compile(r"-?[0-9]{1,30}")
 NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 ZERO_FIRST = re.compile(r"-?0[0-9]")
+# A part of a hash, such as 12345e7, rather than a number.
+LIKE_A_HASH = re.compile(r"[0-9]{3,}e[0-9]+")
 # What YAML may need no quotes for in a list.
 PLAIN = re.compile(r"[\w./$~-]+")
 MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
@@ -548,7 +550,7 @@ def meant(values: list[Any], as_written: bool = True) -> list[Any]:
     """The values of a parameter that the user's program does not declare.
 
     Texts become numbers if all texts among the values are some. A leading zero makes a name, such
-    as that of a subject: `01`.
+    as that of a subject: `01`; so does an `e` behind three digits, as in a hash.
 
     Args:
         as_written: a fraction in another form than Python's is a name too: `1.10`.
@@ -557,7 +559,7 @@ def meant(values: list[Any], as_written: bool = True) -> list[Any]:
     def is_value(text: str) -> bool:
         if text in WORDS:
             return True
-        if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text):
+        if not NUMBER.fullmatch(text) or ZERO_FIRST.match(text) or LIKE_A_HASH.fullmatch(text):
             return False
         number = float(text)
         if not math.isfinite(number):

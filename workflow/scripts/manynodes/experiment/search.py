@@ -40,6 +40,11 @@ def with_search(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) 
         raise Refusal(f"config: search: {shown(given)} is no mapping; give runs and {SHAPE}")
     if config.get("runs"):
         raise Refusal("config: search: runs is given too; keep one of them")
+    parameters = config.get("parameters")
+    values = dict(config) | (parameters if isinstance(parameters, dict) else {})
+    for key in given:
+        if key not in OWN and keys.is_axis(key, values.get(key)):
+            raise Refusal(f"config: search: {key} is an axis too; keep one of the two")
     count, seed = (whole(given, name, least) for name, least in zip(OWN, (1, 0), strict=True))
     drawn = {key: scale(key, value, keys) for key, value in given.items() if key not in OWN}
     if not drawn:

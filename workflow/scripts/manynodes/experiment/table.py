@@ -10,7 +10,7 @@ import yaml
 
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import read_bytes
-from manynodes.experiment.file import MOST_BYTES
+from manynodes.experiment.file import MOST_BYTES, check_node
 from manynodes.experiment.keys import MOST_RUNS, Keys, kinds
 from manynodes.experiment.paths import with_paths
 
@@ -61,7 +61,7 @@ def cell_value(key: str, cell: str, keys: Keys) -> Any:
     """What a cell stands for: a list or a mapping as in YAML, or a text.
 
     Raises:
-        Refusal: it is an incomplete list or mapping.
+        Refusal: it is an incomplete list or mapping, or has a date, say, in it.
     """
     if key in keys.axes and kinds(keys.axes[key]) <= {"string", "null"}:
         return cell
@@ -70,7 +70,11 @@ def cell_value(key: str, cell: str, keys: Keys) -> Any:
     if cell[:1] not in ("[", "{"):
         return cell
     try:
-        return yaml.safe_load(cell)
+        loader = yaml.SafeLoader(cell)
+        if (node := loader.get_single_node()) is None:
+            raise ValueError
+        check_node(node, lambda _: f"config: runs: {key}")
+        return loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         raise Refusal(
             f"config: runs: {key}: {shown(cell)} is not a list or mapping as in YAML"

@@ -21,6 +21,7 @@ MOST_BYTES = 10_000_000  # of the description of a state
 ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
 # At the end of the name of a folder in which `launched.save` is writing a file.
 UNFINISHED = ".unfinished"
+ALONE = "(launch alone: --resume)"
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,14 @@ def prepare(
             before = read_request(folders)
         except Refusal as refusal:
             if resume != "anyway":
-                remedy = "--config resume=anyway continues, --config resume=fresh starts over"
+                remedy = f"--config resume=anyway continues, resume=fresh starts over {ALONE}"
                 raise Refusal(f"{refusal}; {remedy}") from None
             before = {"request": request, "attempts": []}
     changed = differences(before["request"], request) if before else ""
     if changed and resume == "exact":
         raise Refusal(
-            f"{folders.state} is of another run: {changed}; undo that, or add --config "
-            "resume=anyway or --config resume=fresh"
+            f"{folders.state} is of another run: {changed}; undo that, or add "
+            f"--config resume=anyway or resume=fresh {ALONE}"
         )
     if changed:
         folders.ended.unlink(missing_ok=True)

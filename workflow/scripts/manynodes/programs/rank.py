@@ -166,7 +166,7 @@ class Rank:
         disk = "on a disk that nobody else writes to"
         if self.task.evaluates:
             raise Refusal(f"{line}run the same command again, {disk}")
-        line += f"start over (--config resume=fresh), {disk}"
+        line += f"start over (--config resume=fresh, launch alone: --resume fresh), {disk}"
         # Whatever starts next, such as a rank's replacement, must not continue from what was saved.
         atomic.write_text(self.folders.spoiled, line)
         raise Refusal(line)

@@ -198,21 +198,54 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
     anew = set()
-    for row in listed:
-        if not (is_value(row.get(count)) and math.isfinite(number := number_of(row[count]))):
+    counted = {name for row in listed if is_value(row.get(count)) for name in row} & {*columns}
+    for number, row in zip(counts_of(listed, count), listed, strict=True):
+        if not math.isfinite(number):
             continue
-        before, now = found.get(number, {}).get("epoch", math.nan), row.get("epoch")
-        if is_value(now) and not math.isnan(before) and before != number_of(now):
-            anew.add(number)
         into = found.setdefault(number, dict.fromkeys(columns, math.nan))
-        into |= {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
+        given = {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
+        if given.get(count) != number:
+            # It adds to the row that it belongs to, and changes nothing there.
+            fixed = {*COUNTS, *(name for name in counted if not math.isnan(into[name]))}
+            given = {name: value for name, value in given.items() if name not in fixed}
+        elif "epoch" in given and not math.isnan(into["epoch"]) and into["epoch"] != given["epoch"]:
+            anew.add(number)
+        into |= given
     # Once, it may be a row after the last epoch.
     if count != "epoch" and len(anew) > 1:
         raise Refusal(
             f"metrics: {count} begins anew in each epoch, and rows are told apart by it; write one "
             "that goes on, or leave it out"
         )
-    return [found[number] for number in sorted(found)]
+    # Those of rows before the first count have no number.
+    empty = {name for name in columns if all(math.isnan(row[name]) for row in found.values())}
+    return [
+        {name: value for name, value in found[number].items() if name not in empty}
+        for number in sorted(found)
+    ]
+
+
+def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
+    """The count of each row. One without it belongs to the last of its epoch, such as validation
+    beside rows of steps, or if that is not known to the newest; NaN before the first count.
+    """
+
+    def of(row: Mapping[str, Any], name: str) -> float:
+        return number_of(row[name]) if is_value(row.get(name)) else math.nan
+
+    last: dict[float, float] = {}
+    for row in rows:
+        number, epoch = of(row, count), of(row, "epoch")
+        if math.isfinite(number) and math.isfinite(epoch):
+            last[epoch] = max(number, last.get(epoch, number))
+    found, newest = [], math.nan
+    for row in rows:
+        if math.isfinite(number := of(row, count)):
+            newest = number
+        else:
+            number = last.get(of(row, "epoch"), newest)
+        found.append(number)
+    return found
 
 
 def numeric(value: Any) -> bool:
@@ -284,7 +317,7 @@ class LogRows:
             match = pattern.search(line[:MOST_LINE])
             given = match.groupdict() if match else {}
             # `\S+` takes what follows a number too.
-            given = {name: text and text.strip().rstrip(",;:%)") for name, text in given.items()}
+            given = {name: text.strip().rstrip(",;:%)") for name, text in given.items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
             if not row or len(row) < len(given):
                 continue

@@ -17,6 +17,8 @@ from manynodes.reporting.metrics import Row, newest
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 
+# All that an experiment may have.
+TABLES = ("summary", "curves", "incidents", "confusion", "scaling")
 # SHA-256 in run.json of what the run came from.
 SOURCES = ("code_sha256", "sources_sha256", "data_sha256", "files_sha256")
 

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,18 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
     return found
 
 
+def is_over(found: Sequence[Progress], folder: Path) -> bool:
+    """Whether all runs have ended. One that has failed may start again while a command follows the
+    jobs.
+
+    Args:
+        found, folder: of `read_all`.
+    """
+    states = {each.state for each in found}
+    ended = states <= {"done", "failed", "interrupted"} and not (folder / JOBS).exists()
+    return ended or states == {"done"}
+
+
 def queued(each: Progress, job: dict[str, Any]) -> Progress:
     """A run with the state of its job; it says more than the files of a run that is not alive."""
     if each.state in ("running", "trained", "done"):
@@ -129,7 +142,10 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
             numbers = f"{error.filename} is not there; run the same command again"
         except Refusal as refusal:
             numbers = str(refusal)
-        return replace(reached, state="done", numbers=numbers)
+        # Beside them there may be rows of an attempt that was to replace them.
+        published = read_rows(folder / "metrics.csv")
+        count = count_of(published[-1]) if published else None
+        return replace(reached, state="done", epoch=count, numbers=numbers)
     if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
         saved = since_save(state, user_program, now)
         return replace(reached, state="running", where=owner[0].host, saved=saved)

@@ -48,6 +48,7 @@ NOT_DRAWN = (*COUNTS, "n", "plain_accuracy", "plain_loss", "seconds")
 RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
 MOST_LINES = 24  # of a legend
+MOST_PANELS = 24  # of a figure; 240 took minutes to draw
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
 BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
@@ -151,10 +152,15 @@ def draw_metric(
     title: str,
     built_in: bool,
 ) -> Figure:
-    """A metric by its count, with a panel per combination of all axes but one."""
+    """A metric by its count, with a panel per combination of all axes but one; of too many, all
+    settings in one.
+    """
     hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
     others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
     panels = list(curves.groupby(others)) if others else [((), curves)]
+    if len(panels) > MOST_PANELS:
+        hue, others = unused("setting", "all", curves.columns), []
+        panels = [((), curves.assign(**{hue: curves.groupby(list(settings)).ngroup()}))]
     figure, grid = panel_grid(len(panels), sharex=True)
     for axes, (values, panel) in zip(grid.flat, panels, strict=False):
         of_panel = summary[summary["run"].isin(panel["run"])]
@@ -188,8 +194,9 @@ def draw_panel(
     views = [name for name in summary["views"].unique() if name != "plain"] if built_in else []
     for number, (value, group) in enumerate(groups):
         colour = colour_of(number, len(groups))
-        axes.plot([], [], color=colour, linewidth=3,
-                  label=named([hue], [value]) if hue else "all runs")  # fmt: skip
+        if len(groups) <= MOST_LINES:
+            axes.plot([], [], color=colour, linewidth=3,
+                      label=named([hue], [value]) if hue else "all runs")  # fmt: skip
         # Points of several colours at the same place stand side by side.
         aside = (number - (len(groups) - 1) / 2) * ASIDE * max(float(np.ptp(panel[count])), 1.0)
         for split, column in splits.items():
@@ -503,7 +510,7 @@ def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
         for axes in grid.flat
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if set(labelled) != {"all runs"} and len(labelled) <= MOST_LINES:
+    if labelled and set(labelled) != {"all runs"} and len(labelled) <= MOST_LINES:
         figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
 
 

@@ -221,7 +221,7 @@ def replacement_line(experiment: str, changes: dict[str, str]) -> str:
     runs: dict[str, list[str]] = {}
     for name, change in changes.items():
         runs.setdefault(change, []).append(name)
-    parts = [f"{shortened(names)} ({change})" for change, names in runs.items()]
+    parts = [f"{shortened(names, most=2)} ({change})" for change, names in runs.items()]
     return f"{experiment}: training again would replace finished results: {shortened(parts, '; ')}"
 
 

@@ -79,14 +79,6 @@ def read(folder: Path) -> list[tuple[str, str]]:
     return [(line[2], line[1]) for line in named]
 
 
-def made_before(folder: Path) -> set[str]:
-    """The tables, figures and page of the folder itself that SHA256SUMS names."""
-    try:
-        return {name for name, _ in read(folder) if re.fullmatch(r"\w+\.(csv|html|svg)", name)}
-    except (FileNotFoundError, Refusal):
-        return set()
-
-
 def changed(folder: Path) -> str | None:
     """The first file of SHA256SUMS that is missing or not the one that it names.
 

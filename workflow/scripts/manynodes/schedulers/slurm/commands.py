@@ -28,8 +28,8 @@ def scontrol(*arguments: str, patience: float = 0) -> str:
     """
     deadline = time.monotonic() + patience
     told = False
-    # A user may have times shown in another form.
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+    # A user may have times shown in another form, and an hour of local time may come twice.
+    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}
     while True:
         try:
             done = subprocess.run(

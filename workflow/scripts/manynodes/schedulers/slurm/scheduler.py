@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from manynodes.base.errors import Refusal
@@ -209,12 +209,13 @@ def end_of(shown: str, running: float) -> float | None:
     """When the job's time is up, see `end_here`; None if it has no limit.
 
     Args:
-        shown: by scontrol.
+        shown: by scontrol, in UTC.
     """
     found = re.search(r"\bStartTime=(\d\S+) EndTime=(\d\S+)", shown)
     if not found:
         return None
-    start, end = (datetime.fromisoformat(each).timestamp() for each in found.groups())
+    times = [datetime.fromisoformat(each).replace(tzinfo=UTC) for each in found.groups()]
+    start, end = (each.timestamp() for each in times)
     return end_here(start, end, running)
 
 

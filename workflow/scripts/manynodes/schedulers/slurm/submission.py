@@ -29,6 +29,9 @@ NEVER_ACCEPTED = re.compile(
 )
 
 
+# What sbatch would take from the environment for every job: an array of each, one job after the
+# other, a warning that does not reach the ranks.
+OF_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_WAIT")
 # Resources that say where a job runs.
 OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
 
@@ -62,6 +65,8 @@ class SlurmWatch(Watch):
             plugin = sys.modules[type(executor).__module__]
             plugin.is_query_tool_available = "squeue".__eq__  # type: ignore[attr-defined]
         self.tell(why)
+        if given := [name for name in OF_SBATCH if os.environ.pop(name, None) is not None]:
+            self.tell(f"{' and '.join(given)} not passed on to sbatch")
         # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
         executor._fallback_account_arg = ""
         add_to_submissions(executor)
