@@ -52,6 +52,10 @@ with process_group("cpu") as process:
         sums.append(done[0])
     totals = all_reduce(torch.stack(sums))
     norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval())
+    # As a layer of the user's own may keep them.
+    norms[0].running_mean.resize_(1, 3, 1)
+    norms[0].num_batches_tracked = None
+    norms[0].register_buffer("of_one_running_var", torch.ones(()))
     for norm in norms[1:]:
         norm.running_var += process.rank
     average_batchnorm(norms, process.world_size)

@@ -187,6 +187,16 @@ REFUSED = [
         "BatchNorm; use 8 or more",
     ),
     (
+        {"dataset": {"name": "digits"}, "nproc_per_node": 649, "global_batch_size": 649},
+        "global_batch_size: 649 on 649 processes leaves a process 1 images in some steps, too few "
+        "for BatchNorm; use 1298",
+    ),
+    (
+        {"dataset": {"name": "digits"}, "nproc_per_node": 700, "global_batch_size": 700},
+        "global_batch_size: 700 on 700 processes leaves a process 0 images in some steps, too few "
+        "for BatchNorm; use fewer processes, or more images",
+    ),
+    (
         {"compile": "cuda_graphs", "nproc_per_node": 2, "global_batch_size": 250},
         "compile: cuda_graphs is for one process: with several, torch has open defects; use "
         "compile: default",

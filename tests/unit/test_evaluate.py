@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from classifier.evaluation.metrics import Predicted, summarise
 from classifier.evaluation.views import predict_with_views, ranked_ahead
 from classifier.models.classifier import Classifier, build
 
@@ -62,3 +63,17 @@ def test_of_equal_classes_the_first_ones_are_the_top_5() -> None:
     places = (order == labels[:, None]).int().argmax(1)
     assert torch.equal(ranked_ahead(coarse, labels), places)
     assert torch.equal(places == 0, coarse.argmax(1) == labels)
+
+
+def test_images_of_which_a_network_is_too_sure_are_ranked_all_the_same() -> None:
+    """Both classes' probabilities are 1 to the last bit, for one image more clearly."""
+    logits = torch.tensor([[0.0, 40.0], [0.0, 50.0], [45.0, 0.0], [60.0, 0.0]]).double()
+    labels = np.array([0, 1, 1, 0])
+    probabilities = logits.softmax(1).numpy()
+    sure = probabilities.max(1)
+    predicted = Predicted(probabilities.argmax(1), sure, np.zeros(4), sure, np.zeros(4),
+                          probabilities)  # fmt: skip
+    found = summarise(labels, predicted, 2)
+    # By the odds: 50 (1), 40 (0), -45 (1), -60 (0).
+    assert found["roc_auc"] == pytest.approx(3 / 4)
+    assert found["average_precision"] == pytest.approx([(1 + 2 / 3) / 2, (1 + 2 / 3) / 2])

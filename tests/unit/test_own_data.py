@@ -130,6 +130,16 @@ def test_images_are_upright_opaque_and_cropped_about_their_centre(tmp_path: Path
     assert read_image(tmp_path / "clear.png", None, 3).min() == 255
     Image.fromarray(np.full((8, 8), 0x1234, np.uint16)).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png", None, 1).max() == 0x12
+    Image.fromarray(np.full((8, 8), 0x1234, np.uint16)).save(
+        tmp_path / "hole.png", transparency=0x1234
+    )
+    assert read_image(tmp_path / "hole.png", None, 1).min() == 255
+    planes = [Image.new("L", (8, 8), level) for level in (10, 20)]
+    for name in ("stack.tif", "stack.gif", "stack.png", "stack.webp"):
+        planes[0].save(tmp_path / name, save_all=True, append_images=planes[1:], lossless=True)
+        said: list[str] = []
+        assert read_image(tmp_path / name, None, 1, said.append).max() == 10
+        assert said == ["it has several pictures, of which the first is used"]
     Image.fromarray(np.full((8, 8), 200, np.int32)).save(tmp_path / "wide.tif")
     assert read_image(tmp_path / "wide.tif", None, 1).max() == 200
     middle = read_image(tmp_path / "turned.png", (20, 20), 3)
@@ -692,6 +702,8 @@ def good_arrays() -> dict[str, np.ndarray]:
     ({"images": np.full((8, 5, 6), np.nan)}, "have values that are not finite"),
     ({"images": np.full((8, 5, 6), 300)}, "are whole numbers outside 0 to 255"),
     ({"images": np.zeros((8, 3, 32, 32), np.uint8)}, "channels first; save"),
+    ({"images": np.zeros((8, 5, 32, 32), np.uint8)}, "channels first; save"),
+    ({"images": np.full((8, 5, 6), 1e300)}, "have values that are not finite in float32"),
     ({"images": np.zeros((8, 5), np.uint8)}, "images, height, width and channels are needed"),
     ({"images": np.array([None] * 8)}, "not numbers"),
     ({"labels": np.zeros(8, np.int64)}, "there is one class; two or more are needed"),

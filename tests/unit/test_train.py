@@ -16,6 +16,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.transforms import v2
 
 from classifier.models.classifier import Classifier, build
@@ -501,9 +502,11 @@ def test_batchnorm_keeps_up_in_a_short_training(digits, tmp_path) -> None:
 @pytest.mark.parametrize(("steps", "momentum"), [(50, 0.4), (20, 1.0), (720, 0.4), (25, 0.8)])
 def test_the_window_of_batchnorm_is_a_20th_of_the_steps_or_its_own(steps, momentum) -> None:
     classifier = build("airbench", (8, 8, 8), 10)
+    # As of the head of a network of the user's.
+    classifier.network.add_module("norm", nn.BatchNorm1d(4, momentum=0.4))
     classifier.average_recent_steps(steps)
     assert {
-        module.momentum for module in classifier.modules() if isinstance(module, nn.BatchNorm2d)
+        module.momentum for module in classifier.modules() if isinstance(module, _BatchNorm)
     } == {momentum}
 
 

@@ -21,7 +21,7 @@ from classifier.pixels.batches import centred
 from manynodes.base.errors import (
     Refusal,
     error_line,
-    one_line,
+    printable,
     spreadsheet_text,
     told_in_one_line,
 )
@@ -129,7 +129,7 @@ def rows(
 
 def cell(text: str) -> str:
     """Text from a file or of a path: safe for a spreadsheet and a terminal."""
-    return spreadsheet_text(one_line(text))
+    return spreadsheet_text(printable(text))
 
 
 def about_of(model: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[st
         confusion_matrix (classes, classes), true class by row; expected_calibration_error with 15
         bins of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017). With
         more than MOST_CLASSES, top5_accuracy; of two classes, roc_auc and average_precision
-        (classes,), of each by its own probability.
+        (classes,), of each by its own odds.
     """
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (labels, predicted.classes), 1)
@@ -54,7 +54,8 @@ def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[st
     if classes > MOST_CLASSES:
         more["top5_accuracy"] = float((predicted.ahead < 5).mean())
     if classes == 2 and per_class.all():
-        ranked = [ranking(labels == label, predicted.probabilities[:, label]) for label in (0, 1)]
+        score = log_odds(predicted.probabilities)
+        ranked = [ranking(labels == 0, -score), ranking(labels == 1, score)]
         # The area is the same for both classes, the average precision is not.
         more |= {"roc_auc": ranked[1][0], "average_precision": [each[1] for each in ranked]}
     return {
@@ -67,6 +68,15 @@ def summarise(labels: np.ndarray, predicted: Predicted, classes: int) -> dict[st
         "confusion_matrix": confusion.tolist(),
         "expected_calibration_error": calibration_error(correct, confidence),
     } | more  # fmt: skip
+
+
+def log_odds(probabilities: np.ndarray) -> np.ndarray:
+    """The logarithm of the second class' odds, float (n,), from the probabilities of two. It tells
+    apart what is 1 for both: of those the other one is still a number.
+    """
+    with np.errstate(divide="ignore"):
+        first, second = np.log(probabilities.astype(np.float64)).T
+    return second - first
 
 
 def ranking(positive: np.ndarray, score: np.ndarray) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from classifier.models import networks
@@ -81,7 +82,7 @@ class Classifier(nn.Module):
         validation).
         """
         for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d) and module.momentum is not None:
+            if isinstance(module, _BatchNorm) and module.momentum is not None:
                 module.momentum = max(module.momentum, min(1.0, BATCHNORM_WINDOWS / steps))
 
     def parameter_groups(self, weight_decay: float, muon: bool = False) -> list[dict[str, Any]]:

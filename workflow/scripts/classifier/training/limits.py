@@ -133,6 +133,20 @@ def refuse_unfit_pixels(dataset: str, dtype: str, channels: int) -> None:
         )
 
 
+def smallest_share(training: int, global_batch_size: int, world_size: int) -> int:
+    """Of an epoch's smallest batch, see `batches.batch_sizes`."""
+    return training // -(-training // global_batch_size) // world_size
+
+
+def enough_images(training: int, world_size: int) -> str:
+    """A batch of which each process has two images in every step, or what to do without one."""
+    if training >= 4 * world_size:
+        return f"{4 * world_size} or more"
+    # In two steps of fewer images, one has less than two for a process.
+    alone = training >= 2 * world_size and training % world_size == 0
+    return str(training) if alone else "fewer processes, or more images"
+
+
 def refuse_unfit_counts(
     run: Any, dataset: str, train_images: int, counts: tuple[int, int], grouped: bool
 ) -> None:
@@ -158,13 +172,12 @@ def refuse_unfit_counts(
             f"global_batch_size: {run.global_batch_size} is more than the {training:,} "
             f"training images of {dataset}; use at most that"
         )
-    # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
-    share = training // -(-training // run.global_batch_size) // run.world_size
+    share = smallest_share(training, run.global_batch_size, run.world_size)
     if share < 2:
         raise Refusal(
             f"global_batch_size: {run.global_batch_size} on {run.world_size} processes "
             f"leaves a process {share} images in some steps, too few for BatchNorm; use "
-            f"{4 * run.world_size} or more"
+            + enough_images(training, run.world_size)
         )
     if share // run.micro_batches < 2:
         raise Refusal(

@@ -133,9 +133,11 @@ def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
         if module.training and is_statistic(name)
     ]
     if world_size > 1 and statistics:
-        flat = all_reduce(torch.cat(statistics)) / world_size
-        for buffer, mean in zip(statistics, flat.split([len(s) for s in statistics]), strict=True):
-            buffer.copy_(mean)
+        # A user's own layer may keep them in another shape.
+        flat = all_reduce(torch.cat([s.flatten() for s in statistics])) / world_size
+        means = flat.split([s.numel() for s in statistics])
+        for buffer, mean in zip(statistics, means, strict=True):
+            buffer.copy_(mean.view_as(buffer))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
 from manynodes.base.reading import file_sha256, read_bytes
-from manynodes.reporting.results import read_evaluation
+from manynodes.reporting.results import MOST_ROW, read_evaluation
 from manynodes.reporting.sums import REMAKE
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILE = "predictions.csv"
-MOST_ROW = 30_000  # bytes, most of them of the path
 COLUMNS = (
     *("row", "file", "true_class", "predicted_class", "true_name", "predicted_name"),
     *("probability", "true_probability"),

@@ -387,8 +387,11 @@ def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
     found = {"calibration": draw_calibration(run, bins)}
     true = predicted.table["true_class"].to_numpy()
     if len(predicted.class_names) == 2 == len(np.unique(true)):
-        scores = predicted.table.iloc[:, -2:].to_numpy()
-        ranked = [ranking(true == label, scores[:, label]) for label in (0, 1)]
+        # By the odds, as evaluation.json: of the probabilities, many are 1 to nine digits.
+        with np.errstate(divide="ignore"):
+            first, second = np.log(predicted.table.iloc[:, -2:].to_numpy(dtype=float)).T
+        score = second - first
+        ranked = [ranking(true == 0, -score), ranking(true == 1, score)]
         found["ranking"] = draw_ranking(run, ranked, predicted.class_names)
     return found
 

@@ -283,7 +283,8 @@ def image_shape(rows: NpyRows, split: str) -> tuple[int, int, int]:
             "and channels are needed"
         )
     _, height, width, *channels = shape
-    if channels and channels[0] > 4 and height <= 4:
+    # Or 12 bands of 64 x 64.
+    if channels and channels[0] > 4 and (height <= 4 or height < width == channels[0]):
         raise Refusal(
             f"dataset.arrays: the {split} images {rows.name} are {shape}, channels first; save "
             "numpy.moveaxis(images, 1, -1)"

@@ -170,7 +170,8 @@ def user_pixels(
             f"{where} is {array.dtype} {array.shape}; numbers of height, width and channels are "
             "needed"
         )
-    if array.shape[2] > 4 and array.shape[0] <= 4:
+    height, width, last = array.shape
+    if last > 4 and (height <= 4 or height < width == last):
         raise Refusal(
             f"{where} is {array.shape}, channels first; yield numpy.moveaxis(image, 0, -1)"
         )

@@ -36,6 +36,8 @@ TILE_WIDTH, TILE_HEIGHT = 322, 323
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
 # By the tag of EXIF: what turns the image upright. 5 to 8: the camera was turned by a quarter.
+# A photograph in MPO has a preview beside it.
+SEVERAL = ("GIF", "PNG", "TIFF", "WEBP")
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
@@ -124,6 +126,8 @@ def read_image(
         # Not with the header, because this reads the whole file.
         if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
+        if image.format in SEVERAL and getattr(image, "is_animated", False):
+            tell("it has several pictures, of which the first is used")
         if jpeg_scaling and size and isinstance(image, JpegImageFile):
             height, width = size if orientation(image) < 5 else size[::-1]
             image.draft(None, (2 * width, 2 * height))
@@ -208,6 +212,8 @@ def of_eight_bits(
         raise Unreadable("its pixels have 32 bits; save them with 16")
     if deep and tell_level:
         tell_level(int(levels.max()))
+    if isinstance(clear := image.info.get("transparency"), int):
+        levels = np.where(levels == clear, 65535 if deep else 255, levels)
     return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
 
 

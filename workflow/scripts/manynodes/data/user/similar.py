@@ -62,7 +62,9 @@ def similar_images(train: ArrayFile, test: ArrayFile) -> Iterator[tuple[int, int
     known: dict[bytes, list[int]] = {}
     for row, found in enumerate(train.fingerprints):
         for one in found:
-            known.setdefault(one, []).append(row)
+            # The first ones alone are compared, and a blank picture may be there a million times.
+            if len(same := known.setdefault(one, [])) < MOST_CANDIDATES:
+                same.append(row)
     for row, found in enumerate(test.fingerprints):
         candidates = {other for one in found for other in known.get(one, [])}
         if not candidates:

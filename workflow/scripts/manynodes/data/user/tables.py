@@ -131,7 +131,7 @@ def rows_of(
             that has a meaning.
     """
     try:
-        text = read_bytes(Path(table), MOST).decode("utf-8-sig")
+        text = read_bytes(Path(table), 10 * MOST).decode("utf-8-sig")
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = [name.strip() for name in next(lines, [])]
         for name in needed:
