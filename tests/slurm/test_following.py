@@ -176,3 +176,17 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
     assert following.process.wait() == 1, following.said
     until(lambda: state(cluster, job) == "CANCELLED")
     assert not cluster.jobs()
+
+
+def test_a_job_that_is_cancelled_while_it_is_held_ends_the_command(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    """Slurm's accounting lists no job that could never have started. Its time is too short, too."""
+    held = ["--set-resources", "train:slurm_extra='--hold'", "train:runtime=1", "stage:runtime=0"]
+    following = Following(checkout, *held, *cheap(checkout), "experiment=never")
+    (job,) = submitted(following.await_line(r"has been submitted with SLURM jobid \d+"))
+    following.await_line(r"PENDING \(JobHeldUser\)")
+    assert "slurm: warning: runtime: 1 minutes for staging and training; it stops" in following.said
+    assert cluster.run("scancel", job).returncode == 0
+    assert following.process.wait() == 1
+    assert re.search(r"^never/run: not finished: .*CANCELLED", following.said, re.MULTILINE)

@@ -71,3 +71,28 @@ def test_a_change_behind_a_job_that_runs_again_is_seen(tmp_path: Path, patched: 
     # If Snakemake finds it by itself, it has repaired this, and the patch can go.
     assert (tmp_path / "trained").read_text() == ("2\n" if patched else "1\n")
     assert (tmp_path / "staged").read_text() == "2\n"
+
+
+LOCKED = """
+{patch}
+rule all:
+    output: touch("done")
+"""
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_the_locks_of_another_command_stay(tmp_path: Path, patched: bool) -> None:
+    patch = (
+        f"import sys; sys.path.insert(0, {str(RULES)!r}); import patches; "
+        "patches.leave_the_locks_of_others()"
+    )
+    (tmp_path / "Snakefile").write_text(LOCKED.format(patch=patch if patched else ""))
+    lock = tmp_path / ".snakemake/locks/7.output.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(f"{tmp_path}/of another\n")
+    command = ["-m", "snakemake", "--cores", "1", "--quiet"]
+    done = server().run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    # If Snakemake leaves them by itself, the patch can go.
+    assert lock.exists() == patched
+    assert len(list(lock.parent.glob("*"))) == patched

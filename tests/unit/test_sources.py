@@ -289,7 +289,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     assert done.returncode == 1
     assert (
         done.stderr
-        == f"fetch: {full}/out: 3 MB free, fetching needs 10 MB; free some space there\n"
+        == f"fetch: {full}/out: 3.1 MB free, fetching needs 10.0 MB; free some space there\n"
     )
 
 

@@ -27,10 +27,16 @@ from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 from session import Session, words_of_job
-from patches import call_when_planned, end_in_a_thread, look_behind_ancient_files
+from patches import (
+    call_when_planned,
+    end_in_a_thread,
+    leave_the_locks_of_others,
+    look_behind_ancient_files,
+)
 
 end_in_a_thread()
 look_behind_ancient_files()
+leave_the_locks_of_others()
 forget_others(os.environ)
 registry.forget_query_settings(os.environ)
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still

@@ -73,6 +73,22 @@ def look_behind_ancient_files() -> None:
     DAG.update_needrun, DAG.bfs = update_needrun, bfs
 
 
+def leave_the_locks_of_others() -> None:
+    """Let Snakemake remove its own locks alone when it ends.
+
+    It removes their whole folder. A command that had nothing to do took the locks of all others in
+    this folder with it, and one run was submitted twice (measured with 9.27).
+    """
+    from snakemake.persistence.file import FilePersistence
+
+    def delete_locks(persistence: Any) -> None:
+        for path in map(Path, persistence._lockfile.values()):
+            path.unlink(missing_ok=True)
+        persistence._lockfile.clear()
+
+    FilePersistence._delete_locks = delete_locks
+
+
 def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:
     """Let an executor's jobs start Snakemake through in_job.py, without modules."""
     plain, program = executor.get_python_executable, Path(__file__).with_name("in_job.py")

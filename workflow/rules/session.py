@@ -486,6 +486,7 @@ class Session:
             raise Refusal(owner.still_there(folder / "owner.json", record))
         if not self.workflow.touch:
             self.keep_finished(planned)
+        self.tell_waiting_jobs(planned)
         executor = self.workflow.executor_plugin.name
         self.refuse_unknown_executor(executor)
         if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
@@ -510,6 +511,14 @@ class Session:
         # For `aggregate`, and for `watch`, which shows runs that have not begun too. Nothing is
         # refused after this.
         atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
+
+    def tell_waiting_jobs(self, names: Iterable[str]) -> None:
+        """Name the jobs that a command which was killed has left in the queue."""
+        jobs = progress.read_quietly(self.results / progress.JOBS, "jobs")
+        if left := [f"{jobs[name]['job']} ({name})" for name in names
+                    if name in jobs and jobs[name]["waits"]]:  # fmt: skip
+            tell(f"warning: when an earlier command was killed, these jobs waited: "
+                 f"{results.shortened(left)}; cancel them, if they still do")  # fmt: skip
 
     def keep_finished(self, planned: Mapping[str, Any]) -> None:
         """Set aside what the planned trainings will replace: Snakemake removes it before they
@@ -584,7 +593,8 @@ class Session:
             except FileNotFoundError:
                 missing.append(self.why_missing(name))
             except Refusal as refusal:
-                missing.append(results.Missing(name, str(refusal)))
+                also = "; or leave --touch out" * self.workflow.touch
+                missing.append(results.Missing(name, f"{refusal}{also}"))
         for name, line in list(lines.items())[:MOST_SHOWN]:
             tell(f"{self.experiment.name}/{name}: {line}")
         if self.workflow.touch:

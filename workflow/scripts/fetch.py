@@ -96,7 +96,7 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Refusal(
-            f"{folder}: {free / 1e6:,.0f} MB free, fetching needs {needed / 1e6:,.0f} MB; free "
+            f"{folder}: {free / 1e6:,.1f} MB free, fetching needs {needed / 1e6:,.1f} MB; free "
             "some space there"
         )
 

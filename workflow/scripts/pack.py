@@ -5,7 +5,11 @@ at once, they take minutes.
 """
 
 import argparse
+import io
 import tarfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from manynodes.base import atomic
@@ -13,6 +17,12 @@ from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.data.files import known, write_manifest
 from manynodes.data.unpacking import ARCHIVE
+
+# From a file system that takes 5 ms to open a file, 4.8 GB in 22,000 files took 131 s one after the
+# other, and with these 19 (measured).
+READERS = 16
+AHEAD = 512  # files that they have read, at most
+SMALL = 1_000_000  # bytes; larger ones are read when their turn comes
 
 
 def main() -> None:
@@ -31,9 +41,48 @@ def main() -> None:
             tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive,
         ):
             # A folder that is a link would be packed as a link alone.
-            archive.add(args.prefix.resolve(), arcname=".")
+            add(archive, args.prefix.resolve())
         packed = write_manifest(args.output, {ARCHIVE: known(path)}, args.name)
         print(f"pack: {args.prefix}, {packed.bytes / 1e6:,.1f} MB")
+
+
+def add(archive: tarfile.TarFile, prefix: Path) -> None:
+    """Add a folder as `archive.add` does, but read small files ahead, several at a time."""
+    waiting: deque[tuple[tarfile.TarInfo, Path, Future[bytes] | None]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        for path in below(prefix):
+            # Not by the readers: of two links to one file, the first in the archive is the file.
+            info = archive.gettarinfo(
+                path, arcname=f"./{path.relative_to(prefix)}".removesuffix("/.")
+            )
+            if info is None:  # a socket
+                continue
+            small = info.isreg() and info.size <= SMALL
+            waiting.append((info, path, pool.submit(path.read_bytes) if small else None))
+            if len(waiting) > AHEAD:
+                put(archive, *waiting.popleft())
+        while waiting:
+            put(archive, *waiting.popleft())
+
+
+def put(
+    archive: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: Future[bytes] | None
+) -> None:
+    if not info.isreg():
+        archive.addfile(info)
+        return
+    with io.BytesIO(read.result()) if read else path.open("rb") as file:
+        archive.addfile(info, file)
+
+
+def below(folder: Path) -> Iterator[Path]:
+    """A folder and what is in it, each folder before its content; links are not followed."""
+    yield folder
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from below(path)
+        else:
+            yield path
 
 
 if __name__ == "__main__":

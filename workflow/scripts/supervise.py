@@ -194,6 +194,9 @@ def run_ours(
     if outcome.status == STOPPED:
         report.setdefault("stopped", f"exit status {STOPPED}")
     words = last_words(output.errors, Path(program[0]).stem)
+    if outcome.stopped and time.time() >= end and outcome.status not in (0, STOPPED):
+        line = "its time was nearly up, and it did not end with 75, which says that it can continue"
+        return End(1, False, (*words, f"{line}: ask for more time"), report)
     return End(outcome.status, outcome.stopped, words, report)
 
 

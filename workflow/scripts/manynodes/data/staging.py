@@ -179,7 +179,7 @@ def copy_once(source: DataFolder, target: Path) -> str:
             shutil.rmtree(leftover, ignore_errors=True)
         shutil.rmtree(target, ignore_errors=True)
         if (free := shutil.disk_usage(target.parent).free) < source.bytes:
-            problem = f"{free / 1e6:,.0f} MB free, the data need {source.bytes / 1e6:,.0f} MB"
+            problem = f"{free / 1e6:,.1f} MB free, the data need {source.bytes / 1e6:,.1f} MB"
             raise OSError(errno.ENOSPC, problem, str(target.parent))
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:

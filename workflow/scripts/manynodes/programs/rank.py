@@ -34,7 +34,7 @@ from manynodes.programs.user_numbers import (
     rows_in_log,
 )
 from manynodes.programs.variables import environment_of, without_folder
-from manynodes.ranks.stopping import WARNINGS
+from manynodes.ranks.stopping import DEADLINE, WARNINGS
 from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
@@ -125,7 +125,7 @@ class Rank:
         Raises:
             Stopped: it can be continued. It said so with its status; or it was asked to stop, and
                 ended or saved something.
-            Refusal: its inputs have changed meanwhile.
+            Refusal: its inputs have changed meanwhile; or its time is up, and it has saved nothing.
         """
         self.collect()
         saved = self.note_saved()
@@ -134,14 +134,19 @@ class Rank:
             self.refuse_changed_inputs()
         place = place_saved(self.folders, self.task)
         where = f"saved in {place}" if saved and place else "nothing new was saved"
+        said = f"status {status}" if status >= 0 else f"signal {-status}"
         if status == STOPPED:
             self.report["stopped"] = stopped or f"exit status {STOPPED}"
             raise Stopped(f"stopped ({stopped or 'by itself'}); {where}")
         if stopped and (saved or status == 0):
             # A program that ends with 0 when it is told to end may not have finished its work.
             self.report["stopped"] = stopped
-            said = f"status {status}" if status >= 0 else f"signal {-status}"
             raise Stopped(f"stopped ({stopped}) with {said}; {where}")
+        if stopped == DEADLINE:
+            raise Refusal(
+                f"its time was nearly up, and it ended with {said}; {where}: ask for more time "
+                "(--set-resources train:runtime=MINUTES), or save more often"
+            )
 
     def refuse_touched_inputs(self) -> None:
         """Check by their times that the node's copies are as before; others may write to its disk,

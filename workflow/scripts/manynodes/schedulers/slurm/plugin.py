@@ -9,11 +9,13 @@ import asyncio
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from itertools import pairwise
@@ -149,6 +151,9 @@ class Follower:
             failed(info, msg=msg, **options)
 
         def on_cancel(_known: list[Any]) -> None:
+            # A second Ctrl-C would interrupt what the first one asks for.
+            with suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             self.over.set()
             self.cancel()
 
@@ -228,6 +233,13 @@ class Follower:
         if tool == "squeue":
             plain |= dict.fromkeys(self.forgotten(set(plain)), "UNKNOWN")
         queued = await asyncio.to_thread(details, list(self.jobs))
+        # sacct's query by time leaves out a job that was cancelled before it could have started,
+        # such as one that was held (measured).
+        plain |= {
+            job: "CANCELLED"
+            for job, (state, *_) in queued.items()
+            if job not in plain and state.startswith("CANCELLED")
+        }
         self.show(plain, queued)
         return {
             job: self.settled(job, word, queued) for job, word in plain.items()

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from manynodes.base.errors import Refusal
+from manynodes.base.timeouts import BEFORE_THE_END, START_UP
 from manynodes.schedulers.base import TellState, Watch, refuse_different
 from manynodes.schedulers.slurm.commands import answer, scontrol
 from manynodes.schedulers.slurm.plugin import (
@@ -32,6 +33,8 @@ NEVER_ACCEPTED = re.compile(
 # What sbatch would take from the environment for every job: an array of each, one job after the
 # other, a warning that does not reach the ranks.
 OF_SBATCH = ("SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_WAIT")
+# Seconds of a job in which a training hardly does anything.
+LEAST = BEFORE_THE_END + START_UP
 # Resources that say where a job runs.
 OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
 
@@ -91,6 +94,10 @@ class SlurmWatch(Watch):
             if options in checked:
                 continue
             checked.add(options)
+            limit = job.resources.get("runtime")
+            if "train" in rules_of(job) and isinstance(limit, int) and 60 * limit <= LEAST:
+                self.tell(f"warning: runtime: {limit} minutes for staging and training; it stops "
+                          "a minute before, and needs time to start: ask for more")  # fmt: skip
             if objection := try_submission(options):
                 self.tell(objection)
             partition = limits.get(option_value(options, "-p"))
@@ -101,6 +108,11 @@ class SlurmWatch(Watch):
             if any(option.startswith("--qos=") for option in options):
                 partition = replace(partition, minutes=None)
             refuse_too_large(job.resources, partition)
+
+
+def rules_of(job: Any) -> set[str]:
+    """The names of the rules of a job, or of a group of jobs."""
+    return {part.rule.name for part in (job.jobs if job.is_group() else [job])}
 
 
 def option_value(options: Sequence[str], name: str) -> str:
