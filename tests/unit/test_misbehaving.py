@@ -223,7 +223,7 @@ def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
         assert "stopped (its time is nearly up); saved in" in text, text
         assert (tmp_path / str(seconds) / "run/state/saved/s").read_text() == "s"
     else:
-        line = "its time was nearly up, and it ended with signal 15; nothing new was saved: ask for"
+        line = "its time was nearly up, and it ended with signal 15; nothing new was saved: give it"
         assert line in text
 
 
@@ -412,10 +412,23 @@ def test_a_program_of_launch_alone_is_told_that_its_time_is_up(tmp_path) -> None
     soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
     done = launched(tmp_path, text, env=soon, capture_output=True)
     assert (done.returncode, done.stdout) == (75, "saved\n"), done.stderr
+    # The peer of one that still saves has no say.
+    slow = """
+    import os, signal, time
+    def stop(*_):
+        time.sleep(2)
+        os._exit(75)
+    if os.environ["LAUNCH_NODE_RANK"] == "0":
+        signal.signal(signal.SIGTERM, stop)
+    time.sleep(1000)
+    """
+    soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 8)}
+    done = launched(tmp_path, slow, "--nodes", "2", env=soon, capture_output=True)
+    assert done.returncode == 75, done.stderr
     soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
     done = launched(tmp_path, "import time; time.sleep(1000)", env=soon, capture_output=True)
     assert done.returncode == 1
-    assert "its time was nearly up, and it did not end with 75" in done.stderr
+    assert "its time was nearly up, and it did not end with 75: give it more time" in done.stderr
 
 
 def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:

@@ -96,3 +96,5 @@ def test_the_locks_of_another_command_stay(tmp_path: Path, patched: bool) -> Non
     # If Snakemake leaves them by itself, the patch can go.
     assert lock.exists() == patched
     assert len(list(lock.parent.glob("*"))) == patched
+    assert server().run([*command, "--unlock"], tmp_path).returncode == 0
+    assert not lock.exists()

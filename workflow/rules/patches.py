@@ -81,6 +81,9 @@ def leave_the_locks_of_others() -> None:
     """
     from snakemake.persistence.file import FilePersistence
 
+    # What --unlock does.
+    FilePersistence.cleanup_locks = FilePersistence._delete_locks
+
     def delete_locks(persistence: Any) -> None:
         for path in map(Path, persistence._lockfile.values()):
             path.unlink(missing_ok=True)

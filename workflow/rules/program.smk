@@ -83,7 +83,9 @@ rule train:
         ' "$@"; }}\n'
         # As Snakemake removes the log of a rule.
         "rm -f {params.results:q}/preflight.log\n"
-        "[ {resources.preflight} = false ] || [ -e {params.results:q}/state/ended ] ||"
+        # Nothing starts if the program has ended, and its results are checked again.
+        "[ {resources.preflight} = false ] || {{ [ {resources.resume} = exact ]"
+        " && [ -e {params.results:q}/state/ended ] && [ ! -e {params.results:q}/state/finished ]; }} ||"
         " launch --log {params.results:q}/preflight.log -- {params.preflight:q}\n"
         "launch"
         " --log {log:q}"

@@ -486,7 +486,9 @@ class Session:
             raise Refusal(owner.still_there(folder / "owner.json", record))
         if not self.workflow.touch:
             self.keep_finished(planned)
-        self.tell_waiting_jobs(planned)
+        self.tell_waiting_jobs({*planned, *(
+            job.wildcards.run for job in self.jobs("evaluate") if self.workflow.dag.needrun(job)
+        )})  # fmt: skip
         executor = self.workflow.executor_plugin.name
         self.refuse_unknown_executor(executor)
         if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
@@ -537,8 +539,10 @@ class Session:
             ended = unseen and is_state_of(folder, self.experiment)
             if not ended and not self.experiment.config["replace"]:
                 reason = self.workflow.dag.reason(job)
-                made = [str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
-                        if self.workflow.dag.needrun(job)]  # fmt: skip
+                fetched = {
+                    str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
+                }
+                made = sorted(fetched & {*map(str, reason.updated_input_run)})
                 words = (
                     "an attempt to replace it was ended" if unseen
                     else "--force, --forcerun or -R" if reason.forced
@@ -551,7 +555,7 @@ class Session:
                 )  # fmt: skip
                 keep = (
                     f"first make {made[0]} alone, with this command and that path"
-                    if made and reason.updated_input_run
+                    if made
                     else "keep it with --touch"
                 )
                 raise Refusal(

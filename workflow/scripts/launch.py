@@ -309,7 +309,10 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
 
 def has_ended(args: argparse.Namespace) -> bool:
     """Whether a run's program has ended before, so that its results may only be checked again."""
-    return bool(args.output) and not args.evaluate and Folders(args.output).ended.exists()
+    if not args.output or args.evaluate:
+        return False
+    folders = Folders(args.output)
+    return folders.ended.exists() and not folders.finished.exists()
 
 
 def end(args: argparse.Namespace) -> None:

@@ -78,7 +78,8 @@ def first_failure(
         finished: the ranks that have ended with 0.
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
-    failed = [ending for ending in endings if "stopped" not in ending.report]
+    late = [ending for ending in endings if "late" in ending.report]
+    failed = [ending for ending in endings if not {"stopped", "late"} & {*ending.report}]
     saved = any("saved" in ending.report for ending in endings)
     refused = any("refused" in ending.report for ending in failed)
     first = cause(failed) if failed else None
@@ -132,6 +133,12 @@ def first_failure(
             failure = replace(failure, reason=line)
         again = worth_it or elsewhere
         return First(failure, details, again=again, saved=saved, in_place=in_place)
+    if late and not source.lost:
+        # Every rank that has a state would have said so.
+        told = min(late, key=lambda ending: ending.time)
+        line = f"{told.name}: {told.report['late']}: give it more time, or let it save more often"
+        failure = Failure(line, Kind.FAILED, told.who, told.where, told.log)
+        return First(failure, again=restarted)
     status = f"{source.starter} {how(outcome.status)}"
     unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
     failure = killed(outcome, errors, source) or unknown

@@ -217,8 +217,9 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
             f"metrics: {count} begins anew in each epoch, and rows are told apart by it; write one "
             "that goes on, or leave it out"
         )
-    # Those of rows before the first count have no number.
-    empty = {name for name in columns if all(math.isnan(row[name]) for row in found.values())}
+    # Those of rows before the first count.
+    others = {*columns} - counted
+    empty = {name for name in others if all(math.isnan(row[name]) for row in found.values())}
     return [
         {name: value for name, value in found[number].items() if name not in empty}
         for number in sorted(found)

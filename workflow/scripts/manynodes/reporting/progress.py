@@ -82,7 +82,7 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
 
 def is_over(found: Sequence[Progress], folder: Path) -> bool:
     """Whether all runs have ended. One that has failed may start again while a command follows the
-    jobs.
+    jobs; one that was killed has left the file that says so.
 
     Args:
         found, folder: of `read_all`.

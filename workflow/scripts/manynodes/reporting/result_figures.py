@@ -198,7 +198,8 @@ def draw_panel(
             axes.plot([], [], color=colour, linewidth=3,
                       label=named([hue], [value]) if hue else "all runs")  # fmt: skip
         # Points of several colours at the same place stand side by side.
-        aside = (number - (len(groups) - 1) / 2) * ASIDE * max(float(np.ptp(panel[count])), 1.0)
+        place = number - (len(groups) - 1) / 2 if len(groups) <= MOST_LINES else 0
+        aside = place * ASIDE * max(float(np.ptp(panel[count])), 1.0)
         for split, column in splits.items():
             points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
             points.index = points.index + (aside if split == "test" else 0)

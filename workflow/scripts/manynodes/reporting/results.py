@@ -16,8 +16,8 @@ from manynodes.experiment.config import Run, default_run
 from manynodes.reporting.metrics import Row, read_metrics
 from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 
-# Shown with every accuracy: accuracies with different numbers of views are not comparable.
 MOST_ROW = 30_000  # bytes of a row of predictions.csv, most of them of the path
+# Shown with every accuracy: accuracies with different numbers of views are not comparable.
 VIEWS = {"plain": "one view", "flip": "two views", "flip_shift": "six views"}
 
 

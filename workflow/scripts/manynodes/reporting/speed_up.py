@@ -30,9 +30,13 @@ def rates_of(rows: pd.DataFrame, results: Mapping[str, Any]) -> dict[str, float]
         results: its single numbers.
     """
     later = rows[1:] if len(rows) > 1 else rows
-    found = {str(key): float(later[key].median()) for key in rows if is_rate(key)}
-    found |= {key: float(results[key]) for key in results if is_rate(key) and key not in found}
-    return {key: value for key, value in found.items() if math.isfinite(value) and value > 0}
+    of_rows = {str(key): float(later[key].median()) for key in rows if is_rate(key)}
+    single = {key: float(value) for key, value in results.items() if is_rate(key)}
+    found: dict[str, float] = {}
+    for key, value in (*of_rows.items(), *single.items()):
+        if math.isfinite(value) and value > 0:
+            found.setdefault(key, value)
+    return found
 
 
 def is_rate(name: Any) -> bool:
@@ -75,7 +79,7 @@ def sizes(
 def compared(rows: list[dict[str, Any]], by: str, device: str) -> list[dict[str, Any]]:
     """The rows of a setting, the smallest first, with their speed-up and efficiency."""
     # CPUs count only if each size has a number of them, and no GPU computes instead.
-    on_cpus = device == "cpu" and all(isinstance(row["cpus_per_proc"], int) for row in rows)
+    on_cpus = device != "cuda" and all(isinstance(row["cpus_per_proc"], int) for row in rows)
 
     def units(row: dict[str, Any]) -> int:
         return int(row["processes"] * (row["cpus_per_proc"] if on_cpus else 1))

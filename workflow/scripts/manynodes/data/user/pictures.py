@@ -35,9 +35,9 @@ TILE_WIDTH, TILE_HEIGHT = 322, 323
 # Pillow only warns at its own limit.
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
-# By the tag of EXIF: what turns the image upright. 5 to 8: the camera was turned by a quarter.
-# A photograph in MPO has a preview beside it.
+# Of several pictures; a photograph in MPO has a preview beside it.
 SEVERAL = ("GIF", "PNG", "TIFF", "WEBP")
+# By the tag of EXIF: what turns the image upright. 5 to 8: the camera was turned by a quarter.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
