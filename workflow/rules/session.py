@@ -111,18 +111,17 @@ class Session:
 
     def tell_other_program(self) -> None:
         """Warn of finished runs of another program under the experiment's name."""
-        with suppress(Refusal):
+        with suppress(OSError, ValueError, Refusal):
+            given = json.loads(read_bytes(self.results / progress.RECORD, MOST))
+            now = json.loads(self.experiment.science)
+            if all(given.get(key) == now.get(key) for key in ("program", "command")):
+                return
             before = progress.read_record(self.results)
-            finished = sum(
-                is_whole(self.results / name) for name in before.runs.keys() - self.experiment.runs
-            )
-            ours, theirs = (
-                "the classifier" if each.built_in else each.program_name
-                for each in (self.experiment, before)
-            )
-            if finished and ours != theirs:
-                tell(f"warning: tables and page of {self.results} are of {theirs}, and "
-                     f"its {finished:,} finished runs will not be in them any more; give another "
+            others = before.runs.keys() - self.experiment.runs
+            if finished := sum(is_whole(self.results / name) for name in others):
+                program = "the classifier" if before.built_in else before.program_name
+                tell(f"warning: tables and page of {self.results} are of {program}, and its "
+                     f"{finished:,} finished runs will not be in them any more; give another "
                      "experiment name to keep both")  # fmt: skip
 
     def tell_unseen_axes(self) -> None:
