@@ -114,7 +114,8 @@ class Session:
         with suppress(OSError, ValueError, Refusal):
             given = json.loads(read_bytes(self.results / progress.RECORD, MOST))
             now = json.loads(self.experiment.science)
-            if all(given.get(key) == now.get(key) for key in ("program", "command")):
+            keys = ("program", "command")
+            if not isinstance(given, dict) or all(given.get(key) == now.get(key) for key in keys):
                 return
             before = progress.read_record(self.results)
             others = before.runs.keys() - self.experiment.runs
