@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -68,9 +69,12 @@ class Following:
         return found[0]
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
-        self.process.send_signal(signal.SIGINT)
+        """Ctrl-C, by somebody who has no patience."""
+        for _ in range(3):
+            self.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
         assert self.process.wait() == 1, self.said
+        assert "Traceback" not in self.said
 
 
 def state(cluster: Cluster, job: str) -> str:

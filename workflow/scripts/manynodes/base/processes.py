@@ -34,6 +34,14 @@ def end_with_parent(number: signal.Signals) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
+def ignore_interrupts() -> None:
+    """From now on, take no notice of Ctrl-C: a second one would interrupt what the first one has
+    asked for.
+    """
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def let_look(pid: int) -> None:
     """Let another process of this user, and what it starts, read this process's memory. Some
     systems allow it to no other than a process's ancestors; see ptrace_scope in the kernel's

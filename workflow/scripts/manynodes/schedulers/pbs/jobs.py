@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
+from manynodes.base.processes import ignore_interrupts
 from manynodes.schedulers.base import TellState
 from manynodes.schedulers.pbs.commands import (
     FULL,
@@ -282,6 +283,7 @@ class Jobs:
 
     def cancel(self) -> None:
         """Delete all jobs from PBS; also those that are being submitted."""
+        ignore_interrupts()
         with self.lock:
             self.cancelled = True
             ids = [job.id for job in self.known.values()]

@@ -9,13 +9,11 @@ import asyncio
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache, partial
 from importlib import metadata
 from itertools import pairwise
@@ -33,6 +31,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 )
 
 from manynodes.base.errors import Refusal, one_line, shown
+from manynodes.base.processes import ignore_interrupts
 from manynodes.schedulers.base import SPARE_MB, TellState
 from manynodes.schedulers.slurm.commands import UNREACHABLE
 
@@ -151,9 +150,7 @@ class Follower:
             failed(info, msg=msg, **options)
 
         def on_cancel(_known: list[Any]) -> None:
-            # A second Ctrl-C would interrupt what the first one asks for.
-            with suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ignore_interrupts()
             self.over.set()
             self.cancel()
 
