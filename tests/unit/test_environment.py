@@ -1,5 +1,6 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manynodes.base.environment import forget_others
+from manynodes.base.environment import forget_contract, forget_others
 from manynodes.experiment.environments import UserEnvironment, look
 from manynodes.schedulers import registry
 from programs import SCRIPTS
@@ -92,3 +93,24 @@ def test_modules_that_no_hash_covers_are_found(tmp_path: Path) -> None:
     imports = ("of_lib", "of_beside", "package", "of_it", "numpy", "json", "math", "sys")
     found = look(UserEnvironment(), [sys.executable], variables, imports, tmp_path / "beside")
     assert found["elsewhere"] == {"of_lib": str(tmp_path / "beside/lib/of_lib.py")}
+
+
+def test_what_a_shell_has_of_the_contract_reaches_no_run() -> None:
+    environment = {
+        "LAUNCH_DATA": "/of/another",
+        "LAUNCH_STORE": "/x",
+        "LAUNCH_STOP_AT": "1",
+        "A": "b",
+    }
+    forget_contract(environment)
+    assert environment == {"LAUNCH_STOP_AT": "1", "A": "b"}
+
+
+def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    torch = str(Path(importlib.util.find_spec("torch").origin).parents[1])
+    before = {"PATH": "/bin", "PYTHONPATH": os.pathsep.join([torch, "/of/the/user"])}
+    other = UserEnvironment.of({"python": str(tmp_path)})
+    assert other.variables(before, tmp_path)["PYTHONPATH"] == "/of/the/user"
+    assert UserEnvironment.of({}).variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]

@@ -143,6 +143,26 @@ def test_the_module_leaves_children_alone_and_saves_whole_files(tmp_path) -> Non
     ]
 
 
+def test_children_that_are_spawned_can_be_ended(tmp_path) -> None:
+    """They import the main module again, and `launched` with it."""
+    program = tmp_path / "spawns.py"
+    program.write_text(
+        "import multiprocessing, time\n"
+        "import launched\n"
+        "if __name__ == '__main__':\n"
+        "    method = multiprocessing.get_context('spawn')\n"
+        "    method.Process(target=time.sleep, args=(1000,), daemon=True).start()\n"
+        "    with method.Pool(1) as pool:\n"
+        "        print(pool.map(abs, [-1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow/modules")}
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "[1]\n"
+
+
 def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/a").write_text("a")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 import types
 from pathlib import Path
@@ -14,7 +15,7 @@ from manynodes.experiment.job_size import evaluation_size, training_size
 from manynodes.schedulers.pbs import commands as pbs_commands
 from manynodes.schedulers.pbs import jobs as pbs_jobs
 from manynodes.schedulers.pbs.commands import FULL, SEPARATOR, parse_jobs
-from manynodes.schedulers.pbs.jobs import Jobs, job_name
+from manynodes.schedulers.pbs.jobs import Job, Jobs, job_name, script
 from manynodes.schedulers.pbs.requests import options
 from manynodes.schedulers.pbs.scheduler import end_of, job_hosts
 from manynodes.schedulers.pbs.states import State, state_of
@@ -300,3 +301,17 @@ def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
     assert job.file(".status").read_text() == ""
     try_submission(("-q", "workq"))
     assert not (tmp_path / "deleted").exists()
+
+
+@pytest.mark.parametrize(
+    ("init", "status"), [("true\nexport OF_SITE=1", "0"), ("no-such-module", "127")]
+)
+def test_a_job_whose_preparation_fails_does_not_run(tmp_path: Path, init: str, status: str) -> None:
+    job = Job(None, tmp_path / "a job", [])
+    text = script("echo ran", init, job)
+    done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]}, check=False)
+    assert done.returncode == int(status)
+    said = job.file(".log").read_text()
+    assert ("ran" in said.split()) == (status == "0")
+    assert (f"pbs-init: {init} ended with status 127" in said) == (status == "127")
+    assert job.file(".status").read_text().strip() == status

@@ -40,6 +40,7 @@ def golden(name: str, printed: list[str]) -> None:
         "\n".join(printed)
         .replace(shlex.quote(sys.executable), "python")
         .replace(shlex.quote(f"{SCRIPTS}/torchrun.py"), "torchrun.py")
+        .replace(shlex.quote(f"{SCRIPTS}/accelerate_launch.py"), "accelerate_launch.py")
     )
     assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
 

@@ -255,3 +255,15 @@ def test_what_git_says_instead_of_the_commit_is_told(
     assert str(provenance.why_no_commit()).startswith("fatal: not a git repository")
     monkeypatch.setenv("PATH", "/nowhere")
     assert provenance.why_no_commit() == "git: No such file or directory"
+
+
+def test_a_file_may_say_its_encoding(tmp_path: Path) -> None:
+    """Or begin with the mark that Windows' editors write."""
+    (tmp_path / "train.py").write_bytes(b"\xef\xbb\xbfimport helper\n")
+    (tmp_path / "helper.py").write_bytes(b"# -*- coding: latin-1 -*-\nname = '\xe4'\n")
+    found = local_sources(tmp_path / "train.py")
+    assert found["train.py"] == "import helper\n"
+    assert found["helper.py"].endswith("name = 'ä'\n")
+    (tmp_path / "helper.py").write_bytes(b"# -*- coding: none -*-\n")
+    with pytest.raises(Refusal, match=r"helper\.py:1: .*encoding"):
+        local_sources(tmp_path / "train.py")

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,12 @@ def _forget() -> None:
     _let_go()
 
 
-# From the import on: a job may be stopped while the program still loads its data.
-with suppress(ValueError):  # only the main thread can
-    signal.signal(signal.SIGTERM, _note)
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
+# From the import on: a job may be stopped while the program still loads its data. Not in a child
+# that multiprocessing spawns, which imports the main module again.
+if current_process().name == "MainProcess":
+    with suppress(ValueError):  # only the main thread can
+        signal.signal(signal.SIGTERM, _note)
+        os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
 
 
 def stop_requested() -> bool:

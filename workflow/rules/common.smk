@@ -16,7 +16,7 @@ sys.path[:0] = [
     str(Path(workflow.basedir) / "workflow" / "rules"),
 ]
 
-from manynodes.base.environment import forget_others
+from manynodes.base.environment import forget_contract, forget_others
 from manynodes.base.errors import Refusal, error_line
 from manynodes.base.provenance import code_sha256
 from manynodes.experiment import job_size
@@ -38,6 +38,8 @@ end_in_a_thread()
 look_behind_ancient_files()
 leave_the_locks_of_others()
 forget_others(os.environ)
+forget_contract(os.environ)
+os.environ.pop("LAUNCH_STOP_AT", None)
 registry.forget_query_settings(os.environ)
 # The programs run on the Python that runs Snakemake, activated or not; a conda environment still
 # comes first.

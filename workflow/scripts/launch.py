@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from manynodes.base import atomic, signing
 from manynodes.base import failure as failures
-from manynodes.base.environment import Environment, forget_others
+from manynodes.base.environment import Environment, forget_contract, forget_others
 from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
@@ -163,6 +163,7 @@ def main() -> None:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
     forget_others(os.environ)
+    forget_contract(os.environ)
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()

@@ -67,6 +67,7 @@ def main() -> None:
         own = given["private"] | marks
         leave_a_guard(marks)
         os.environ.update(own)
+        os.umask(given["umask"])
         asyncio.run(run(given, args.node, own))
 
 

@@ -129,7 +129,9 @@ class RemoteStep:
         with os.fdopen(descriptor, "w") as file:
             port = listener.getsockname()[1]
             given = {"address": self.address, "port": port, "private": self.private}
-            json.dump(given | {"environment": self.environment}, file)
+            # Sessions on other nodes begin with another one.
+            os.umask(umask := os.umask(0))
+            json.dump(given | {"umask": umask, "environment": self.environment}, file)
 
     async def start(self, node: Node) -> Process:
         try:

@@ -120,6 +120,15 @@ def forget_others(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("USER", f"uid{os.getuid()}")
 
 
+def forget_contract(environment: MutableMapping[str, str]) -> None:
+    """Remove what this shell has of the contract, as of a program that was tried by hand: a run
+    gets its own. A deadline is a wish for `launch`.
+    """
+    for field in fields(Environment):
+        if field.name != "stop_at":
+            environment.pop(variable(field.name), None)
+
+
 @contextmanager
 def refusals_reported() -> Iterator[None]:
     """Add a refusal to the report: the program would be refused again."""

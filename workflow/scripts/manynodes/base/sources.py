@@ -5,9 +5,11 @@ import atexit
 import hashlib
 import importlib
 import importlib.util
+import io
 import json
 import re
 import sys
+import tokenize
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -57,14 +59,14 @@ def local_sources(
             continue
         file = folder / name
         try:
-            found[name] = read_bytes(file, MOST_BYTES).decode()
+            found[name] = decoded(read_bytes(file, MOST_BYTES))
             tree = parsed(found[name], other_python)
         except FileNotFoundError:
             raise Refusal(f"{file} is not there") from None
         except OSError as error:
             raise Refusal(f"{file}: {error.strerror}") from None
         except SyntaxError as error:
-            raise Refusal(f"{file}:{error.lineno}: {error.msg}") from None
+            raise Refusal(f"{file}:{error.lineno or 1}: {error.msg}") from None
         except ValueError:
             raise Refusal(f"{file} is not a Python file") from None
         if len(found) > MOST_FILES:
@@ -73,6 +75,16 @@ def local_sources(
             )
         pending += [module for module in imported(tree, name) if (folder / module).is_file()]
     return found
+
+
+def decoded(content: bytes) -> str:
+    """The text of a Python file, which may say its encoding or begin with a mark of UTF-8.
+
+    Raises:
+        SyntaxError, ValueError: it is not of its encoding.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    return content.decode(encoding)
 
 
 def parsed(text: str, other_python: bool) -> ast.Module:

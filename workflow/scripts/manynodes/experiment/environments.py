@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -16,17 +17,9 @@ from typing import Any
 
 from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, error_line
+from manynodes.base.modules import FIND_MODULE
 from manynodes.base.reading import file_sha256, is_file, open_file
 
-# Where the shell function `module` comes from, in batch jobs too.
-MODULE_INITS = (
-    "${LMOD_PKG:-}/init/bash",
-    "${MODULESHOME:-}/init/bash",
-    "/etc/profile.d/lmod.sh",
-    "/etc/profile.d/modules.sh",
-    "/usr/share/lmod/lmod/init/bash",
-    "/usr/share/modules/init/bash",
-)
 # Seconds for a Python that lies on a cold network file system.
 PATIENCE = 300
 MOST_PACKAGES = 5  # named in a line
@@ -192,12 +185,7 @@ class UserEnvironment:
         """The words of a command that starts in this environment; bash becomes the command."""
         lines = []
         if self.modules:
-            tried = " ".join(f'"{path}"' for path in MODULE_INITS)
-            lines += [
-                f'type module >/dev/null 2>&1 || for f in {tried}; do [ ! -r "$f" ] || '
-                '{ . "$f"; break; }; done',
-                f"module load {shlex.join(self.modules)} || exit 1",
-            ]
+            lines += [FIND_MODULE, f"module load {shlex.join(self.modules)} || exit 1"]
         if self.setup:
             told = 'echo "environment.setup: $BASH_COMMAND ended with status $?" >&2'
             lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +e; trap - ERR"]
@@ -268,6 +256,7 @@ class UserEnvironment:
         if self.container:
             found.pop("PYTHONPATH", None)
         if self.prefix:
+            found = without_our_torch(found)
             path.insert(0, str(Path(self.interpreter).parent))
             prefix = Path(self.interpreter).parents[1]
             if self.conda:
@@ -482,6 +471,18 @@ def is_of_ours(name: str, value: str) -> bool:
     return (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))) and (
         Path(os.path.realpath(value)).is_relative_to(os.path.realpath(sys.prefix))
     )
+
+
+def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables without the folder of PYTHONPATH in which the workflow's own torch lies:
+    another Python would take it for its own.
+    """
+    spec = importlib.util.find_spec("torch")
+    ours = Path(spec.origin).parents[1].resolve() if spec and spec.origin else None
+    folders = variables.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [folder for folder in folders if folder and Path(folder).resolve() != ours]
+    rest = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
+    return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 
 
 def project_above(path: Path) -> Path | None:

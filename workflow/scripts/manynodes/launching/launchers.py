@@ -91,8 +91,12 @@ def torchrun(geometry: Geometry, place: Place) -> Started:
 
 
 def torchrun_program(options: Mapping[str, object]) -> tuple[str, ...]:
-    program = Path(__file__).resolve().parents[2] / "torchrun.py"
-    return (str(program), *as_options(options), "--")
+    return (script("torchrun.py"), *as_options(options), "--")
+
+
+def script(name: str) -> str:
+    """The path of a program of the workflow."""
+    return str(Path(__file__).resolve().parents[2] / name)
 
 
 def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
@@ -180,8 +184,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
         "max_restarts": 0,
         "log_dir": place.folder,
     }
-    # A different home, so that the user's default configuration does not change the plan.
-    environment = {"HF_HOME": place.folder}
+    environment: dict[str, str] = {}
     if geometry.world_size > 1:
         # Its multi_gpu means one process per device of any kind, and it refuses that for one
         # process.
@@ -202,7 +205,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
                 "rdzv_backend": "static",
                 "rdzv_conf": f"timeout={RENDEZVOUS}",
             }
-    return environment, module("accelerate.commands.launch", options)
+    return environment, (script("accelerate_launch.py"), *as_options(options))
 
 
 def legacy(geometry: Geometry, place: Place) -> Started:

@@ -4,12 +4,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manynodes.base.environment import Environment
+from manynodes.base.environment import Environment, variable
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 
 # The folder of the module `launched`, which a program may import.
 MODULES = Path(__file__).resolve().parents[3] / "modules"
+# For examples only (RFC 5737): the way there is the default route. Nothing is sent.
+OUTSIDE = "192.0.2.1"
 
 
 def without_folder(words: Sequence[str], python: str) -> tuple[list[str], str]:
@@ -61,6 +63,9 @@ def gloo_interface(environment: Mapping[str, str]) -> dict[str, str]:
     """
     master = environment.get("MASTER_ADDR", "")
     address = local_address(master) if master else ""
+    if address.startswith("127.") and int(environment.get(variable("nodes"), 1)) > 1:
+        # MASTER_ADDR is this host's own name. The others come the way that leads out.
+        address = local_address(OUTSIDE)
     if not address or address.startswith("127."):
         return {}
     interface = interface_of(address)

@@ -16,7 +16,7 @@ from manynodes.base.atomic import TEMPORARY
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.reading import is_file, read_bytes
 from manynodes.schedulers.base import Allocation, TellState, Watch
-from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler
+from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler, is_here
 
 MOST_BYTES = 1_000_000  # of a file of hosts
 
@@ -24,7 +24,7 @@ MOST_BYTES = 1_000_000  # of a file of hosts
 # that a user's settings would keep for others could hold our pipes open, or fail for a forwarding.
 OPTIONS = (
     "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no",
-    "-o", "ClearAllForwardings=yes", "-T", "-x",
+    "-o", "ControlPath=none", "-o", "ClearAllForwardings=yes", "-T", "-x",
 )  # fmt: skip
 # Seconds to describe a host: Python may come from a cold network file system.
 PATIENCE = 120
@@ -105,7 +105,7 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
     if len(given) == 1 and (os.sep in given[0] or is_file(given[0])):
         path = Path(os.path.expanduser(given[0]))  # noqa: PTH111, Path.expanduser raises an error
         try:
-            lines = read_bytes(path, MOST_BYTES).decode().splitlines()
+            lines = read_bytes(path, MOST_BYTES).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not a text file"
             raise Refusal(f"hosts: {given[0]}: {why}; give a file with one host a line") from None
@@ -117,22 +117,6 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
         if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
             raise Refusal(f"hosts: {host} is not the name of a host")
     return tuple(dict.fromkeys(given))
-
-
-def is_here(host: str) -> bool:
-    """Whether this machine has one of the host's addresses."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, _, _, _, address in found:
-        with socket.socket(family) as probe:
-            try:
-                probe.bind((address[0], 0))
-                return True
-            except OSError:
-                continue
-    return False
 
 
 def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
+from manynodes.base.modules import FIND_MODULE
 from manynodes.base.processes import ignore_interrupts
 from manynodes.schedulers.base import TellState
 from manynodes.schedulers.pbs.commands import (
@@ -332,13 +333,26 @@ def script(command: str, init: str, job: Job) -> str:
         # PBS sends SIGTERM to all processes here, 10 s before SIGKILL. This shell waits for the
         # others: when it ends, PBS kills what is left.
         "trap : TERM",
-        init,
+        *prepared(init, status),
         command,
         "status=$?",
         f"echo $status >{status}",
         "exit $status",
         "",
     ])  # fmt: skip
+
+
+def prepared(init: str, status: str) -> list[str]:
+    """The lines of the user's `pbs-init`, of which none may fail.
+
+    Args:
+        status: the file for the job's status, quoted.
+    """
+    if not init.strip():
+        return []
+    told = 'status=$?; echo "pbs-init: $BASH_COMMAND ended with status $status"'
+    failed = f"{told}; echo $status >{status}; exit $status"
+    return [FIND_MODULE, f"trap {shlex.quote(failed)} ERR", init, "trap - ERR"]
 
 
 def known_state(job: Job, shown: Mapping[str, str]) -> State:

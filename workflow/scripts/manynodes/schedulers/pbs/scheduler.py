@@ -13,7 +13,7 @@ from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds
 from manynodes.schedulers.base import Allocation, Size, TellState, Watch, end_here
 from manynodes.schedulers.pbs.commands import path_of, shown_job
-from manynodes.schedulers.remote.scheduler import AgentScheduler
+from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
 # Seconds that a job which has just started waits for the server.
 PATIENCE = 300
@@ -42,7 +42,8 @@ class Pbs(AgentScheduler):
             )
         hosts = job_hosts(os.environ)
         here = socket.gethostname()
-        if short(here) != short(hosts[0]):
+        # PBS may name it after another interface.
+        if short(here) != short(hosts[0]) and not is_here(hosts[0]):
             raise Refusal(
                 f"launch runs on {here}, not on {hosts[0]}, the first node of job {job}; start it "
                 "there"

@@ -1,7 +1,9 @@
 """What schedulers that start their steps through agents have in common."""
 
 import json
+import os
 import secrets
+import socket
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,7 +26,12 @@ class AgentScheduler(Scheduler):
 
     def start(self, number: int, host: str, command: Sequence[str]) -> list[str]:
         """The command that starts another one on a node of the step; this is node 0."""
-        return list(self.reach(host, command) if number else command)
+        if not number:
+            return list(command)
+        # The rest of the environment comes through the agent, whose own Python may need this.
+        path = os.environ.get("LD_LIBRARY_PATH")
+        first = ["env", f"LD_LIBRARY_PATH={path}"] if path else []
+        return list(self.reach(host, [*first, *command]))
 
     def commands(self, step: Step) -> list[Command]:
         # Unique: launches of several users or runs may share the folder.
@@ -66,3 +73,19 @@ class AgentScheduler(Scheduler):
         # remote_step: pbs_tmrsh: No such file or directory; is it on PATH here?
         said = [text for text in errors if text.startswith("remote_step: ")]
         return Trouble(said[0].removeprefix("remote_step: ")) if said else None
+
+
+def is_here(host: str) -> bool:
+    """Whether this machine has one of the host's addresses."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, _, _, _, address in found:
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((address[0], 0))
+                return True
+            except OSError:
+                continue
+    return False
