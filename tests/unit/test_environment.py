@@ -108,5 +108,8 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     torch = str(Path(importlib.util.find_spec("torch").origin).parents[1])
     before = {"PATH": "/bin", "PYTHONPATH": os.pathsep.join([torch, "/of/the/user"])}
     other = UserEnvironment.of({"python": str(tmp_path)})
+    # It has none itself.
+    assert other.variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]
+    (tmp_path / "lib/python3.9/site-packages/torch").mkdir(parents=True)
     assert other.variables(before, tmp_path)["PYTHONPATH"] == "/of/the/user"
     assert UserEnvironment.of({}).variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]

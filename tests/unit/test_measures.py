@@ -148,19 +148,28 @@ def test_children_that_are_spawned_can_be_ended(tmp_path) -> None:
     program = tmp_path / "spawns.py"
     program.write_text(
         "import multiprocessing, time\n"
-        "import launched\n"
+        "import launched, os, signal\n"
+        "def ends():\n"
+        "    assert not launched.stop_requested()\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    assert launched.stop_requested()\n"
         "if __name__ == '__main__':\n"
         "    method = multiprocessing.get_context('spawn')\n"
         "    method.Process(target=time.sleep, args=(1000,), daemon=True).start()\n"
         "    with method.Pool(1) as pool:\n"
         "        print(pool.map(abs, [-1]))\n"
+        # A rank that the program starts itself may be told to stop.
+        "    rank = method.Process(target=ends)\n"
+        "    rank.start()\n"
+        "    rank.join()\n"
+        "    print(rank.exitcode)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow/modules")}
     done = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, timeout=120,
         check=True,
     )  # fmt: skip
-    assert done.stdout == "[1]\n"
+    assert done.stdout == "[1]\n0\n"
 
 
 def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:

@@ -304,10 +304,15 @@ def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
 
 
 @pytest.mark.parametrize(
-    ("init", "status"), [("true\nexport OF_SITE=1", "0"), ("no-such-module", "127")]
+    ("init", "status"),
+    [("true\nexport OF_SITE=1", "0"), ("no-such-module", "127"), ("source ./site", "0")],
 )
-def test_a_job_whose_preparation_fails_does_not_run(tmp_path: Path, init: str, status: str) -> None:
+def test_a_job_whose_preparation_fails_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, status: str
+) -> None:
     job = Job(None, tmp_path / "a job", [])
+    (tmp_path / "site").write_text("false\ntrue\n")
+    monkeypatch.chdir(tmp_path)
     text = script("echo ran", init, job)
     done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]}, check=False)
     assert done.returncode == int(status)

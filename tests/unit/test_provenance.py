@@ -10,7 +10,7 @@ import pytest
 
 from manynodes.base import provenance
 from manynodes.base.errors import Refusal
-from manynodes.base.sources import local_sources
+from manynodes.base.sources import local_sources, run_sources
 from manynodes.experiment.command import words_sha256
 from programs import SCRIPTS
 
@@ -264,6 +264,10 @@ def test_a_file_may_say_its_encoding(tmp_path: Path) -> None:
     found = local_sources(tmp_path / "train.py")
     assert found["train.py"] == "import helper\n"
     assert found["helper.py"].endswith("name = 'ä'\n")
+    assert run_sources({"helper.py": found["helper.py"]}).name == "ä"
+    (tmp_path / "helper.py").write_bytes(b"# -*- coding: rot13 -*-\n")
+    with pytest.raises(Refusal, match=r"helper\.py is not a Python file"):
+        local_sources(tmp_path / "train.py")
     (tmp_path / "helper.py").write_bytes(b"# -*- coding: none -*-\n")
     with pytest.raises(Refusal, match=r"helper\.py:1: .*encoding"):
         local_sources(tmp_path / "train.py")

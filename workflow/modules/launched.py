@@ -61,6 +61,7 @@ def _note(number: int, _frame: Any) -> None:
 # A child that multiprocessing forks and terminates must end: it gets none of our handler, and no
 # signal before that is so.
 _masks: list[Any] = []
+_listening = False
 
 
 def _hold() -> None:
@@ -76,12 +77,20 @@ def _forget() -> None:
     _let_go()
 
 
-# From the import on: a job may be stopped while the program still loads its data. Not in a child
-# that multiprocessing spawns, which imports the main module again.
-if current_process().name == "MainProcess":
+def _listen() -> None:
+    global _listening
     with suppress(ValueError):  # only the main thread can
         signal.signal(signal.SIGTERM, _note)
         os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
+        _listening = True
+
+
+# From the import on: a job may be stopped while the program still loads its data. Not in a child
+# that multiprocessing spawns, which imports the main module again.
+if type(current_process()).__name__ == "_MainProcess" and not hasattr(
+    current_process(), "_inheriting"
+):
+    _listen()
 
 
 def stop_requested() -> bool:
@@ -91,6 +100,9 @@ def stop_requested() -> bool:
     all of them as soon as one is asked to stop. It waits for the others, and for a GPU until that
     has done all that it was given: there, ask every 50 steps.
     """
+    if not _listening and not current_process().daemon:
+        # A rank that the program has spawned itself.
+        _listen()
     end = float(os.environ.get("LAUNCH_STOP_AT", "inf"))
     here = _signal is not None or time.time() >= end
     torch = sys.modules.get("torch")

@@ -118,10 +118,13 @@ class Session:
             if not isinstance(given, dict) or all(given.get(key) == now.get(key) for key in keys):
                 return
             before = progress.read_record(self.results)
-            others = before.runs.keys() - self.experiment.runs
+            ours, theirs = (
+                "the classifier" if each.built_in else each.program_name
+                for each in (self.experiment, before)
+            )
+            others = before.runs.keys() - self.experiment.runs if theirs != ours else ()
             if finished := sum(is_whole(self.results / name) for name in others):
-                program = "the classifier" if before.built_in else before.program_name
-                tell(f"warning: tables and page of {self.results} are of {program}, and its "
+                tell(f"warning: tables and page of {self.results} are of {theirs}, and its "
                      f"{finished:,} finished runs will not be in them any more; give another "
                      "experiment name to keep both")  # fmt: skip
 

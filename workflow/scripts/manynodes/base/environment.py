@@ -122,10 +122,11 @@ def forget_others(environment: MutableMapping[str, str]) -> None:
 
 def forget_contract(environment: MutableMapping[str, str]) -> None:
     """Remove what this shell has of the contract, as of a program that was tried by hand: a run
-    gets its own. A deadline is a wish for `launch`.
+    gets its own. A deadline is a wish for `launch`; by the node's number an agent finds what it has
+    started.
     """
     for field in fields(Environment):
-        if field.name != "stop_at":
+        if field.name not in ("stop_at", "node_rank"):
             environment.pop(variable(field.name), None)
 
 

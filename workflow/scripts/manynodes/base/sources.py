@@ -67,7 +67,7 @@ def local_sources(
             raise Refusal(f"{file}: {error.strerror}") from None
         except SyntaxError as error:
             raise Refusal(f"{file}:{error.lineno or 1}: {error.msg}") from None
-        except ValueError:
+        except (ValueError, LookupError):
             raise Refusal(f"{file} is not a Python file") from None
         if len(found) > MOST_FILES:
             raise Refusal(
@@ -83,8 +83,12 @@ def decoded(content: bytes) -> str:
     Raises:
         SyntaxError, ValueError: it is not of its encoding.
     """
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-    return content.decode(encoding)
+    return content.decode(encoding_of(content))
+
+
+def encoding_of(content: bytes) -> str:
+    """The encoding that a Python file says that it has, or UTF-8."""
+    return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
 
 
 def parsed(text: str, other_python: bool) -> ast.Module:
@@ -145,7 +149,7 @@ def run_sources(sources: Mapping[str, str]) -> ModuleType:
     for name, text in sources.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text.encode(encoding_of(text.encode())))
     return run_file(folder / next(iter(sources)), list(sources))
 
 

@@ -256,9 +256,10 @@ class UserEnvironment:
         if self.container:
             found.pop("PYTHONPATH", None)
         if self.prefix:
-            found = without_our_torch(found)
             path.insert(0, str(Path(self.interpreter).parent))
             prefix = Path(self.interpreter).parents[1]
+            if any(prefix.glob("lib*/python*/site-packages/torch")):
+                found = without_our_torch(found)
             if self.conda:
                 found["CONDA_PREFIX"] = str(prefix)
             elif (prefix / "pyvenv.cfg").is_file():
@@ -480,7 +481,7 @@ def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
     spec = importlib.util.find_spec("torch")
     ours = Path(spec.origin).parents[1].resolve() if spec and spec.origin else None
     folders = variables.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [folder for folder in folders if folder and Path(folder).resolve() != ours]
+    kept = [folder for folder in folders if not folder or Path(folder).resolve() != ours]
     rest = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
     return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 

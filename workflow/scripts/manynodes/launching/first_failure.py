@@ -115,6 +115,12 @@ def first_failure(
     if outcome.stopped:
         reason = f"; cancelled, preempted, or out of time: {source.inspect}"
         return First(Failure("stopped" + (reason if source.inspect else ""), Kind.PREEMPTED))
+    if late and not source.lost and (first is None or first.is_consequence):
+        # Every rank that has a state would have said so.
+        told = min(late, key=lambda ending: ending.time)
+        line = f"{told.name}: {told.report['late']}: give it more time, or let it save more often"
+        failure = Failure(line, Kind.FAILED, told.who, told.where, told.log)
+        return First(failure, again=restarted)
     if first:
         # When a supervisor is killed, or a node lost, the peers fail too.
         root = killed_supervisor(errors) or (of_trouble(source.lost) if source.lost else None)
@@ -133,12 +139,6 @@ def first_failure(
             failure = replace(failure, reason=line)
         again = worth_it or elsewhere
         return First(failure, details, again=again, saved=saved, in_place=in_place)
-    if late and not source.lost:
-        # Every rank that has a state would have said so.
-        told = min(late, key=lambda ending: ending.time)
-        line = f"{told.name}: {told.report['late']}: give it more time, or let it save more often"
-        failure = Failure(line, Kind.FAILED, told.who, told.where, told.log)
-        return First(failure, again=restarted)
     status = f"{source.starter} {how(outcome.status)}"
     unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
     failure = killed(outcome, errors, source) or unknown

@@ -24,7 +24,7 @@ MOST_BYTES = 1_000_000  # of a file of hosts
 # that a user's settings would keep for others could hold our pipes open, or fail for a forwarding.
 OPTIONS = (
     "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no",
-    "-o", "ControlPath=none", "-o", "ClearAllForwardings=yes", "-T", "-x",
+    "-o", "ClearAllForwardings=yes", "-T", "-x",
 )  # fmt: skip
 # Seconds to describe a host: Python may come from a cold network file system.
 PATIENCE = 120

@@ -350,9 +350,13 @@ def prepared(init: str, status: str) -> list[str]:
     """
     if not init.strip():
         return []
-    told = 'status=$?; echo "pbs-init: $BASH_COMMAND ended with status $status"'
-    failed = f"{told}; echo $status >{status}; exit $status"
-    return [FIND_MODULE, f"trap {shlex.quote(failed)} ERR", init, "trap - ERR"]
+    told = 'echo "pbs-init: $BASH_COMMAND ended with status $status"'
+    failed = f"{{ {told}; echo $status >{status}; exit $status; }}"
+    # Not for a command within a file that it sources.
+    here = "init_depth=${#BASH_SOURCE[@]}"
+    above = '[ "${#BASH_SOURCE[@]}" -gt "$init_depth" ]'
+    trap = shlex.quote(f"status=$?; {above} || {failed}")
+    return [FIND_MODULE, here, f"trap {trap} ERR", init, "trap - ERR"]
 
 
 def known_state(job: Job, shown: Mapping[str, str]) -> State:
