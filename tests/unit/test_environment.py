@@ -10,6 +10,8 @@ import pytest
 
 from manynodes.base.environment import forget_contract, forget_others
 from manynodes.experiment.environments import UserEnvironment, look
+from manynodes.programs.variables import OUTSIDE, gloo_interface
+from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 from programs import SCRIPTS
 
@@ -113,3 +115,14 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     (tmp_path / "lib/python3.9/site-packages/torch").mkdir(parents=True)
     assert other.variables(before, tmp_path)["PYTHONPATH"] == "/of/the/user"
     assert UserEnvironment.of({}).variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]
+
+
+def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_address() -> None:
+    there = interface_of(local_address(OUTSIDE))
+    found = gloo_interface({"MASTER_ADDR": "localhost", "LAUNCH_NODES": "2"})
+    assert found == ({"GLOO_SOCKET_IFNAME": there} if there else {})
+    for environment in (
+        {"MASTER_ADDR": "localhost"},
+        {"MASTER_ADDR": "127.0.0.1", "LAUNCH_NODES": "2"},
+    ):
+        assert gloo_interface(environment) == {}

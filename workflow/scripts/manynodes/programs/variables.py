@@ -63,7 +63,8 @@ def gloo_interface(environment: Mapping[str, str]) -> dict[str, str]:
     """
     master = environment.get("MASTER_ADDR", "")
     address = local_address(master) if master else ""
-    if address.startswith("127.") and int(environment.get(variable("nodes"), 1)) > 1:
+    several = int(environment.get(variable("nodes"), 1)) > 1
+    if several and address.startswith("127.") and not master.startswith("127."):
         # MASTER_ADDR is this host's own name. The others come the way that leads out.
         address = local_address(OUTSIDE)
     if not address or address.startswith("127."):
