@@ -478,12 +478,13 @@ def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables without the folder of PYTHONPATH in which the workflow's own torch lies:
     another Python would take it for its own.
     """
+    given = variables.get("PYTHONPATH", "")
     spec = importlib.util.find_spec("torch")
     ours = Path(spec.origin).parents[1].resolve() if spec and spec.origin else None
-    folders = variables.get("PYTHONPATH", "").split(os.pathsep)
+    folders = given.split(os.pathsep)
     kept = [folder for folder in folders if not folder or Path(folder).resolve() != ours]
     rest = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
-    return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
+    return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if given and kept else {})
 
 
 def project_above(path: Path) -> Path | None:
