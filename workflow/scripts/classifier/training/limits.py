@@ -133,11 +133,6 @@ def refuse_unfit_pixels(dataset: str, dtype: str, channels: int) -> None:
         )
 
 
-def smallest_share(training: int, global_batch_size: int, world_size: int) -> int:
-    """Of an epoch's smallest batch, see `batches.batch_sizes`."""
-    return training // -(-training // global_batch_size) // world_size
-
-
 def enough_images(training: int, world_size: int) -> str:
     """A batch of which each process has two images in every step, or what to do without one."""
     if training >= 4 * world_size:
@@ -172,7 +167,8 @@ def refuse_unfit_counts(
             f"global_batch_size: {run.global_batch_size} is more than the {training:,} "
             f"training images of {dataset}; use at most that"
         )
-    share = smallest_share(training, run.global_batch_size, run.world_size)
+    # The smallest share of an epoch's smallest batch, see `batches.batch_sizes`.
+    share = training // -(-training // run.global_batch_size) // run.world_size
     if share < 2:
         raise Refusal(
             f"global_batch_size: {run.global_batch_size} on {run.world_size} processes "
