@@ -238,9 +238,11 @@ def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, checkout: PbsCheckout) -> 
                                stderr=subprocess.PIPE)  # fmt: skip
     work = checkout.path / "results/interrupted/run/work"
     until(lambda: len(list(work.glob("begun *"))) == 2, snakemake)
-    for _ in range(3):
-        snakemake.send_signal(signal.SIGINT)
+    snakemake.send_signal(signal.SIGINT)
+    assert any("Terminating processes on user request" in line for line in snakemake.stderr)
+    for _ in range(2):
         time.sleep(0.2)
+        snakemake.send_signal(signal.SIGINT)
     said = snakemake.communicate()[1]
     assert snakemake.returncode == 1
     assert "Traceback" not in said

@@ -70,9 +70,11 @@ class Following:
 
     def interrupt(self) -> None:
         """Ctrl-C, by somebody who has no patience."""
-        for _ in range(3):
-            self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)
+        self.await_line("Terminating processes on user request")
+        for _ in range(2):
             time.sleep(0.2)
+            self.process.send_signal(signal.SIGINT)
         assert self.process.wait() == 1, self.said
         assert "Traceback" not in self.said
 

@@ -412,18 +412,23 @@ def test_a_program_of_launch_alone_is_told_that_its_time_is_up(tmp_path) -> None
     soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
     done = launched(tmp_path, text, env=soon, capture_output=True)
     assert (done.returncode, done.stdout) == (75, "saved\n"), done.stderr
-    # The peer of one that still saves has no say.
-    slow = """
-    import os, signal, time
+    # The peer of one that still saves has no say. If the deadline comes before it listens, another
+    # one comes later.
+    slow = f"""
+    import os, pathlib, signal, time
     def stop(*_):
         time.sleep(2)
         os._exit(75)
     if os.environ["LAUNCH_NODE_RANK"] == "0":
         signal.signal(signal.SIGTERM, stop)
+        pathlib.Path({str(tmp_path / "listens")!r}).touch()
     time.sleep(1000)
     """
-    soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 8)}
-    done = launched(tmp_path, slow, "--nodes", "2", env=soon, capture_output=True)
+    seconds = 4
+    while not (tmp_path / "listens").exists():
+        seconds *= 2
+        soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + seconds)}
+        done = launched(tmp_path, slow, "--nodes", "2", env=soon, capture_output=True)
     assert done.returncode == 75, done.stderr
     soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
     done = launched(tmp_path, "import time; time.sleep(1000)", env=soon, capture_output=True)
