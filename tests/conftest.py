@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ FOLDER = pytest.StashKey[Path]()
 KEPT: set[str] = set()
 # When the test began, and where this process listened then.
 BEFORE = pytest.StashKey[tuple[float, set[tuple[object, ...]]]]()
+# And what it did at each signal; pytest-timeout sets SIGALRM's.
+HANDLERS = pytest.StashKey[dict[int, Any]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,7 +130,14 @@ def temporary_files() -> set[str]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     item.stash[BEFORE] = (time.time(), leftovers.sockets())
+    item.stash[HANDLERS] = handlers()
     return (yield)
+
+
+def handlers() -> dict[int, Any]:
+    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM}
+    found = {number: signal.getsignal(number) for number in numbers}
+    return {number: handler for number, handler in found.items() if handler is not None}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,6 +175,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         return (yield)
     finally:
+        # A program sets them for as long as it runs. A test that called its functions here left
+        # Ctrl-C ignored in all tests after it.
+        for number, handler in item.stash[HANDLERS].items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
         failed = item.stash.get(FAILED, False)
         found = [] if failed else leftovers.after_grace(left)
         if found or failed:
