@@ -126,11 +126,8 @@ def in_memory(since: float) -> list[str]:
 def is_left(path: Path, since: float) -> bool:
     with suppress(OSError):
         status = path.lstat()
-        return (
-            status.st_uid == os.getuid()
-            and since <= status.st_mtime < time.time() - temporary.YOUNG
-            and not is_locked(path)
-        )
+        # One that has no lock yet has it when we look again.
+        return status.st_uid == os.getuid() and status.st_mtime >= since and not is_locked(path)
     return False
 
 

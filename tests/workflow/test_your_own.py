@@ -135,6 +135,7 @@ def test_nothing_is_done_twice_and_changes_are_noticed(done: Checkout) -> None:
     ("cutout=60", "config: cutout: 60 is more than the 64 x 48 pixels of an image"),
     ("crop_size=80", "config: crop_size: 80 x 80 is larger than the 64 x 48 images of numerals"),
     ("initial_weights=nothing.pt", "config: initial_weights: nothing.pt is not there"),
+    ("initial_weights=results/your-own/nodes~1/network/my_models.py", "is not a weights file"),
     ("dataset={name: cifar10, folder: images}", "config: dataset.name: cifar10 is built in"),
     ("dataset={name: x, folder: none}", 'config: dataset.folder: "none" is not a folder'),
 ])  # fmt: skip

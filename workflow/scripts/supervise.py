@@ -29,6 +29,7 @@ from manynodes.base.processes import (
     of_container,
 )
 from manynodes.base.showing import show
+from manynodes.base.temporary import SOURCES, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
@@ -190,6 +191,8 @@ def run_ours(
         command = Command((sys.executable, *program), variables, pass_fds=(file.fileno(),))
         outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=look)
         end_descendants()
+        # One that was killed has left its own.
+        sweep(SOURCES)
         report = read_report(file)
     if outcome.status == STOPPED:
         report.setdefault("stopped", f"exit status {STOPPED}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.reading import read_bytes
-from manynodes.base.temporary import temporary_folder
+from manynodes.base.temporary import SOURCES, temporary_folder
 
 MOST_BYTES = 1_000_000
 # timm has 284.
@@ -145,7 +145,7 @@ def run_sources(sources: Mapping[str, str]) -> ModuleType:
     Raises:
         Refusal: it cannot be imported.
     """
-    folder = COPIES.enter_context(temporary_folder("sources-"))
+    folder = COPIES.enter_context(temporary_folder(SOURCES))
     for name, text in sources.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
+# Of copies of a user's Python files.
+SOURCES = "sources-"
+# Those that this process holds.
+HELD: set[Path] = set()
 # Seconds in which a new folder gets its lock.
 YOUNG = 1
 # In memory: this works with a full /tmp. A container's may be small, or full.
@@ -39,13 +44,26 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     sweep(prefix)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent_folder()))
     descriptor = os.open(path, os.O_RDONLY)
+    HELD.add(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield path
     finally:
         os.close(descriptor)
         shutil.rmtree(path, ignore_errors=True)
+        HELD.discard(path)
         sweep(prefix)
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """End this process without Python's own end, which may wait for others, and leave no temporary
+    folder. From any thread.
+    """
+    try:
+        for path in list(HELD):
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os._exit(status)
 
 
 def sweep(prefix: str) -> None:

@@ -24,6 +24,7 @@ from manynodes.base.cpus import usable_cpus
 from manynodes.base.environment import Environment, add_to_report
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.signing import SIZE, key, signed, verified
+from manynodes.base.temporary import exit_at_once
 from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import Tree, decode, encode
 from manynodes.ranks.device import choose_device, named, numbers, on_cpu, stay_near
@@ -121,7 +122,7 @@ def failing_at_once() -> Iterator[None]:
             print(status, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status if isinstance(status, int) else 1)
+        exit_at_once(status if isinstance(status, int) else 1)
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def refused_after(seconds: float, problem: str) -> Iterator[None]:
             add_to_report(refused=True)
             print(f"{Path(sys.argv[0]).stem}: {Refusal(problem)}", file=sys.stderr, flush=True)
         finally:
-            os._exit(1)
+            exit_at_once(1)
 
     timer = threading.Timer(seconds, refuse)
     timer.daemon = True

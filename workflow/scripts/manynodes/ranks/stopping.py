@@ -7,6 +7,8 @@ import threading
 import time
 from types import FrameType
 
+from manynodes.base.temporary import exit_at_once
+
 # Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (signal.SIGTERM, *WARNINGS)
@@ -48,7 +50,7 @@ class Stopping:
         while not self.agreed:
             time.sleep(patience)
             if self.handled == before and not self.agreed:
-                os._exit(128 + number)
+                exit_at_once(128 + number)
             before = self.handled
             os.kill(os.getpid(), number)
 
