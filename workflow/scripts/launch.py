@@ -89,6 +89,23 @@ C10D_WARNING = (
 
 
 def main() -> None:
+    args = arguments()
+    forget_others(os.environ)
+    forget_contract(os.environ)
+    registry.forget_query_settings(os.environ)
+    # What gets away from a killed supervisor comes to this process.
+    adopt_orphans()
+    with told_in_one_line("launch"), logged(args.log, args.rank_logs):
+        for number in stopping_signals():
+            signal.signal(number, stopped)
+        try:
+            launch(args, scheduler_of(args))
+        finally:
+            end_descendants()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line, with what follows from other options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -131,6 +148,20 @@ def main() -> None:
     add("--dry-run", action="store_true",
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments; with --output any command")
+    add_options_of_run(parser)
+    args = parser.parse_args()
+    words = sys.argv[1:]
+    if "--" not in words and any(word[:1] == "-" for word in words[words.index(args.program[0]) :]):
+        # Of the program's own options, some would be taken for ours.
+        parser.error("put -- before the program")
+    args.device = args.device or ("cpu" if args.collect else "auto")
+    if args.output and not args.evaluate:
+        args.state = args.state or args.output / "state"
+        args.rank_logs = args.rank_logs or args.output / "logs"
+    return args
+
+
+def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run = parser.add_argument_group(
         "a run", "with an owner, a state, staged inputs and its results in a folder"
     ).add_argument
@@ -153,27 +184,6 @@ def main() -> None:
     of_run("--resume", choices=("exact", "anyway", "fresh"), default="exact",
         help="what to do with the state of an interrupted attempt")  # fmt: skip
     of_run("--evaluate", action="store_true", help="evaluate the finished run, with this program")
-    args = parser.parse_args()
-    words = sys.argv[1:]
-    if "--" not in words and any(word[:1] == "-" for word in words[words.index(args.program[0]) :]):
-        # Of the program's own options, some would be taken for ours.
-        parser.error("put -- before the program")
-    args.device = args.device or ("cpu" if args.collect else "auto")
-    if args.output and not args.evaluate:
-        args.state = args.state or args.output / "state"
-        args.rank_logs = args.rank_logs or args.output / "logs"
-    forget_others(os.environ)
-    forget_contract(os.environ)
-    registry.forget_query_settings(os.environ)
-    # What gets away from a killed supervisor comes to this process.
-    adopt_orphans()
-    with told_in_one_line("launch"), logged(args.log, args.rank_logs):
-        for number in stopping_signals():
-            signal.signal(number, stopped)
-        try:
-            launch(args, scheduler_of(args))
-        finally:
-            end_descendants()
 
 
 def stopped(number: int, _frame: object) -> NoReturn:

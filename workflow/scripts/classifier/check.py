@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,14 +58,17 @@ def check(
 def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
     """Refuse a network that nobody has, or that does not take what it will be shown."""
     refuse_unknown_model(run.model)
-    named = run.freeze or run.rates
+    named = run.freeze or run.rates or run.initial_weights
     if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS and not named:
         return
     # Imported here, because torch takes seconds.
     if form := form_of(dataset):
-        from classifier.training.data import refuse_unfit_network
+        from classifier.training.data import refuse_unfit_network, refuse_unfit_start
 
         refuse_unfit_network(run, form)
+        # One that is not there is refused later, with every other missing file.
+        if run.initial_weights and Path(run.initial_weights).is_file():
+            refuse_unfit_start(run, form)
     elif "classes" in dataset and is_user_model(run.model):
         from classifier.models.fitting import refuse_uncallable
 

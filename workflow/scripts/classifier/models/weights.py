@@ -4,7 +4,8 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,6 +27,8 @@ from manynodes.base.sources import MOST_BYTES, sources_sha256
 MOST_CHANNELS = 4096
 MOST_CLASSES = 1_000_000
 MOST_EDGE = 100_000
+# Of the names in a `Classifier`.
+NETWORK = "network."
 # What DistributedDataParallel and torch.compile put before names.
 WRAPPED = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod)\.")
 # Between the ranges of images that one network takes; 0 to 1 and 0 to 255 are 255 apart.
@@ -110,19 +113,12 @@ def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) 
     """
     given = read_tensors(path)
     own = classifier.state_dict()
-    # A bare state dict knows nothing of our normalisation around its network.
-    if not any(name.startswith("network.") for name in given):
-        given = {f"network.{name}": tensor for name, tensor in given.items()}
+    refuse_unfit_weights({name: tensor.shape for name, tensor in given.items()}, path, classifier)
     good = {
         name: tensor
         for name, tensor in given.items()
         if name in own and own[name].shape == tensor.shape
     }
-    if not good:
-        raise Refusal(
-            f"initial_weights: no tensor of {path} fits this network, by name and shape; use the "
-            "same model, widths and model_args"
-        )
     if not all(tensor.isfinite().all() for tensor in good.values() if tensor.is_floating_point()):
         raise Refusal(f"initial_weights: {path} has weights that are not finite")
     if "std" in good:
@@ -148,8 +144,37 @@ def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) 
     tell(words)
 
 
+def refuse_unfit_weights(
+    shapes: Mapping[str, tuple[int, ...]], path: Path, classifier: Classifier
+) -> None:
+    """Refuse weights of which no tensor fits the network, by name and shape.
+
+    Args:
+        shapes: of the tensors in the file at `path`, see `read_tensors`.
+
+    Raises:
+        Refusal: no tensor fits. Those of the normalisation around the network fit any.
+    """
+    own = {name: tensor.shape for name, tensor in classifier.network.state_dict().items()}
+    if not any(own.get(name.removeprefix(NETWORK)) == shape for name, shape in shapes.items()):
+        raise Refusal(
+            f"initial_weights: no tensor of {path} fits this network, by name and shape; use the "
+            "same model, widths and model_args"
+        )
+
+
+@cache
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file, by name; read once, since many runs may start from it.
+
+    Raises:
+        Refusal: as `read_tensors`.
+    """
+    return {name: tuple(tensor.shape) for name, tensor in read_tensors(path).items()}
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by name.
+    """The tensors in a file, by the names that they have in a `Classifier`.
 
     Raises:
         Refusal: it is not there, or holds something else.
@@ -177,7 +202,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(error, pickle.UnpicklingError):
             text = "it is no state dict of tensors; save the network's state_dict()"
         raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
-    return {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
+    tensors = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
+    # A bare state dict knows nothing of our normalisation around its network.
+    if any(name.startswith(NETWORK) for name in tensors):
+        return tensors
+    return {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
 
 
 def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | None) -> None:

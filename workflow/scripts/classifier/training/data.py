@@ -1,15 +1,17 @@
 """What a run makes of its data: the augmentation, and what does not fit."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from classifier.models.classifier import build
+from classifier.models.classifier import Classifier, build
 from classifier.models.fitting import refuse_unfit_model
 from classifier.models.names import Form, is_user_model
+from classifier.models.weights import refuse_unfit_weights, shapes_in
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.trivial_augment import operations
 from classifier.training.choosing import freeze, rates
@@ -123,10 +125,29 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
         shown = replace(form, height=height, width=width)
         refuse_unfit_model(run.model, run.widths, run.model_args, shown)
     if run.freeze or run.rates:
-        # As in `refuse_unfit_model`: a user's network may compute with its weights.
-        with torch.device("cpu" if is_user_model(run.model) else "meta"):
-            network = build(
-                run.model, run.widths, form.classes, (*window, form.channels), run.model_args
-            ).network
+        network = untrained(run, form).network
         freeze(run, network)
         rates(run, network)
+
+
+def refuse_unfit_start(run: Any, form: Form) -> None:
+    """Refuse weights to start from that are of another network. A training finds that out when it
+    reads them; this is for the time before any job.
+
+    Args:
+        form: of the data set's images and of its classes.
+
+    Raises:
+        Refusal: naming the file.
+    """
+    path = Path(run.initial_weights)
+    refuse_unfit_weights(shapes_in(path), path, untrained(run, form))
+
+
+def untrained(run: Any, form: Form) -> Classifier:
+    """The network of a run, without its weights where possible."""
+    height, width = edges(run.crop_size) or (form.height, form.width)
+    # As in `refuse_unfit_model`: a user's network may compute with its weights.
+    with torch.device("cpu" if is_user_model(run.model) else "meta"):
+        shape = (height, width, form.channels)
+        return build(run.model, run.widths, form.classes, shape, run.model_args)

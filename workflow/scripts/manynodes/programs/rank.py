@@ -206,21 +206,7 @@ def ready(
             if folders.spoiled.exists():
                 raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
         message, parameters, staged = staged_here(task, contract, folders, local_rank, tell)
-        work = folders.evaluation if task.evaluates else folders.work
-        if task.evaluates:
-            # The numbers of an earlier program must not be taken for those of this one.
-            empty(work)
-            refuse_other_outputs(folders)
-        work.mkdir(parents=True, exist_ok=True)
-        places = Environment(
-            device=contract.device,
-            data=staged.get("data"),
-            files=staged.get("files"),
-            results=work,
-            outputs=folders.outputs if task.evaluates else None,
-            state=None if task.evaluates else folders.saved,
-            parameters=parameters,
-        )
+        places = places_of(task, folders, staged, parameters, contract.device)
         environment = UserEnvironment.of(task.environment)
         if "packed" in staged:
             environment = environment.at(staged["packed"])
@@ -230,10 +216,9 @@ def ready(
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
                 keep_record(record, folders.evaluation if task.evaluates else folders.state, tell)
-            # Not before: without a module that it imports, their programs would fail first, and
-            # their error would be told instead of the remedy.
-            named = {name: str(path) for name, path in staged.items()}
-            atomic.write_text(message, json.dumps(named))
+            # Not before: without a module that it imports, the other processes' programs would fail
+            # first, and their error would be told instead of the remedy.
+            atomic.write_text(message, json.dumps(staged, default=str))
         before = saved_now(folders, task)
         if owner:
             begin(owner, folders, before)
@@ -255,6 +240,34 @@ def ready(
             report,
             rows_of(task, folders) if owner else None,
         )
+
+
+def places_of(
+    task: Task, folders: Folders, staged: Mapping[str, Path], parameters: Path, device: str | None
+) -> Environment:
+    """What the program finds where; its results folder is there, and in an evaluation empty.
+
+    Args:
+        staged, parameters: of `staged_here`.
+
+    Raises:
+        Refusal: as `empty` and `refuse_other_outputs`.
+    """
+    work = folders.evaluation if task.evaluates else folders.work
+    if task.evaluates:
+        # The numbers of an earlier program must not be taken for those of this one.
+        empty(work)
+        refuse_other_outputs(folders)
+    work.mkdir(parents=True, exist_ok=True)
+    return Environment(
+        device=device,
+        data=staged.get("data"),
+        files=staged.get("files"),
+        results=work,
+        outputs=folders.outputs if task.evaluates else None,
+        state=None if task.evaluates else folders.saved,
+        parameters=parameters,
+    )
 
 
 def started(
