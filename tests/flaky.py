@@ -58,6 +58,8 @@ def busy_loops() -> Iterator[dict[str, str]]:
 def slow_disk() -> Iterator[dict[str, str]]:
     """A file system that writes everything at once, on a device that is limited."""
     with tempfile.TemporaryDirectory() as folder:
+        # A second user takes part in some tests.
+        Path(folder).chmod(0o711)
         image, mounted = Path(folder, "image"), Path(folder, "slow")
         mounted.mkdir()
         with image.open("wb") as file:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from checkout import ROOT, Checkout
 from manynodes.reporting.results import read_evaluation
@@ -135,13 +136,15 @@ def test_nothing_is_done_twice_and_changes_are_noticed(done: Checkout) -> None:
     ("cutout=60", "config: cutout: 60 is more than the 64 x 48 pixels of an image"),
     ("crop_size=80", "config: crop_size: 80 x 80 is larger than the 64 x 48 images of numerals"),
     ("initial_weights=nothing.pt", "config: initial_weights: nothing.pt is not there"),
-    ("initial_weights=results/your-own/nodes~1/network/my_models.py", "is not a weights file"),
+    ("initial_weights=README.md", "config: initial_weights: README.md is not a weights file: "),
+    ("initial_weights=other.pt", "config: initial_weights: no tensor of other.pt fits this"),
     ("dataset={name: cifar10, folder: images}", "config: dataset.name: cifar10 is built in"),
     ("dataset={name: x, folder: none}", 'config: dataset.folder: "none" is not a folder'),
 ])  # fmt: skip
 def test_what_does_not_fit_the_images_is_refused_in_a_dry_run(
     done: Checkout, change: str, line: str
 ) -> None:
+    torch.save({"fc.weight": torch.zeros(3, 3)}, done.path / "other.pt")
     refused = done.snakemake(*FILE, "-n", "--config", "experiment=other", change)
     assert refused.returncode == 1
     last = refused.stdout.strip().splitlines()[-1]

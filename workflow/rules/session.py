@@ -94,11 +94,13 @@ class Session:
         self.refuse_wrong_hosts()
         self.refuse_crowd()
         refuse_missing(self.experiment, self.results)
+        if self.experiment.built_in:
+            self.refuse_unfit_weights()
         if not self.experiment.built_in:
             # Looks at every file.
             _ = self.files_fingerprint
         if user_data := self.experiment.user_data:
-            known = self.facts_of(user_data) | self.groups_of(user_data)
+            known = self.facts_of(user_data.name) | self.groups_of(user_data)
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
         self.tell_unseen_axes()
@@ -372,8 +374,21 @@ class Session:
                     f"CPUs; use at most {MOST_PER_CPU * cpus}, or a cluster's profile"
                 )
 
-    def facts_of(self, user_data: UserData) -> dict[str, Any]:
-        """The user's own images, as far as they are known, for a program's `check`."""
+    def refuse_unfit_weights(self) -> None:
+        """Refuse weights to start from that are of another network."""
+        for run in self.experiment.runs.values():
+            if not run.dataset:
+                continue
+            try:
+                check.refuse_unfit_weights(run, self.facts_of(run.dataset))
+            except Refusal as refusal:
+                raise Refusal(f"config: {refusal}") from None
+
+    def facts_of(self, dataset: str) -> dict[str, Any]:
+        """The images of a data set, as far as they are known, for a program's `check`."""
+        user_data = self.experiment.user_data
+        if user_data is None:
+            return facts_of(dataset)
         if (data := self.data_folder(user_data.name)) is not None:
             images = data.manifest["images"]
             known = (data.image_shape, data.classes, images, data.class_names)
@@ -455,12 +470,10 @@ class Session:
 
     def parameters_of(self, run: Run) -> int:
         """How many parameters the network of a run has, see `classifier.check.parameters`."""
-        user_data = self.experiment.user_data
         # A job has its memory already, and torch takes two seconds to count.
         if not (self.workflow.is_main_process and self.experiment.built_in) or run.dataset is None:
             return 0
-        known = self.facts_of(user_data) if user_data else facts_of(run.dataset)
-        return check.parameters(run, known)
+        return check.parameters(run, self.facts_of(run.dataset))
 
     def start(self) -> None:
         """Check what the jobs need, before the first one starts.

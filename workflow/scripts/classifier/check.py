@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,21 +57,34 @@ def check(
 def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
     """Refuse a network that nobody has, or that does not take what it will be shown."""
     refuse_unknown_model(run.model)
-    named = run.freeze or run.rates or run.initial_weights
+    named = run.freeze or run.rates
     if dataset["name"] in DATASETS and run.model in BUILT_IN_MODELS and not named:
         return
     # Imported here, because torch takes seconds.
     if form := form_of(dataset):
-        from classifier.training.data import refuse_unfit_network, refuse_unfit_start
+        from classifier.training.data import refuse_unfit_network
 
         refuse_unfit_network(run, form)
-        # One that is not there is refused later, with every other missing file.
-        if run.initial_weights and Path(run.initial_weights).is_file():
-            refuse_unfit_start(run, form)
     elif "classes" in dataset and is_user_model(run.model):
         from classifier.models.fitting import refuse_uncallable
 
         refuse_uncallable(run.model, run.model_args)
+
+
+def refuse_unfit_weights(run: Any, dataset: Mapping[str, Any]) -> None:
+    """Refuse weights to start from that are of another network; for images that are not known yet,
+    the training does.
+
+    Args:
+        dataset: as of `check`.
+
+    Raises:
+        Refusal: naming the file.
+    """
+    if run.initial_weights and (form := form_of(dataset)):
+        from classifier.training.data import refuse_unfit_start
+
+        refuse_unfit_start(run, form)
 
 
 def parameters(run: Any, dataset: Mapping[str, Any]) -> int:
