@@ -31,6 +31,7 @@ from manynodes.data.user import pictures
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
+from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
 
@@ -140,6 +141,21 @@ def test_images_are_upright_opaque_and_cropped_about_their_centre(tmp_path: Path
         said: list[str] = []
         assert read_image(tmp_path / name, None, 1, said.append).max() == 10
         assert said == ["it has several pictures, of which the first is used"]
+    Image.new("L", (8, 8)).save(tmp_path / "more.gif")
+    (tmp_path / "more.gif").write_bytes((tmp_path / "more.gif").read_bytes()[:-1] + b",")
+    with pytest.raises(Unreadable, match="what follows its first picture is damaged"):
+        read_image(tmp_path / "more.gif", None, 1)
+    for bits in (8, 16):
+        # Height, width, bits, uncompressed, white is zero, where, one channel, rows, bytes.
+        tags = {256: 8, 257: 8, 258: bits, 259: 1, 262: 0, 273: 122, 277: 1, 278: 8, 279: 8 * bits}
+        ifd = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+        head = b"II*\0" + struct.pack("<IH", 8, len(tags))
+        (tmp_path / "white.tif").write_bytes(head + ifd + bytes(4) + bytes([64]) * 8 * bits)
+        assert read_image(tmp_path / "white.tif", None, 1).max() == 191
+    said = []
+    Image.new("RGBA", (8, 8), (9, 9, 9, 0)).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "clear.png", None, 3, said.append).min() == 255
+    assert said == ["it is transparent everywhere, and becomes white"]
     Image.fromarray(np.full((8, 8), 200, np.int32)).save(tmp_path / "wide.tif")
     assert read_image(tmp_path / "wide.tif", None, 1).max() == 200
     middle = read_image(tmp_path / "turned.png", (20, 20), 3)
@@ -224,6 +240,16 @@ def test_equal_images_in_train_and_test_are_counted(shapes: Path, tmp_path: Path
     done = fetch(user_data(copy), tmp_path / "data")
     assert done.returncode == 0
     assert "fetch: warning: 2 of the 14 test images are in the train split too" in done.stderr
+    assert "copies" not in DataFolder.read(tmp_path / "data").manifest
+    os.link(copy / "train/cross/002.png", copy / "train/cross/again.png")
+    os.link(copy / "train/cross/002.png", copy / "train/circle/again.png")
+    done = fetch(user_data(copy), tmp_path / "data")
+    manifest = DataFolder.read(tmp_path / "data").manifest
+    line = f"fetch: warning: 2 of the {manifest['images']['train']} train images are copies of "
+    assert f"{line}others, " in done.stderr
+    assert "others, 1 of them in another class; validation and folds have" in done.stderr
+    assert manifest["copies"] == 2
+    assert page.in_train(manifest, "train").startswith(f"Of the {manifest['images']['train']} im")
 
 
 @pytest.fixture
@@ -294,6 +320,9 @@ def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: 
 @pytest.mark.parametrize(("change", "line"), [
     ("mkdir train/Thumbs", "Thumbs may be a class or previews; rename it"),
     ("mv train Train; mv test Test", "is no class; rename it to "),
+    ("mv train training; mv test testing", "ing is no class; rename it to t"),
+    ("rm -r test; mv train/* .; rmdir train; mkdir -p cat/train cat/test; mv cat/0.png cat/train; "
+     "mv cat/1.png cat/test", "/cat has train/ and test/ of its own; move them above the"),
     ("ln -s gone train/bird", "/train/bird is a link to nothing; repair or remove it"),
     ("ln -s itself train/itself", "/train/itself is a link to nothing; repair or remove it"),
     ("ln -s gone train/cat/more", "/train/cat/more is a link to nothing; repair or remove it"),
@@ -758,6 +787,17 @@ def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> N
     assert read_image(tmp_path / "deep.pgm", None, 1).ravel().tolist() == [1, 255]
 
 
+def test_arrays_with_another_range_in_test_are_told(tmp_path: Path) -> None:
+    given = good_arrays()
+    train = {"train_images": given["images"], "train_labels": given["labels"]}
+    for factor, told in ((1, False), (0.01, True)):
+        test = {"test_images": given["images"] * factor, "test_labels": given["labels"]}
+        np.savez(tmp_path / "a.npz", **train, **test)
+        done = fetch(user_data(tmp_path / "a.npz", "arrays"), tmp_path / "data")
+        assert done.returncode == 0, done.stderr
+        assert ("bring both to one range" in done.stderr) == told
+
+
 def test_float_arrays_of_any_number_of_channels(tmp_path: Path) -> None:
     for name, array in good_arrays().items():
         np.save(tmp_path / f"{name}.npy", array)
@@ -849,6 +889,9 @@ def test_a_changed_folder_is_noticed(shapes: Path, tmp_path: Path) -> None:
     copy = tmp_path / "images"
     subprocess.run(["cp", "-rp", shapes, copy], check=True)
     before = user_data(copy).fingerprint
+    # An import takes no such files.
+    (copy / "Thumbs.db").write_text("previews")
+    (copy / "train/README").write_text("about")
     assert user_data(copy).fingerprint == before
     path = copy / "train/cross/000.png"
     path.write_bytes(path.read_bytes() + b"x")

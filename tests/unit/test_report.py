@@ -1,6 +1,7 @@
 """Tables, figures and page of an experiment name views, seeds and single epochs correctly."""
 
 import csv
+import math
 import warnings
 from pathlib import Path
 
@@ -288,6 +289,14 @@ def test_classes_that_are_confused_are_listed_and_stand_side_by_side() -> None:
     order = list(result_figures.by_similarity(matrix))
     assert sorted(order) == list(range(30))
     assert abs(order.index(3) - order.index(20)) == abs(order.index(7) - order.index(11)) == 1
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ([150.12, 150.44], "x 150.12 to 150.44"), ([1234.56, 2345.67], "x 1,234.6 to 2,345.7"),
+    ([12.5, 2e9], "x 12.5 to 2e+09"), ([math.nan], "x nan (0 of 1 runs)"), ([math.inf], "x inf"),
+])  # fmt: skip
+def test_a_number_has_five_digits(values: list[float], words: str) -> None:
+    assert page.between(pd.DataFrame({"x": values}), "x") == words
 
 
 def test_long_names_lose_their_middle() -> None:

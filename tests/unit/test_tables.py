@@ -129,8 +129,9 @@ FIRST = "test-circle-000.png,circle,test,7"
     ({FIRST: "/etc/passwd,circle,test,7"}, 'line 2: "/etc/passwd" is not a path in dataset.folder'),
     ({FIRST: ",circle,test,7"}, 'line 2: "" is not a path in dataset.folder'),
     ({FIRST: ".hidden/a.png,circle,test,7"}, "is hidden, or in a folder of previews"),
-    ({FIRST: '"test-circle-000.png,circle,test,7'}, "is not a CSV file: unexpected end of data"),
+    ({FIRST: '"test-circle-000.png,circle,test,7'}, "line 2: is no CSV: unexpected end of data"),
     ({",test,7": ",train,7"}, 'the class "circle" has no test images in '),
+    ({FIRST: "a\\b.png,circle,test,7"}, "b.png is not a file in "),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_used(
     flat: Path, tmp_path: Path, change: dict[str, str], line: str
@@ -176,6 +177,25 @@ def test_other_columns_are_told(flat: Path, tmp_path: Path) -> None:
     assert f"fetch: not used of {table}: the columns height\n" in done.stderr
 
 
+def test_labels_that_seem_to_be_one_are_told(flat: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(table.read_text().replace("0.png,circle", "0.png,Circle"))
+    done = fetch(flat, tmp_path / "data", table=str(table))
+    assert f'the labels "Circle" and "circle" of {table} are two classes\n' in done.stderr
+
+
+def test_a_file_is_found_in_either_form_of_unicode(flat: Path, tmp_path: Path) -> None:
+    composed, apart = "gr\u00fc\u00df.png", "gru\u0308\u00df.png"
+    (flat / "test-circle-000.png").rename(flat / apart)
+    table = changed(tmp_path / "labels.csv", {"test-circle-000.png": composed})
+    imported(flat, tmp_path / "data", table=str(table))
+    before = UserData("shapes", "folder", str(flat), table=str(table)).fingerprint
+    (flat / "README").write_text("about")
+    assert UserData("shapes", "folder", str(flat), table=str(table)).fingerprint == before
+    (flat / apart).rename(flat / "elsewhere")
+    assert UserData("shapes", "folder", str(flat), table=str(table)).fingerprint != before
+
+
 def test_a_changed_table_is_imported_again(flat: Path, tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     data = UserData("shapes", "folder", str(flat), table=str(table), group=str(table))
@@ -219,6 +239,21 @@ def test_a_group_is_in_one_split(patients: Path, tmp_path: Path) -> None:
     # Without groups, the patients of train are in test too.
     mixed = imported(patients, tmp_path / "mixed", test_fraction=0.25)
     assert {*map(patient, files_of(mixed, "test"))} & {*map(patient, files_of(mixed, "train"))}
+
+
+def test_a_split_s_folder_is_no_part_of_a_group(patients: Path, tmp_path: Path) -> None:
+    """A patient with images in both, in folders below train/ and test/."""
+    rows, root = ["file,label,split"], tmp_path / "divided"
+    for number, path in enumerate(sorted(patients.glob("*/*/*/*.png"))):
+        name, of = path.parts[-4:-2]
+        split = "test" if number % 4 == 0 else "train"
+        place = root / split / of
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place / f"{name}-{path.name}")
+        rows.append(f"{split}/{of}/{name}-{path.name},{name},{split}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    line = refused(root, tmp_path / "data", table=str(tmp_path / "labels.csv"), group="folder")
+    assert "groups have images in train and in test, such as " in line
 
 
 def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:

@@ -186,10 +186,11 @@ def imported(user_data: UserData, work: Path) -> dict[str, Any]:
         "skipped": list(found.skipped),
         # Only then: the manifest of an import of an earlier version stays what it is.
         **(
-            {"in_train": {"same": found.shared, "similar": found.similar}}
-            if found.shared or found.similar
+            {"in_train": {"same": found.equal.shared, "similar": found.similar}}
+            if found.equal.shared or found.similar
             else {}
         ),
+        **({"copies": found.equal.copies} if found.equal.copies else {}),
     }
 
 

@@ -190,6 +190,8 @@ def copy_once(source: DataFolder, target: Path) -> str:
                     refuse_damaged(source, [name])
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, work / name)
+                if os.access(file, os.X_OK):
+                    (work / name).chmod(0o700)
             (work / MANIFEST).write_text(json.dumps(source.manifest, indent=2) + "\n")
             if source.at(work).damaged_files():
                 refuse_damaged(source)

@@ -19,6 +19,8 @@ from manynodes.reporting.tables import incident_table
 
 # All that an experiment may have.
 TABLES = ("summary", "curves", "incidents", "confusion", "scaling")
+# In the name of the folds of one of several settings.
+OF_SETTING = " folds of "
 # SHA-256 in run.json of what the run came from.
 SOURCES = ("code_sha256", "sources_sha256", "data_sha256", "files_sha256")
 
@@ -173,12 +175,12 @@ def judged_together(experiment: Experiment, runs: Sequence[str]) -> dict[str, li
     for run in runs:
         values = experiment.axis_values(run)
         point = {key: value for key, value in values.items() if key not in ("run", "fold")}
-        groups.setdefault(f" of {run_name(point)}" if point else "", []).append(run)
+        groups.setdefault(f"{OF_SETTING}{run_name(point)}" if point else "", []).append(run)
     found = {}
     for setting, members in groups.items():
         folds = experiment.runs[members[0]].folds
         which = "all" if len(members) == folds else f"{len(members)} of {folds}"
-        found[f"{which} folds{setting}"] = members
+        found[f"{which}{setting or ' folds'}"] = members
     return found
 
 

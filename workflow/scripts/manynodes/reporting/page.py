@@ -14,6 +14,7 @@ from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
+from manynodes.reporting.numbers import OF_SETTING
 from manynodes.reporting.results import VIEWS
 from manynodes.reporting.scaling import counted
 
@@ -105,12 +106,17 @@ def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
     run = str(table["run"].iloc[0])
     if len(experiment.runs) == 1:
         return "the run"
-    return f"the most accurate run, {run}" if is_chosen(table, experiment) else run
+    if not is_chosen(table, experiment):
+        return run
+    return f"the most accurate {'run' if run in experiment.runs else 'setting'}, {run}"
 
 
 def is_chosen(table: pd.DataFrame, experiment: Experiment) -> bool:
-    """Whether the confusion matrix is of the best of several runs, not of all folds together."""
-    return len(experiment.runs) > 1 and str(table["run"].iloc[0]) in experiment.runs
+    """Whether the confusion matrix is of the best of several runs or, with folds, settings; not of
+    all folds together.
+    """
+    run = str(table["run"].iloc[0])
+    return len(experiment.runs) > 1 and (run in experiment.runs or OF_SETTING in run)
 
 
 def result_sentence(
@@ -135,9 +141,18 @@ def result_sentence(
 
 
 def in_train(manifest: Mapping[str, Any], split: str) -> str:
-    """How many of the images that a run was tested on are known to be in the train split; empty if
-    none are, or if the run was tested on a part of the train split.
+    """How many of the images that a run was tested on are known to be among those that it was
+    trained on too; empty if none are.
+
+    Args:
+        split: of which it was tested on images; a fold is of the train split.
     """
+    if split == "train" and (copies := manifest.get("copies")):
+        return (
+            f"Of the {manifest['images'][split]:,} images, {copies:,} "
+            f"{'is a copy' if copies == 1 else 'are copies'} of others, which may be in another "
+            "fold; accuracy on them says little about new images."
+        )
     found = manifest.get("in_train", {}) if split == "test" else {}
     words = {"same": "in the train split too", "similar": "almost the same as one of train"}
     parts = [
@@ -175,7 +190,11 @@ def form_of(summary: pd.DataFrame, column: str) -> str:
         return "{:.2%}"
     if pd.api.types.is_integer_dtype(summary[column]):
         return "{:,}"
-    return "{:,.0f}" if summary[column].abs().min() >= 100 else "{:.5g}"
+    least = summary[column].abs().min()
+    if not 100 <= least < math.inf:
+        return "{:.5g}"
+    # Five digits, as of smaller ones.
+    return f"{{:,.{max(0, 4 - int(math.log10(least)))}f}}"
 
 
 def means(

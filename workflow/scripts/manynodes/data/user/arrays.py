@@ -4,7 +4,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,18 @@ from manynodes.data.user.writing import (
     ArrayFile,
     Imported,
     chosen_for_test,
+    equal_images,
     pixels,
     progress,
     refuse_empty_class,
-    shared_images,
 )
 
 # What reading a damaged file raises, besides ValueError.
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
 # What numpy raises besides, for a header that is no Python.
 UNREADABLE = (SyntaxError, RecursionError, tokenize.TokenError)
+# Between the largest pixels of both splits; 0 to 1 and 0 to 255 are 255 apart.
+MOST_SCALE = 10
 # Bytes of a piece.
 CHUNK = 16_000_000
 # The names that the four arrays may have, and those of a single split.
@@ -83,8 +85,11 @@ class NpyRows:
             left -= some
 
 
-def from_arrays(user_data: UserData, folder: Path) -> Imported:
+def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
+
+    Args:
+        tell: gets a line if train and test have other ranges.
 
     Raises:
         Refusal: the arrays cannot be used.
@@ -118,10 +123,13 @@ def from_arrays(user_data: UserData, folder: Path) -> Imported:
                 for image in pixels(chunk, kind, rows.name).reshape(len(chunk), *shape):
                     target = split if in_test is None else SPLITS[int(in_test[done])]
                     files[target].append(image)
+                    files[target].most = max(files[target].most, float(np.abs(image).max()))
                     kept[target].append(labels[split][done])
                     done += 1
                 bar.update(len(chunk))
             bar.close()
+        if in_test is None:
+            tell_other_ranges(files, tell)
         for split in SPLITS:
             found = np.asarray(kept[split], np.int64)
             refuse_empty_class(found, names, split, user_data)
@@ -132,7 +140,17 @@ def from_arrays(user_data: UserData, folder: Path) -> Imported:
             kind,
             {split: files[split].rows for split in SPLITS},
             (),
-            shared_images(files["train"], files["test"]),
+            equal_images(files["train"], files["test"], kept["train"]),
+        )
+
+
+def tell_other_ranges(files: Mapping[str, ArrayFile], tell: Callable[[str], None]) -> None:
+    """Warn if the pixels of one split are so much larger that they seem to have another unit."""
+    train, test = (files[split].most for split in SPLITS)
+    if max(train, test) > MOST_SCALE * min(train, test):
+        tell(
+            f"warning: the pixels of train go up to {train:.5g}, those of test to {test:.5g}; "
+            "bring both to one range, such as 0 to 255"
         )
 
 

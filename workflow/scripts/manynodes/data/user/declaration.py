@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, shown
-from manynodes.base.reading import NotAFile, open_file
+from manynodes.base.reading import MOST, NotAFile, open_file, read_bytes
 from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.data.walk import is_folder, walk
 
@@ -25,8 +26,9 @@ KEYS = (
     *("labels", "image_size", "channels", "test_fraction", "split_seed", "skip_unreadable"),
     *("decode_in_full", "table", "group"),
 )
+# Bytes of a table, and of its first line.
+MOST_TABLE, MOST_HEADER = 10 * MOST, 100_000
 # The value of `group` for which the folders of the images are groups.
-MOST_HEADER = 100_000  # bytes
 BY_FOLDER = "folder"
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -34,7 +36,11 @@ SUFFIXES = (
 )
 # The names that a folder of test images may have, in the order in which they are looked for.
 TEST_FOLDERS = ("test", "val", "valid", "validation")
-
+# The names that are no class's, with those that the splits have here.
+SPLIT_FOLDERS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys((*TEST_FOLDERS, "testing", "dev", "eval"), "test"),
+}
 
 # Folders of previews whose name a class may have too.
 PREVIEWS = ("thumbs", "thumbnails")
@@ -226,10 +232,36 @@ class UserData:
         found = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
         # The content of a Python file is a part of its settings.
         paths = [self.path, *([self.labels] if self.labels else []), *self.tables.values()]
+        named: frozenset[str] | None = None
         for path in paths if self.kind != "python" else ():
             for name, status in files_below(path):
+                # Of a folder, an import takes no others, such as Thumbs.db or, in the folder in
+                # which Snakemake runs, what it writes.
+                if name and self.kind == "folder" and not is_image(Path(name).name):
+                    named = self.named_otherwise if named is None else named
+                    if unicodedata.normalize("NFC", name) not in named:
+                        continue
                 found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         return found.hexdigest()
+
+    @property
+    def named_otherwise(self) -> frozenset[str]:
+        """The files that the table names and that are not named like images; none without a table,
+        or with one that is none.
+        """
+        if not self.table:
+            return frozenset()
+        with suppress(OSError, ValueError, csv.Error):
+            text = read_bytes(Path(self.table), MOST_TABLE).decode("utf-8-sig")
+            rows = csv.reader(io.StringIO(text, newline=""))
+            column = [name.strip() for name in next(rows, [])].index("file")
+            files = (row[column].strip() for row in rows if row[column:])
+            return frozenset(
+                unicodedata.normalize("NFC", os.path.normpath(file))
+                for file in files
+                if not is_image(Path(file).name or ".")
+            )
+        return frozenset()
 
 
 def files_below(path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -23,6 +23,7 @@ from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import (
     BY_FOLDER,
     PREVIEWS,
+    SPLIT_FOLDERS,
     TEST_FOLDERS,
     UserData,
     is_image,
@@ -39,10 +40,10 @@ from manynodes.data.user.writing import (
     ArrayFile,
     Imported,
     chosen_for_test,
+    equal_images,
     named,
     progress,
     refuse_empty_class,
-    shared_images,
     tell_dark,
     tell_warned,
 )
@@ -139,7 +140,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             kept[split] = listings[split].kept(rows, Path(user_data.path))
         write_labels(user_data, folder, class_names, kept)
         write_extra(folder, kept["train"].paths, extra)
-        shared = shared_images(files["train"], files["test"])
+        equal = equal_images(files["train"], files["test"], kept["train"].labels)
         similar = list(similar_images(files["train"], files["test"]))
     tell_similar(similar, kept, tell)
     return Imported(
@@ -152,7 +153,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             for split in SPLITS
             for number in sorted(bad[split])
         ),
-        shared,
+        equal,
         len(similar),
     )
 
@@ -325,17 +326,31 @@ def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
             for split, folders in (("train", classes), ("test", of_test))
         }
     else:
-        for place in folders_in(root):
-            if place.name.lower() in ("train", *TEST_FOLDERS):
-                raise Refusal(
-                    f"dataset.folder: {place} is no class; rename it to {place.name.lower()}"
-                )
+        places = {place: SPLIT_FOLDERS.get(place.name.lower()) for place in folders_in(root)}
+        both = {"train", "test"} <= {*places.values()}
+        for place, name in places.items():
+            # A class may be called `training`, if there is no `testing`.
+            if name and (both or place.name.lower() in ("train", *TEST_FOLDERS)):
+                raise Refusal(f"dataset.folder: {place} is no class; rename it to {name}")
         classes = class_folders(root)
+        refuse_splits_below(classes)
         names = list(classes)
         search = Search(root, (), list(classes.values()))
         found = {"all": [search.images_below(classes[name]) for name in names]}
     search.tell(tell)
     return Members(names, found, {})
+
+
+def refuse_splits_below(classes: Mapping[str, Path]) -> None:
+    """Refuse a class with a split of its own, which would be divided anew."""
+    for folder in classes.values():
+        named = (entry for entry in os.scandir(folder) if entry.name.lower() in SPLIT_FOLDERS)
+        splits = {SPLIT_FOLDERS[entry.name.lower()] for entry in named if entry.is_dir()}
+        if {"train", "test"} <= splits:
+            raise Refusal(
+                f"dataset.folder: {folder} has train/ and test/ of its own; move them above the "
+                "classes, as train/<class>/ and test/<class>/"
+            )
 
 
 def groups_of(
@@ -349,8 +364,12 @@ def groups_of(
     paths = [path for classes in members.paths.values() for found in classes for path in found]
     if user_data.group != BY_FOLDER:
         return groups_in(user_data, paths, tell) if user_data.group else {}
-    depth = 0 if user_data.table else 1 if "all" in members.paths else 2
-    return by_folder(Path(user_data.path), depth, paths)
+    root = Path(user_data.path)
+    if user_data.table:
+        # Those of a split are no part of a group's name: a patient could be in both.
+        below = all(path.relative_to(root).parts[0].lower() in SPLIT_FOLDERS for path in paths)
+        return by_folder(root, int("all" not in members.paths and below), paths)
+    return by_folder(root, 1 if "all" in members.paths else 2, paths)
 
 
 def divided(

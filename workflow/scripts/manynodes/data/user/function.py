@@ -18,10 +18,10 @@ from manynodes.data.user.writing import (
     SPLITS,
     ArrayFile,
     Imported,
+    equal_images,
     pixels,
     progress,
     refuse_empty_class,
-    shared_images,
     tell_dark,
     tell_warned,
 )
@@ -87,7 +87,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             str(files["train"].dtype),
             {split: files[split].rows for split in SPLITS},
             (),
-            shared_images(files["train"], files["test"]),
+            equal_images(files["train"], files["test"], labels["train"]),
         )
 
 

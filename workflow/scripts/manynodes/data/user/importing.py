@@ -23,12 +23,21 @@ def import_user_data(user_data: UserData, folder: Path, tell: Callable[[str], No
     if user_data.kind == "folder":
         found = from_folder(user_data, folder, tell)
     elif user_data.kind == "arrays":
-        found = from_arrays(user_data, folder)
+        found = from_arrays(user_data, folder, tell)
     else:
         found = from_python(user_data, folder, tell)
-    if found.shared:
+    equal = found.equal
+    if equal.shared:
         tell(
-            f"warning: {found.shared:,} of the {found.images['test']:,} test images are in the "
+            f"warning: {equal.shared:,} of the {found.images['test']:,} test images are in the "
             "train split too; accuracy on them says nothing about new images"
+        )
+    if equal.copies:
+        others = equal.of_other_classes
+        grouped = user_data.group or "group" in user_data.columns
+        tell(
+            f"warning: {equal.copies:,} of the {found.images['train']:,} train images are "
+            f"copies of others{f', {others:,} of them in another class' if others else ''}"
+            + ("" if grouped else "; validation and folds have some on both sides")
         )
     return found

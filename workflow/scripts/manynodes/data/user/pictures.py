@@ -32,6 +32,7 @@ START, END, SCAN, NO_LENGTH = b"\xd8", b"\xd9", b"\xda", b"\x01"
 # Bytes that are searched for one at a time.
 PIECE = 65_536
 TILE_WIDTH, TILE_HEIGHT = 322, 323
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
 # Pillow only warns at its own limit.
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
@@ -126,12 +127,25 @@ def read_image(
         # Not with the header, because this reads the whole file.
         if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
-        if image.format in SEVERAL and getattr(image, "is_animated", False):
+        if image.format in SEVERAL and has_several(image):
             tell("it has several pictures, of which the first is used")
         if jpeg_scaling and size and isinstance(image, JpegImageFile):
             height, width = size if orientation(image) < 5 else size[::-1]
             image.draft(None, (2 * width, 2 * height))
         return prepared(image, size, channels, tell_level)
+
+
+def has_several(image: Image.Image) -> bool:
+    """Whether a file has more than one picture, the first of which is whole.
+
+    Raises:
+        Unreadable: what comes after it is damaged.
+    """
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception as error:
+        # A GIF's next picture is read, which raises anything from EOFError to struct.error.
+        raise Unreadable(f"what follows its first picture is damaged: {reason(error)}") from None
 
 
 @contextmanager
@@ -178,6 +192,8 @@ def prepared(
             image = of_eight_bits(image, deep, tell_level)
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")
+            if image.getchannel("A").getextrema() == (0, 0):
+                warnings.warn("it is transparent everywhere, and becomes white", stacklevel=2)
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         mode = "L" if channels == 1 else "RGB"
         # Even to its own mode, converting copies.
@@ -210,6 +226,9 @@ def of_eight_bits(
     if not deep and levels.max() > 255:
         # No rule for one image alone would treat all images of a data set alike.
         raise Unreadable("its pixels have 32 bits; save them with 16")
+    if deep and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
+        # With 8 bits, Pillow does it.
+        levels = 65535 - levels
     if deep and tell_level:
         tell_level(int(levels.max()))
     if isinstance(clear := image.info.get("transparency"), int):

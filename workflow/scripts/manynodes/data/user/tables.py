@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, one_line, reason, shown
-from manynodes.base.reading import MOST, is_file, read_bytes
-from manynodes.data.user.declaration import UserData, is_image, is_wanted
+from manynodes.base.reading import is_file, read_bytes
+from manynodes.data.user.declaration import MOST_TABLE, UserData, is_image, is_wanted
 from manynodes.data.user.writing import MOST_CLASSES, SPLITS
 from manynodes.data.walk import walk
 
@@ -49,11 +49,12 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     weights: dict[Path, float] = {}
     optional = ("split", "group", "weight")
     for line, row in rows_of("table", table, tell, ("file", "label"), optional):
-        path = root / inside("table", table, line, row["file"])
+        path = in_root(root, inside("table", table, line, row["file"]))
         if path in found:
             raise refusal("table", table, line, f"names {row['file']} for a second time")
         if not is_file(path):
-            raise refusal("table", table, line, f"{row['file']} is not a file in {root}")
+            remedy = "; write / between folders" if "\\" in row["file"] else ""
+            raise refusal("table", table, line, f"{row['file']} is not a file in {root}{remedy}")
         label = row["label"] = unicodedata.normalize("NFC", row["label"])
         if not label.isprintable() or not 0 < len(label) <= 100:
             raise refusal("table", table, line, f"{shown(label)} is not a label")
@@ -66,6 +67,7 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     names = sorted({row["label"] for row in found.values()})
     if len(names) > MOST_CLASSES:
         raise Refusal(f"dataset.table: {table} has {len(names):,} labels; are they classes?")
+    tell_alike(names, table, tell)
     if unused := sum(
         is_image(name) and place / name not in found
         for place, files in walk(root, is_wanted, [])
@@ -94,6 +96,23 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
     return Members(names, paths, groups, weights)
 
 
+def in_root(root: Path, name: str) -> Path:
+    """The path of a file in a folder, whose name may be in another form of Unicode there."""
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    return next((root / each for each in forms if is_file(root / each)), root / name)
+
+
+def tell_alike(names: Sequence[str], table: str, tell: Callable[[str], None]) -> None:
+    """Warn of labels that seem to mean one class: `0` and `0.0`, `ant` and `Ant`."""
+    seen: dict[object, str] = {}
+    for name in names:
+        plain: object = name.casefold()
+        with suppress(ValueError):
+            plain = float(name)
+        if (other := seen.setdefault(plain, name)) != name:
+            tell(f"warning: the labels {shown(other)} and {shown(name)} of {table} are two classes")
+
+
 def groups_in(
     user_data: UserData, paths: Sequence[Path], tell: Callable[[str], None]
 ) -> dict[Path, str]:
@@ -103,18 +122,21 @@ def groups_in(
         Refusal: it is no such file, or an image has no group.
     """
     root, table = Path(user_data.path), str(user_data.group)
-    known: dict[Path, str] = {}
+    known: dict[str, str] = {}
     for line, row in rows_of("group", table, tell, ("file", "group")):
-        path = root / inside("group", table, line, row["file"])
-        if path in known:
+        named = unicodedata.normalize("NFC", inside("group", table, line, row["file"]))
+        if named in known:
             raise refusal("group", table, line, f"names {row['file']} for a second time")
         if not row["group"]:
             raise refusal("group", table, line, "has no group")
-        known[path] = row["group"]
+        known[named] = row["group"]
+    found = {}
     for path in paths:
-        if path not in known:
-            raise Refusal(f"dataset.group: {table} has no group for {path.relative_to(root)}")
-    return {path: known[path] for path in paths}
+        name = str(path.relative_to(root))
+        if (group := known.get(unicodedata.normalize("NFC", name))) is None:
+            raise Refusal(f"dataset.group: {table} has no group for {name}")
+        found[path] = group
+    return found
 
 
 def rows_of(
@@ -130,8 +152,9 @@ def rows_of(
         Refusal: it is missing, too large, or is no such table; or a column is almost named like one
             that has a meaning.
     """
+    number = 1
     try:
-        text = read_bytes(Path(table), 10 * MOST).decode("utf-8-sig")
+        text = read_bytes(Path(table), MOST_TABLE).decode("utf-8-sig")
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)
         header = [name.strip() for name in next(lines, [])]
         for name in needed:
@@ -149,7 +172,9 @@ def rows_of(
         if others:
             tell(f"not used of {table}: the columns {one_line(', '.join(others), 100)}")
         some = False
+        number = lines.line_num + 1
         for cells in lines:
+            number = lines.line_num + 1
             # A spreadsheet may leave rows of empty cells behind.
             if not any(map(str.strip, cells)):
                 continue
@@ -161,8 +186,10 @@ def rows_of(
             yield lines.line_num, {name: row[name] for name in (*needed, *optional) if name in row}
     except UnicodeDecodeError:
         raise Refusal(f"dataset.{key}: {table} is not UTF-8; save it as CSV in UTF-8") from None
-    except (OSError, csv.Error) as error:
+    except OSError as error:
         raise Refusal(f"dataset.{key}: {table} is not a CSV file: {reason(error)}") from None
+    except csv.Error as error:
+        raise refusal(key, table, number, f"is no CSV: {reason(error)}") from None
     if not some:
         raise Refusal(f"dataset.{key}: {table} has no rows; give one per image")
 
@@ -210,7 +237,8 @@ def inside(key: str, table: str, line: int, name: str) -> str:
     """
     path = os.path.normpath(name)
     if not name or "\0" in name or Path(path).is_absolute() or path.split("/")[0] == "..":
-        raise refusal(key, table, line, f"{shown(name)} is not a path in dataset.folder")
+        problem = f"{shown(name)} is not a path in dataset.folder; write it relative to that folder"
+        raise refusal(key, table, line, problem)
     if not all(map(is_wanted, path.split("/"))):
         raise refusal(key, table, line, f"{shown(name)} is hidden, or in a folder of previews")
     return path

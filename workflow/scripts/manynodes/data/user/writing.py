@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,21 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
+class Equal:
+    """Images with the same pixels.
+
+    Attributes:
+        shared: images of the test split that are in the train split too.
+        copies: images of the train split of which an earlier one there is equal.
+        of_other_classes: those of them that are of another class than that one.
+    """
+
+    shared: int
+    copies: int
+    of_other_classes: int
+
+
+@dataclass(frozen=True)
 class Imported:
     """What was imported into a folder, besides its files.
 
@@ -33,8 +49,7 @@ class Imported:
         dtype: of the images: `uint8` or `float32`.
         images: number by split.
         skipped: names of unreadable images that were left out.
-        shared: images of the test split that are in the train split too.
-        similar: those that are there in another size or quality.
+        similar: images of the test split that are in the train split in another size or quality.
     """
 
     class_names: tuple[str, ...]
@@ -42,7 +57,7 @@ class Imported:
     dtype: str
     images: dict[str, int]
     skipped: tuple[str, ...]
-    shared: int
+    equal: Equal
     similar: int = 0
 
 
@@ -52,6 +67,7 @@ class ArrayFile:
     Attributes:
         checksums: CRC-32 of each row's bytes.
         fingerprints: of photographs, see `similar`.
+        most: the largest size of a number in images of arrays.
     """
 
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int]) -> None:
@@ -62,6 +78,7 @@ class ArrayFile:
         self.file.write(self.header(0))
         self.checksums: list[int] = []
         self.fingerprints: list[tuple[bytes, ...]] = []
+        self.most = 0.0
 
     def header(self, rows: int) -> bytes:
         """numpy leaves room for any number of rows, so its length is always the same."""
@@ -107,21 +124,29 @@ class ArrayFile:
         self.file.close()
 
 
-def shared_images(train: ArrayFile, test: ArrayFile) -> int:
-    """How many test images are in the train split too."""
-    candidates = set(train.checksums) & set(test.checksums)
+def equal_images(train: ArrayFile, test: ArrayFile, labels: Sequence[Any]) -> Equal:
+    """How many images have the same pixels as another one.
 
-    def contents(file: ArrayFile) -> list[bytes]:
-        return [
-            hashlib.sha256(os.pread(file.file.fileno(), file.row_bytes, file.offset(row))).digest()
-            for row, checksum in enumerate(file.checksums)
-            if checksum in candidates
-        ]
+    Args:
+        labels: of the train split.
+    """
+    counts = Counter(train.checksums)
+    candidates = {checksum for checksum, count in counts.items() if count > 1}
+    candidates |= counts.keys() & set(test.checksums)
 
-    train.file.flush()
-    test.file.flush()
-    known = set(contents(train))
-    return sum(content in known for content in contents(test))
+    def contents(file: ArrayFile) -> Iterator[tuple[int, bytes]]:
+        file.file.flush()
+        for row, checksum in enumerate(file.checksums):
+            if checksum in candidates:
+                content = os.pread(file.file.fileno(), file.row_bytes, file.offset(row))
+                yield row, hashlib.sha256(content).digest()
+
+    first: dict[bytes, int] = {}
+    copies = others = 0
+    for row, content in contents(train):
+        copies += content in first
+        others += labels[first.setdefault(content, row)] != labels[row]
+    return Equal(sum(content in first for _, content in contents(test)), copies, others)
 
 
 def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
@@ -138,9 +163,12 @@ def refuse_empty_class(
         raise Refusal(f"dataset.{user_data.kind}: there is one class; two or more are needed")
     counts = np.bincount(labels, minlength=len(names))
     if empty := np.flatnonzero(counts == 0).tolist():
+        remedy = "add some, or remove the class"
+        if empty == [0] and names[0] == "0":
+            remedy = "add some, or count the labels from 0"
         raise Refusal(
             f"dataset.{user_data.kind}: the class {shown(names[empty[0]])} has no {split} images; "
-            "add some, or remove the class"
+            f"{remedy}"
         )
 
 
@@ -184,16 +212,18 @@ def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], No
 
 
 def tell_dark(levels: Sequence[int], tell: Callable[[str], None]) -> None:
-    """Warn of images of 16 bits that use less than half of them, such as those of a camera of 12:
-    of each level only the upper 8 bits are kept.
+    """Warn if images of 16 bits use less than half of them, or most of them far less, such as those
+    of a camera of 12: of each level only the upper 8 bits are kept.
 
     Args:
         levels: the highest of each grey image of 16 bits.
     """
-    if levels and max(levels) < 2**15:
+    whole = max(levels, default=0) < 2**15
+    dark = [level for level in levels if whole or level < 2**13]
+    if 2 * len(dark) > len(levels):
         tell(
-            f"warning: {len(levels):,} grey images of 16 bits are dark: their levels go up to "
-            f"{max(levels):,} of 65,535; scale them to 16 bits"
+            f"warning: {len(dark):,} grey images of 16 bits are dark: their levels go up to "
+            f"{max(dark):,} of 65,535; scale them to 16 bits"
         )
 
 
