@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,13 @@ from manynodes.experiment.command import apart, filled, unseen
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
-from manynodes.programs.folders import Folders, differences, prepare, read_request
+from manynodes.programs.folders import (
+    Folders,
+    differences,
+    of_another_launch,
+    prepare,
+    read_request,
+)
 from manynodes.programs.outputs import publish
 from manynodes.programs.user_numbers import LogRows, metrics_of, read_user_metrics
 from manynodes.reporting.measures import (
@@ -217,6 +224,19 @@ def test_links_of_outputs_lead_to_outputs(tmp_path: Path) -> None:
     publish(folders, ["ck/"])
     (folders.work / "ck/e3.pt").unlink()
     assert (folders.outputs / "ck/best.pt").read_text() == "3"
+    (folders.work / "other").mkdir()
+    (folders.work / "other/a.pt").write_text("a")
+    (folders.work / "ck/other").symlink_to("../other")
+    (folders.work / "ck/up").symlink_to("..")
+    (folders.work / "other/back").symlink_to("../ck")
+    (folders.work / "ck/.big.pt.x.unfinished").mkdir()
+    publish(folders, ["ck/"])
+    assert sorted(path.name for path in (folders.outputs / "ck").iterdir()) == [
+        "best.pt", "other", "up",
+    ]  # fmt: skip
+    shutil.rmtree(folders.work)
+    assert (folders.outputs / "ck/other/a.pt").read_text() == "a"
+    assert (folders.outputs / "ck/up").is_symlink()
 
 
 def test_half_a_line_in_the_middle_is_named_or_left_out(tmp_path: Path) -> None:
@@ -245,6 +265,29 @@ def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
         path.write_text(f'{{"confusion_matrix": {matrix}, "class_names": {names}}}')
         with pytest.raises(Refusal, match=r"is not a JSON object of numbers \("):
             read_result(path)
+
+
+def test_a_job_continues_its_own_state_with_fresh_and_no_other_s(tmp_path: Path) -> None:
+    """It would start over after each requeue."""
+    folders = Folders(tmp_path)
+    request = {"sources_sha256": "a", "data_sha256": None, "files_sha256": None, "directory": None}
+
+    def begin(by: str, resume: str, requeued: bool = False) -> bool:
+        attempt = {"by": by, "started": "2026-01-01T00:00:00+00:00"}
+        continues = prepare(folders, request, request, resume, attempt, by, requeued)
+        (folders.saved / "state").write_text("")
+        return continues
+
+    assert not begin("PBS job 7 run 1", "fresh")
+    assert begin("PBS job 7 run 2", "fresh", requeued=True)
+    # The same command once more, such as in an interactive job.
+    assert not begin("PBS job 7 run 2", "fresh")
+    assert not begin("PBS job 8 run 2", "fresh", requeued=True)
+    assert begin("process 1 on a", "exact")
+    assert not of_another_launch(folders, "process 1 on a")
+    assert of_another_launch(folders, "PBS job 8 run 2")
+    folders.request.unlink()
+    assert not of_another_launch(folders, "PBS job 8 run 2")
 
 
 def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
@@ -494,6 +537,23 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     (tmp_path / "anew.csv").write_text("epoch,iter,loss\n1,50,3\n1,99,2\n2,50,1\n2,99,1\n")
     with pytest.raises(Refusal, match="metrics: iter begins anew in each epoch"):
         read_user_metrics(tmp_path, "anew.csv")
+    (tmp_path / "log.txt").write_text('{"epoch": 1, "loss": 2}\n{"epoch": 2, "loss": 1}\n')
+    assert [row["loss"] for row in read_user_metrics(tmp_path, "log.txt")] == [2, 1]
+    # pandas' own index has no name; a loss counts nothing.
+    (tmp_path / "history.csv").write_text(",loss,acc\n0,0.9,0.1\n1,0.5,0.3\n2,0.41,0.91\n")
+    rows = read_user_metrics(tmp_path, "history.csv")
+    assert [(row["row"], row["loss"], row["acc"]) for row in rows][-1] == (3, 0.41, 0.91)
+    (tmp_path / "capital.csv").write_text("time,Epoch,loss\n9,1,3\n5,2,2\n7,3,1\n")
+    assert list(read_user_metrics(tmp_path, "capital.csv")[0]) == ["epoch", "time", "loss"]
+    (tmp_path / "round.csv").write_text("round,loss,val\n1,3,\n1,,4\n2,2,\n2,,3\n3,1,\n3,,2\n")
+    rows = read_user_metrics(tmp_path, "round.csv")
+    assert [(row["round"], row["loss"], row["val"]) for row in rows][1:] == [(2, 2, 3), (3, 1, 2)]
+    (tmp_path / "cut.json").write_text('{"epoch": 1, "loss": 2')
+    with pytest.raises(Refusal, match="cut.json"):
+        read_user_metrics(tmp_path, "cut.json")
+    (tmp_path / "same.csv").write_text("epoch,step,loss\n1,500,3\n2,500,2\n3,500,1\n")
+    with pytest.raises(Refusal, match="metrics: step begins anew in each epoch"):
+        read_user_metrics(tmp_path, "same.csv")
     (tmp_path / "again.csv").write_text("epoch,loss\n0,1.5\n1,N/A\nepoch,loss\n2,1.25\n")
     rows = read_user_metrics(tmp_path, "again.csv")
     assert [(row["epoch"], row["loss"]) for row in rows if row["epoch"] != 1] == [
@@ -614,6 +674,30 @@ def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
     for line in ("epoch 1 loss .5 acc .9", "epoch 1 loss .4", "loss .3"):
         rows.take(line)
     assert rows.in_order == [{"epoch": 1, "loss": 0.3, "acc": 0.9}]
+
+
+def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:
+    patterns = [r"step (?P<step>\S+) loss (?P<loss>\S+) rate (?P<rate>\S+)"]
+    rows = LogRows(patterns, tmp_path / "metrics.csv", [])
+    for line in (
+        "step 1 loss [0.5], rate 850",
+        "step 2, loss 0.25. rate 1,234",
+        "step 3 loss - rate 1,234,567.5",
+        "step none loss 1 rate 2",
+        "step 4 loss - rate 1,23",
+    ):
+        rows.take(line)
+    found = [[row[name] for name in ("step", "loss", "rate")] for row in rows.in_order]
+    # As in docs/your-own-program.md: a line that counts, and one that does not.
+    patterns = [r"Epoch: \[(?P<epoch>\d+)\]", r"^ \* +Acc@1 (?P<val_accuracy>\S+)"]
+    pair = LogRows(patterns, tmp_path / "metrics.csv", [])
+    for line in ("Epoch: [1][1/2]", " * Acc@1 0.5", "Epoch: [2][1/2]", " * Acc@1 0,523"):
+        pair.take(line)
+    assert [row["val_accuracy"] for row in pair.in_order][:1] == [0.5]
+    assert [row["epoch"] for row in pair.in_order] == [1, 2]
+    assert math.isnan(pair.in_order[1]["val_accuracy"])
+    assert found[:2] == [[1, 0.5, 850], [2, 0.25, 1234]]
+    assert (found[2][::2], len(found)) == ([3, 1234567.5], 3)
 
 
 def test_rows_without_the_count_add_to_those_of_their_epoch(tmp_path: Path) -> None:

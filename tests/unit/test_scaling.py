@@ -212,6 +212,14 @@ def test_cpus_that_processes_share(
         "run", run, {"ranks": on_gpus, "parameters": 1, "seconds": 1.0}, history, 0.1
     )
     assert (found["gpus"], found["sharing"], scaling.units(found)) == (3, 1.0, 3)
+    # As they were trained: of smaller batches than the most, with a part of the parameters.
+    about = {"ranks": ranks, "parameters": 100, "seconds": 1.0}
+    of_part = {"images_per_step": run.global_batch_size / 2, "trained_parameters": 25}
+    history["images_per_second"] = 10.0
+    for rank in ranks:
+        rank["input_seconds"] = run.global_batch_size / 40
+    found = scaling.of_run("run", run, about | of_part, history, 0.1)
+    assert (found["input_share"], found["gradient_bytes"]) == (0.5, 100)
 
 
 def program(**keys: Any) -> Experiment:

@@ -47,6 +47,11 @@ def test_points_between_close_ends_are_different_ones() -> None:
     assert all(len(str(run.momentum)) <= len("0.999") for run in wide)
 
 
+def test_an_end_that_a_key_excludes_is_never_drawn() -> None:
+    found = experiment({"runs": 3000, "momentum": "uniform(0, 1)", "learning_rate": "log(1e-3, 1)"})
+    assert max(run.momentum for run in found.runs.values()) > 0.9995
+
+
 def test_points_are_combined_with_axes_and_survive_a_command_line() -> None:
     found = experiment({"runs": "3", "momentum": "uniform(0.5, 0.9)"}, seed=[0, 1])
     assert len(found.runs) == 6

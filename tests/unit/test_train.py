@@ -212,10 +212,17 @@ def test_a_class_without_images_cannot_be_balanced(digits, key) -> None:
         ),
     ):
         line = f"{key}: balanced needs training images of every class, but all of 3 are held out by"
+        balanced = RUN.with_values(**{key: "balanced"}, **held_out)
         with pytest.raises(Refusal, match=f"^{line} {words}$"):
-            data.refuse_empty_class(
-                RUN.with_values(**{key: "balanced"}, **held_out), labels, DataFolder.read(digits)
-            )
+            data.refuse_empty_class(balanced, labels, DataFolder.read(digits), print)
+    said: list[str] = []
+    data.refuse_empty_class(
+        RUN.with_values(**held_out), labels, DataFolder.read(digits), said.append
+    )
+    (line,) = said
+    assert line.startswith(
+        "warning: 1 of 10 classes have no training images: all of 3 are held out"
+    )
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.2, 0.9])

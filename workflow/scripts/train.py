@@ -482,6 +482,10 @@ def publish(
         "network_sha256": network_sha256(training),
         "augmentation": asdict(training.shares.how),
         "parameters": sum(each.numel() for each in training.classifier.parameters()),
+        "trained_parameters": sum(
+            each.numel() for each in training.classifier.parameters() if each.requires_grad
+        ),
+        "images_per_step": round(len(training.labels) / len(training.sizes), 3),
         "data_sha256": training.data.sha256,
         "data_source": training.data.manifest["source"],
         # In memory they cannot change.

@@ -74,7 +74,8 @@ def ranked_ahead(logits: Tensor, true: Tensor) -> Tensor:
 def predict_with_views(
     classifier: Classifier | Callable[[Tensor], Tensor], images: Tensor, views: str
 ) -> dict[str, Tensor]:
-    """Logits from one view of each image, as `plain`, and their mean over the views.
+    """Logits from one view of each image, as `plain`, and their mean over the views, in which the
+    shifted ones count a half together.
 
     Args:
         images: (b, h, w, c).

@@ -5,9 +5,10 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -27,6 +28,7 @@ from manynodes.base.sources import MOST_BYTES, sources_sha256
 MOST_CHANNELS = 4096
 MOST_CLASSES = 1_000_000
 MOST_EDGE = 100_000
+T = TypeVar("T")
 # Of the names in a `Classifier`.
 NETWORK = "network."
 # What DistributedDataParallel and torch.compile put before names.
@@ -170,6 +172,13 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         Refusal: as `read_tensors`.
     """
+    with suppress(SafetensorError, OSError):
+        # Without the tensors, which may have gigabytes.
+        if path.suffix == ".safetensors":
+            with safetensors.safe_open(path, framework="pt") as file:
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            if shapes:
+                return in_classifier(shapes)
     return {name: tuple(tensor.shape) for name, tensor in read_tensors(path).items()}
 
 
@@ -202,11 +211,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(error, pickle.UnpicklingError):
             text = "it is no state dict of tensors; save the network's state_dict()"
         raise Refusal(f"initial_weights: {path} is not a weights file: {text}") from None
-    tensors = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
+    return in_classifier(found)
+
+
+def in_classifier(found: Mapping[str, T]) -> dict[str, T]:
+    """The same by the names that a `Classifier` has for tensors."""
+    plain = {WRAPPED.sub("", name): value for name, value in found.items()}
     # A bare state dict knows nothing of our normalisation around its network.
-    if any(name.startswith(NETWORK) for name in tensors):
-        return tensors
-    return {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
+    if any(name.startswith(NETWORK) for name in plain):
+        return plain
+    return {f"{NETWORK}{name}": value for name, value in plain.items()}
 
 
 def refuse_foreign_code(path: Path, description: dict[str, Any], trusted: str | None) -> None:

@@ -235,6 +235,7 @@ def balanced_draws(labels: np.ndarray, random: np.random.Generator) -> np.ndarra
 
 def random_boxes(n: int, how: Augmentation, random: np.random.Generator) -> np.ndarray:
     """Boxes of random area and of aspect ratio 3:4 to 4:3, as shares of the image: float32 (n, 4).
+    A side that is longer than the image's is cut.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", 2015, section 6.
     """

@@ -18,6 +18,7 @@ from classifier.states import kept
 from manynodes.base import atomic, tree
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import NotAFile, file_sha256, read_bytes
+from manynodes.checkpointing.owner import job_of
 from manynodes.experiment.config import Run, default_run
 from manynodes.experiment.keys import GEOMETRY
 
@@ -260,7 +261,8 @@ class Request:
         """Why to skip a state that could be resumed; None to resume it."""
         # With `fresh`, a job still resumes its own states; otherwise it would start over after each
         # requeue.
-        if self.resume == "fresh" and all(attempt["by"] != self.by for attempt in state.attempts):
+        of_this_job = any(job_of(each["by"]) == job_of(self.by) for each in state.attempts)
+        if self.resume == "fresh" and not of_this_job:
             return "is not resumed, as requested"
         return None
 

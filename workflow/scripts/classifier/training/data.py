@@ -1,5 +1,6 @@
 """What a run makes of its data: the augmentation, and what does not fit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,24 +76,30 @@ def class_weights(run: Run, labels: np.ndarray, data: DataFolder) -> Tensor | No
     return torch.tensor([given.get(name, 1) for name in names], dtype=torch.float32)
 
 
-def refuse_empty_class(run: Run, labels: np.ndarray, data: DataFolder) -> None:
-    """Refuse to balance classes of which one has no training image.
+def refuse_empty_class(
+    run: Run, labels: np.ndarray, data: DataFolder, tell: Callable[[str], None]
+) -> None:
+    """Refuse to balance classes of which one has no training image, and warn of one otherwise.
 
     Args:
         labels: of the training images.
+        tell: gets the warning.
 
     Raises:
         Refusal: naming the class.
     """
     empty = np.setdiff1d(np.arange(data.classes), labels)
+    if not len(empty):
+        return
     held_out_by = [key for key in FEWER if getattr(run, key)]
+    line = (
+        f"all of {data.class_names[empty[0]]} are held out by {' and '.join(held_out_by)}; use "
+        f"{' or '.join(FEWER[each] for each in held_out_by)}"
+    )
     for key in ("class_weights", "sampling"):
-        if getattr(run, key) == "balanced" and len(empty):
-            raise Refusal(
-                f"{key}: balanced needs training images of every class, but all of "
-                f"{data.class_names[empty[0]]} are held out by {' and '.join(held_out_by)}; use "
-                f"{' or '.join(FEWER[each] for each in held_out_by)}"
-            )
+        if getattr(run, key) == "balanced":
+            raise Refusal(f"{key}: balanced needs training images of every class, but {line}")
+    tell(f"warning: {len(empty)} of {data.classes} classes have no training images: {line}")
 
 
 def refuse_unfit_data(run: Run, data: DataFolder) -> None:

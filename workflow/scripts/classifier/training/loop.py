@@ -53,6 +53,9 @@ from manynodes.ranks.vote import Vote
 TOTALS = "sums of the epoch"
 # Bytes of neighbouring images that `order: blocks` reads in one piece.
 BLOCK = 32_000_000
+# Of fp16's gradients, which are scaled by 2^16 at first; the scale is halved at each step that they
+# are not finite.
+LEAST_SCALE = 2**-10
 
 
 class Training:
@@ -85,7 +88,7 @@ class Training:
     ) -> None:
         self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
         refuse_unfit_data(run, data)
-        self.take_images(staged, images_in)
+        self.take_images(staged, images_in, tell)
         seed_generators(run.seed)
         self.classifier = self.new_classifier(tell)
         self.frozen = freeze(run, self.classifier.network)
@@ -117,7 +120,7 @@ class Training:
             name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
         }
 
-    def take_images(self, staged: Staged, images_in: str) -> None:
+    def take_images(self, staged: Staged, images_in: str, tell: Callable[[str], None]) -> None:
         """Divide the training images into those that are trained on and those held out, with what
         is known of each.
 
@@ -148,7 +151,7 @@ class Training:
             torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
             for rows in (held_in, held_out)
         )
-        refuse_empty_class(run, labels[held_in], data)
+        refuse_empty_class(run, labels[held_in], data, tell)
         self.balanced = labels[held_in] if run.sampling == "balanced" else None
         of_images = here.extra("weights")
         self.weights = Weights(*(
@@ -493,6 +496,12 @@ class Training:
         if val_loss is not None and not math.isfinite(val_loss):
             raise Refusal(
                 f"epoch {self.epoch + 1}: the validation loss is not finite; {self.remedy}"
+            )
+        scaler = self.stepper.scaler
+        if scaler.is_enabled() and scaler.get_scale() < LEAST_SCALE:
+            raise Refusal(
+                f"epoch {self.epoch + 1}: fp16 finds no scale at which the gradients are finite; "
+                f"{self.remedy}"
             )
         self.epoch, self.step = self.epoch + 1, 0
         seconds = self.seconds + time.perf_counter() - start

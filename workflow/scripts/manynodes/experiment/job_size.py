@@ -43,6 +43,8 @@ MOST_CACHE_MB = 16_000
 # docs/cluster.md, and a third more.
 BYTES_PER_PARAMETER = 60
 BYTES_PER_PARAMETER_SAVED = 30
+# The same of an evaluation: the weights and the file that they are read from (14 measured).
+BYTES_PER_PARAMETER_READ = 20
 
 
 def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
@@ -73,10 +75,11 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
     )
 
 
-def evaluation_size(run: Run, _images: Images = USUAL, _parameters: int = 0) -> Size:
+def evaluation_size(run: Run, _images: Images = USUAL, parameters: int = 0) -> Size:
     """What `evaluate` asks for: one process on one node."""
     gpus = 1 if run.device == "cuda" else 0
-    return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device], launches=False)
+    network_mb = max(0, int(parameters * BYTES_PER_PARAMETER_READ / 1e6) - USUAL_MB)
+    return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device] + network_mb, launches=False)
 
 
 def cpus_on_one_machine(run: Run, cores: int, gpus: int) -> int:

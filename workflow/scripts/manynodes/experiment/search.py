@@ -110,6 +110,8 @@ def scale(key: Any, value: Any, keys: Keys) -> Callable[[float], Any]:
             f"config: search: {key}: {shown(value)} must have whole ends, as {key} is whole"
         )
 
+    spec = keys.axes.get(key, {})
+    excluded = {spec.get("exclusiveMinimum"), spec.get("exclusiveMaximum")}
     # Three digits, for the names of folders; more for ends that are close to each other.
     close = max(abs(low), abs(high)) / (high - low)
     digits = 3 + (math.ceil(math.log10(close)) - 1 if close > 100 else 0)
@@ -117,8 +119,10 @@ def scale(key: Any, value: Any, keys: Keys) -> Callable[[float], Any]:
     def of(part: float) -> float | int:
         if integer and not logarithmic:
             return math.floor(low + (high + 1 - low) * part)
-        found = low * (high / low) ** part if logarithmic else low + (high - low) * part
-        found = min(max(float(f"{found:.{digits}g}"), low), high)
+        exact = low * (high / low) ** part if logarithmic else low + (high - low) * part
+        found = min(max(float(f"{exact:.{digits}g}"), low), high)
+        # Rounding may come to an end that is none of the key's values.
+        found = exact if found in excluded else found
         return round(found) if integer else found
 
     return of

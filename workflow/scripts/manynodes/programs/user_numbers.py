@@ -27,6 +27,7 @@ from manynodes.reporting.metrics import (
 )
 
 MOST_LINE = 4000  # characters of a line of a log that are looked at
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 
 
 def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
@@ -87,7 +88,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
     """
     try:
         text = read_bytes(path, MOST).decode("utf-8-sig")
-        if path.suffix in (".jsonl", ".ndjson"):
+        if holds_lines(path, text, place):
             *lines, last = text.split("\n")
             found: Any = [json_of(path, *line) for line in enumerate(lines, 1) if line[1].strip()]
             # A killed process may have left half a line.
@@ -108,6 +109,19 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
+
+
+def holds_lines(path: Path, text: str, place: str) -> bool:
+    """Whether a file has a JSON object in each line; many have so under another name."""
+    if path.suffix in (".jsonl", ".ndjson"):
+        return True
+    first, end, _ = text.lstrip().partition("\n")
+    if path.suffix != ".json":
+        return first[:1] == "{"
+    with suppress(ValueError):
+        # One value may have several lines, but not a whole object in its first.
+        return bool(end) and not place and isinstance(json.loads(first), dict)
+    return False
 
 
 def json_of(path: Path, number: int, line: str) -> Any:
@@ -180,7 +194,13 @@ def inside(value: Any, place: str) -> Any:
 def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Rows of numbers in the order of their count, one for each count."""
     listed = [{str(name).strip(): value for name, value in row.items()} for row in rows]
-    names = [name for name in dict.fromkeys(name for row in listed for name in row) if name]
+    written = dict.fromkeys(name for row in listed for name in row)
+    # `Epoch` counts too.
+    plain_names = {name: name.lower() for name in written
+                   if name.lower() in COUNTS and name.lower() not in written}  # fmt: skip
+    if plain_names:
+        listed = [{plain_names.get(name, name): row[name] for name in row} for row in listed]
+    names = [plain_names.get(name, name) for name in written if name]
     columns = [name for name in names if any(is_value(row.get(name)) for row in listed)]
     if not columns:
         if listed:
@@ -194,10 +214,17 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         for name in columns
         if all(is_value(row.get(name)) or row.get(name) in (None, "", name) for row in listed)
     ]
-    count = next((name for name in COUNTS if name in columns), (pure or columns)[0])
+    count = next((name for name in COUNTS if name in columns), "")
+    if not count and rises(listed, (pure or columns)[0]):
+        count = (pure or columns)[0]
+    if not count:
+        # Such as a loss: the rows are as they come.
+        count = "row" if "row" not in names else f"row of {len(names)} columns"
+        listed = [row | {count: number} for number, row in enumerate(listed, 1)]
+        columns.append(count)
     columns.sort(key=lambda name: name != count)
     found: dict[float, Row] = {}
-    anew = set()
+    anew = 0
     counted = {name for row in listed if is_value(row.get(count)) for name in row} & {*columns}
     for number, row in zip(counts_of(listed, count), listed, strict=True):
         if not math.isfinite(number):
@@ -209,10 +236,10 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
             fixed = {*COUNTS, *(name for name in counted if not math.isnan(into[name]))}
             given = {name: value for name, value in given.items() if name not in fixed}
         elif "epoch" in given and not math.isnan(into["epoch"]) and into["epoch"] != given["epoch"]:
-            anew.add(number)
+            anew += 1
         into |= given
     # Once, it may be a row after the last epoch.
-    if count != "epoch" and len(anew) > 1:
+    if count != "epoch" and anew > 1:
         raise Refusal(
             f"metrics: {count} begins anew in each epoch, and rows are told apart by it; write one "
             "that goes on, or leave it out"
@@ -224,6 +251,17 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         {name: value for name, value in found[number].items() if name not in empty}
         for number in sorted(found)
     ]
+
+
+def rises(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether a column's numbers rise from row to row, as those that count rows do; now and then
+    they may begin anew, after a restart.
+    """
+    found = [number_of(row[name]) for row in rows if is_value(row.get(name))]
+    if not all(number.is_integer() for number in found):
+        return all(one < other for one, other in pairwise(found))
+    falls = sum(other < one for one, other in pairwise(found))
+    return 3 * falls < len(found) and len(found) < 2 * len(rows) and len({*found}) > 1
 
 
 def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
@@ -261,6 +299,12 @@ def numeric(value: Any) -> bool:
 def is_value(value: Any) -> bool:
     """Whether a cell has a number."""
     return value not in (None, "") and numeric(value)
+
+
+def plain(text: str) -> str:
+    """A number without what may stand around it: `\\S+` takes `[0.3],`, `2.0.` and `1,234` too."""
+    found = text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
+    return found.replace(",", "") if THOUSANDS.fullmatch(found) else found
 
 
 def number_of(value: Any) -> float:
@@ -317,10 +361,12 @@ class LogRows:
         for pattern in self.patterns:
             match = pattern.search(line[:MOST_LINE])
             given = match.groupdict() if match else {}
-            # `\S+` takes what follows a number too.
-            given = {name: text.strip().rstrip(",;:%)") for name, text in given.items() if text}
+            given = {name: plain(text) for name, text in given.items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
-            if not row or len(row) < len(given):
+            counts = {self.columns[0]}
+            unknown = given.keys() - row.keys()
+            # A line that counts may have nothing else; one with others has one of them.
+            if not row or counts & unknown or (row.keys() == counts and unknown):
                 continue
             with self.lock:
                 count = row.get(self.columns[0], self.count)

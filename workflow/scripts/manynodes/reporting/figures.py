@@ -11,6 +11,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.constrained_layout.h_pad": 0.12,
+    # All are written, and then closed.
+    "figure.max_open_warning": 0,
     "figure.constrained_layout.w_pad": 0.12,
     "font.size": 11,
     "grid.alpha": 0.25,

@@ -18,11 +18,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
+    FixedFormatter,
     FixedLocator,
     MaxNLocator,
     NullLocator,
     PercentFormatter,
-    ScalarFormatter,
 )
 
 from manynodes.experiment.config import REPEATS
@@ -257,7 +257,8 @@ def draw_by_axis(
             axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator(values))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        # Each to its own last digit: 0.9999 is not 1.
+        axes.xaxis.set_major_formatter(FixedFormatter([f"{value:.6g}" for value in values]))
         axes.set_xlabel(plain(axis))
         axes.set_ylabel(plain(column))
         share = is_share(column, summary[column].to_numpy(dtype=float))

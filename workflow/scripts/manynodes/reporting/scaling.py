@@ -25,7 +25,14 @@ DOUBTFUL = 1.3
 LIMIT = 0.1  # share of a step from which on something besides the computation is the limit
 COLUMNS = (
     *("nodes", "nproc_per_node", "processes", "threads", "cpus", "gpus", "global_batch_size"),
-    *("runs", "images_per_second", "epoch_seconds", "strong_speed_up", "strong_efficiency"),
+    *(
+        "images_per_step",
+        "runs",
+        "images_per_second",
+        "epoch_seconds",
+        "strong_speed_up",
+        "strong_efficiency",
+    ),
     *("weak_speed_up", "weak_efficiency", "cpu_hours", "gpu_hours", "accuracy", "lowest_accuracy"),
     *("highest_accuracy", "target_accuracy", "seconds_to_target", "sharing", "gradient_bytes"),
     *("model_images_per_second", "communication_share", "input_share", "computed_in"),
@@ -59,6 +66,9 @@ def of_run(
     )
     rates = rows["images_per_second"].tolist()
     rate = median(rates[1:] or rates)
+    # run.json did not say these before.
+    batch = about.get("images_per_step", run.global_batch_size)
+    sent = about.get("trained_parameters", about["parameters"])
     return {
         "run": name,
         "nodes": run.nodes,
@@ -68,14 +78,15 @@ def of_run(
         "cpus": sum(cpus.values()),
         "gpus": gpus,
         "global_batch_size": run.global_batch_size,
+        "images_per_step": batch,
         "images_per_second": rate,
         "epoch_seconds": float(median(rows["seconds"].tolist()[1:] or rows["seconds"])),
         "seconds": about["seconds"],
         "accuracy": accuracy,
         "sharing": 1.0 if gpus else max(1.0, sharing),
         "computed_in": computed_in(run, about),
-        "input_share": input_share(ranks, run.global_batch_size / rate),
-        "gradient_bytes": about["parameters"] * (4 if run.gradient_compression == "none" else 2),
+        "input_share": input_share(ranks, batch / rate),
+        "gradient_bytes": sent * (4 if run.gradient_compression == "none" else 2),
         "curve": list(zip(rows["seconds"].cumsum(), rows["val_accuracy"], strict=True)),
     }
 
@@ -119,7 +130,7 @@ def sizes(experiment: Experiment, measured: Sequence[dict[str, Any]]) -> pd.Data
             step = step_of(row)
             parts = model.parts(step) if model and model.error <= OFF else {}
             seconds = sum(parts.values())
-            row["model_images_per_second"] = row["global_batch_size"] / seconds if parts else None
+            row["model_images_per_second"] = row["images_per_step"] / seconds if parts else None
             reduced = sum(parts[part] for part in parts if part.endswith("all-reduce"))
             row["communication_share"] = reduced / seconds if parts else None
         rows += found
@@ -228,9 +239,9 @@ def studies(rows: Sequence[dict[str, Any]], key: Any) -> list[list[dict[str, Any
 
 def step_of(row: dict[str, Any]) -> Step:
     return Step(
-        int(row["processes"]), int(row["threads"]), int(row["global_batch_size"]),
+        int(row["processes"]), int(row["threads"]), round(row["images_per_step"]),
         float(row["sharing"]), float(row["gradient_bytes"]),
-        row["global_batch_size"] / row["images_per_second"],
+        row["images_per_step"] / row["images_per_second"],
     )  # fmt: skip
 
 
@@ -379,7 +390,7 @@ def pays_up_to(study: Sequence[dict[str, Any]], model: Model) -> int:
         threads = int(row["threads"])
         sharing = max(1.0, processes * threads / cpus) if shared else 1.0
         return model.seconds(
-            Step(processes, threads, int(row["global_batch_size"]), sharing,
+            Step(processes, threads, round(row["images_per_step"]), sharing,
                  float(row["gradient_bytes"]), 0.0)
         )  # fmt: skip
 
