@@ -100,6 +100,9 @@ def test_an_error_with_several_lines_is_named_by_its_first() -> None:
     (["RuntimeError: ", "        An attempt", "        has been made."],
      "RuntimeError: An attempt has been made."),
     (["ValueError: these:"], "ValueError: these:"),
+    (["IndexError: Caught IndexError in DataLoader worker process 0.",
+      "Original Traceback (most recent call last):", '  File "w.py", line 1, in f', "    f(n)",
+      "IndexError: sample 0 is broken"], "IndexError: sample 0 is broken"),
 ])  # fmt: skip
 def test_a_first_line_that_only_announces_is_followed_by_its_reason(message, told) -> None:
     frames = [line for _ in range(30) for line in ('  File "a.py", line 1, in f', "    f(n)")]

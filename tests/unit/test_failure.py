@@ -175,6 +175,13 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     )
 
 
+def test_what_a_killed_supervise_cannot_tell_is_known_from_the_files() -> None:
+    source = Source("the command of node 0", None, "")
+    for changed in (False, True):
+        found = found_failure(Outcome(0, -9), [], [], [], source, changed=changed)
+        assert (found.saved, found.again, found.in_place) == (changed,) * 3
+
+
 def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
     killed = rank(1, -9, 1.0)
     peer = rank(0, 1, 2.0, "RuntimeError: Connection closed by peer", saved="epoch 2")

@@ -4,6 +4,7 @@ These are fetch, stage, evaluate and aggregate. Those that only write results sa
 if they cannot.
 """
 
+import errno
 import json
 import os
 import random
@@ -222,6 +223,22 @@ def test_the_temporary_file_of_a_writer_that_lives_stays(tmp_path) -> None:
     os.utime(elsewhere, (long_ago, long_ago))
     atomic.write_text(tmp_path / "first", "and again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine"]
+    # A file server's clock may be behind.
+    with atomic.replacing(tmp_path / "mine") as mine:
+        mine.touch()
+        os.utime(mine, (long_ago, long_ago))
+        atomic.write_text(tmp_path / "first", "once more")
+        assert mine.exists()
+
+
+def test_one_of_several_creates_a_file_without_hard_links_too(tmp_path, monkeypatch) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    assert atomic.create(tmp_path / "owner", "a")
+    assert not atomic.create(tmp_path / "owner", "b")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("owner", "a")]
 
 
 @pytest.mark.parametrize(

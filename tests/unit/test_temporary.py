@@ -1,11 +1,34 @@
 """Temporary folders where there is room for them."""
 
+import subprocess
 import sys
 import tempfile
 
 from programs import SCRIPTS, in_namespace
 
 ASK = "from manynodes.base.temporary import parent_folder; print(parent_folder())"
+
+
+def test_a_python_that_knows_neither_memfd_nor_pidfd_does() -> None:
+    """As conda's, which is built for older systems."""
+    code = (
+        "import os, subprocess, sys; del os.memfd_create, os.pidfd_open\n"
+        "from manynodes.base.temporary import file_without_a_name\n"
+        "from manynodes.launching.agents import watched\n"
+        "with file_without_a_name() as file:\n"
+        "    path = f'/dev/fd/{file.fileno()}'\n"
+        "    script = f'echo 1 > {path}'\n"
+        "    subprocess.run(['sh', '-c', script], pass_fds=[file.fileno()], check=True)\n"
+        "    print(file.read().strip())\n"
+        "child = subprocess.Popen(['sleep', '100'])\n"
+        "gone = watched(child.pid)\n"
+        "print(gone())\n"
+        "child.kill(); child.wait()\n"
+        "print(gone(), watched(child.pid)())\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["1", "False", "True", "True"], done.stderr
 
 
 def test_a_full_memory_file_system_is_not_used() -> None:

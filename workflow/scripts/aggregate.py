@@ -8,6 +8,7 @@ SHA256SUMS says of which bytes all of these are made.
 """
 
 import argparse
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--config", required=True, metavar="JSON", help="the configuration, or @FILE with it")
+    add("--sha256", help="of that file, which another command may write")
     add("--results", type=Path, required=True, help="folder of the experiment's results")
     add("--data", type=Path, metavar="FOLDER",
         help="folder of the data sets; with it the page has pictures of mistakes")  # fmt: skip
@@ -70,7 +72,7 @@ def aggregate(args: argparse.Namespace) -> None:
         Refusal: a file of a run is missing, damaged, or of another run, or the runs are of
             different code or data.
     """
-    experiment = configured(args.config)
+    experiment = configured(args.config, args.sha256)
     missing = None
     if args.missing:
         missing = pd.read_csv(args.missing, dtype=str, keep_default_na=False)
@@ -152,15 +154,16 @@ def judged(
     return result_figures.draw_predictions(best, predicted), worst, seen
 
 
-def configured(given: str) -> Experiment:
+def configured(given: str, sha256: str | None) -> Experiment:
     """The experiment of a JSON object, or of a file with one: with more than a thousand runs it is
     too long for an argument.
 
     Args:
         given: JSON, or `@FILE`.
+        sha256: of the file; None for any.
 
     Raises:
-        Refusal: the file cannot be read, or it is no configuration.
+        Refusal: the file cannot be read, is another one, or it is no configuration.
     """
     if not given.startswith("@"):
         return Experiment.from_json(given)
@@ -172,6 +175,11 @@ def configured(given: str) -> Experiment:
             f"--config: {file} cannot be read ({reason(error)}); run snakemake again, which "
             "writes it"
         ) from None
+    if sha256 not in (None, hashlib.sha256(text.encode()).hexdigest()):
+        raise Refusal(
+            f"{file} is of another command, which runs this experiment with other settings now; "
+            "run the same command again when that one has ended"
+        )
     return Experiment.from_json(text, str(file))
 
 

@@ -60,7 +60,7 @@ from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
-from manynodes.programs.folders import Folders
+from manynodes.programs.folders import Folders, trace
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
@@ -155,6 +155,7 @@ def arguments() -> argparse.Namespace:
         # Of the program's own options, some would be taken for ours.
         parser.error("put -- before the program")
     args.device = args.device or ("cpu" if args.collect else "auto")
+    args.token = secrets.token_hex(8)
     if args.output and not args.evaluate:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
@@ -265,7 +266,8 @@ def launch_on(
             from manynodes.programs import attempt
 
             ended = has_ended(args)
-            if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell):
+            of_run = (task_of(args), args.sources, args.resume, job.owner, tell, job.requeued)
+            if not attempt.begin(*of_run):
                 if args.log:
                     failures.end(args.log.parent)
                 return
@@ -310,6 +312,11 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     if args.state:
         incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
+        if args.state and args.rank_logs == args.state.parent / "logs":
+            # No folder of ours is a link: it would lead to somebody else's files.
+            with suppress(OSError):
+                args.rank_logs.readlink()
+                args.rank_logs.unlink()
         if not has_ended(args):
             remove_logs(args.rank_logs, args.log, bool(args.state))
         # A network file system may keep the folder as long as files in it are open.
@@ -384,6 +391,11 @@ def furthest(states: Path | None) -> tuple[str, int]:
     with suppress(OSError), metrics_file(states.parent).open("rb") as file:
         return newest, len({line.partition(b",")[0] for line in file})
     return newest, 0
+
+
+def state_of(args: argparse.Namespace) -> object:
+    """Changes when the program saves what it continues from, as far as its files tell."""
+    return trace(Folders(args.output).saved) if args.output else furthest(args.state)[0]
 
 
 def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
@@ -504,6 +516,7 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         environment=parse_option("--environment", args.environment),
         reads=parse_option("--reads", args.reads),
         evaluates=args.evaluate,
+        token=args.token,
     )
 
 
@@ -540,7 +553,8 @@ def folder_for_launcher(args: argparse.Namespace, job: Allocation) -> AbstractCo
 def launcher_folder(args: argparse.Namespace) -> Path:
     """For files that all nodes see, beside the logs."""
     if args.rank_logs:
-        return args.rank_logs / "launcher"
+        # Whole: a program may start in another folder.
+        return args.rank_logs.absolute() / "launcher"
     return args.log.parent if args.log else Path()
 
 
@@ -574,7 +588,9 @@ def run(
             # Ranks have their own logs. What is left on stderr is the launcher's, and it is much
             # when a rank fails.
             errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
-        output = Output(log, errors)
+        # Otherwise nobody would see what a program tells there.
+        output = Output(log, errors, show_errors=not (args.log or args.rank_logs))
+        before = state_of(args)
         with stop_signals() as stop, warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
             outcome = run_all(scheduler.commands(step), output, stop, LAUNCH_GRACE, args.end_with)
         found = records(output.records or [])
@@ -588,7 +604,11 @@ def run(
             told[0] if told else scheduler.explain(output.errors),
             job.inspect,
         )
-        return first_failure(outcome, endings, seen, output.errors, source, restarted, finished)
+        # A supervisor that was killed has not told what its rank had saved.
+        changed = state_of(args) != before
+        return first_failure(
+            outcome, endings, seen, output.errors, source, restarted, finished, changed
+        )
     if args.collect:
         nodes = [record["result"] for record in found if "result" in record]
         if len(nodes) != args.nodes:

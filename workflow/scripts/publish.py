@@ -50,6 +50,8 @@ from manynodes.reporting.sums import of_files
 
 # Packages whose versions are in run.json too, imported or not.
 USUAL = ("torch", "torchvision", "numpy")
+# Seconds by which clocks may differ.
+CLOCKS = 60
 # Packages that are imported under another name.
 NAMES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
 
@@ -88,6 +90,7 @@ def main() -> None:
         )
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
+        tell_old(folders, args.outputs)
         if not (metrics or result.numbers or trace(folders.work, [folders.saved])[0]):
             tell_empty(folders)
         tell_unmatched(folders, reads.get("snapshots", ()))
@@ -124,6 +127,24 @@ def tell_unmatched(folders: Folders, patterns: Sequence[str]) -> None:
         tell(one_line(text, LONGEST_REPORT))
 
 
+def tell_old(folders: Folders, outputs: Sequence[str]) -> None:
+    """Warn of outputs that the program has not written since it was last started: one that starts
+    over without a state may write elsewhere, and its numbers are of other weights.
+    """
+    *before, last = read_request(folders)["attempts"]
+    begun = datetime.fromisoformat(last["started"]).timestamp()
+    traces = {path: trace((folders.work / path).resolve()) for path in outputs if before}
+    # By the clock of the file server.
+    old = [path for path, (count, _, newest) in traces.items()
+           if count and newest < (begun - CLOCKS) * 1e9]  # fmt: skip
+    if old:
+        text = (
+            f"outputs: {shortened(old)} in {folders.work} was written before the program last "
+            "started; its numbers may be of another attempt"
+        )
+        tell(one_line(text, LONGEST_REPORT))
+
+
 def tell(warning: str) -> None:
     show(sys.stderr, f"publish: warning: {warning}\n")
 
@@ -156,9 +177,11 @@ def about(folders: Folders, outputs: list[str], environment: dict[str, Any]) -> 
     found = read_request(folders)
     request, attempts = found["request"], found["attempts"]
     attempts[-1]["ended"] = now()
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ValueError):
         # Of `launch`; publishing may be done again later.
-        attempts[-1]["ended"] = folders.ended.read_text(encoding="utf-8")
+        ended = folders.ended.read_text(encoding="utf-8")
+        datetime.fromisoformat(ended)
+        attempts[-1]["ended"] = ended
     write_request(folders, found)
     seconds = [
         (

@@ -5,11 +5,19 @@ and launchers only know that some process failed. For a process of a run (--task
 run, stages what the program reads, guards its state, and stops it in order.
 """
 
+# ruff: noqa: E402
+import signal
+
+from manynodes.base.processes import end_with_parent
+
+# torchrun gives ranks a session of their own, in which they would outlive it. Before the other
+# imports: a launch that is killed meanwhile left them to themselves.
+end_with_parent(signal.SIGTERM)
+
 import argparse
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import time
@@ -24,12 +32,11 @@ from manynodes.base.errors import STOPPED, Refusal, Stopped, error_line, os_erro
 from manynodes.base.processes import (
     adopt_orphans,
     end_descendants,
-    end_with_parent,
     last_words,
     of_container,
 )
 from manynodes.base.showing import show
-from manynodes.base.temporary import SOURCES, sweep
+from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
@@ -68,8 +75,6 @@ def main() -> None:
     # Not after `--`, which accelerate removes.
     parser.add_argument("program", nargs=argparse.REMAINDER, help="Python program and arguments")
     args = parser.parse_args()
-    # torchrun gives ranks a session of their own, in which they would outlive it.
-    end_with_parent(signal.SIGTERM)
     # A program may start daemons; they come to this process, which ends them.
     adopt_orphans()
     if os.environ.setdefault(DUMP, "0") == "0":
@@ -185,8 +190,7 @@ def run_ours(
         if time.time() >= end:
             stop.asked = True
 
-    # In memory: this works with a full /tmp, and a killed process leaves nothing behind.
-    with os.fdopen(os.memfd_create("report"), "r") as file:
+    with file_without_a_name() as file:
         variables = Environment(report=Path(f"/dev/fd/{file.fileno()}")).variables() | caches
         command = Command((sys.executable, *program), variables, pass_fds=(file.fileno(),))
         outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=look)

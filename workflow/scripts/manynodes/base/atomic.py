@@ -11,6 +11,8 @@ from pathlib import Path
 
 # Suffix of our temporary files; no other file has it.
 TEMPORARY = ".ddp-tmp"
+# What a file system without hard links answers.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # A temporary file that nobody has written to for so many seconds has lost its writer, on whatever
 # machine.
 ABANDONED = 3600
@@ -68,6 +70,22 @@ def create(path: Path, text: str) -> bool:
         except FileExistsError:
             # A network file system may answer so to a request that it had carried out.
             return temporary.stat().st_nlink == 2
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            return created(path, text)
+    return True
+
+
+def created(path: Path, text: str) -> bool:
+    """The same on a file system without hard links; for a moment the file is empty, and would be
+    taken for nobody's.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
     return True
 
 
@@ -103,7 +121,10 @@ def remove_leftovers(folder: Path) -> None:
             # running; and a system may hide the processes of other users.
             here = name.endswith(f".{socket.gethostname()}") and status.st_uid == os.geteuid()
             gone = here and not Path("/proc", pid).exists()
-            if gone or time.time() - status.st_mtime > ABANDONED:
+            # The clock of a file server may be an hour behind; but the number of a writer here may
+            # be another process's by now.
+            patience = ABANDONED * (24 if here else 1)
+            if gone or time.time() - status.st_mtime > patience:
                 leftover.unlink()
 
 

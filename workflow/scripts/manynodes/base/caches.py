@@ -25,9 +25,12 @@ def private_caches(given: Mapping[str, str]) -> Iterator[dict[str, str]]:
     or, if others can write there or nothing can be executed there, in temporary ones.
     """
     try:
-        home = given.get("XDG_CACHE_HOME") or Path(given["HOME"]) / ".cache"
-        folder = private_folder(Path(home, "manynodes"))
-    except (OSError, KeyError):
+        home = given.get("HOME")
+        cache = given.get("XDG_CACHE_HOME") or (home and Path(home, ".cache"))
+        if not cache:
+            raise FileNotFoundError("this user has no home")
+        folder = private_folder(Path(cache, "manynodes"))
+    except OSError:
         with temporary_folder("caches-") as folder:
             yield folders_in(folder, given)
     else:

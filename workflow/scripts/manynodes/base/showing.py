@@ -4,12 +4,14 @@ import os
 from typing import IO, AnyStr
 
 
-def show(stream: IO[AnyStr], text: AnyStr) -> None:
+def show(stream: IO[AnyStr] | None, text: AnyStr) -> None:
     """Write to our stdout or stderr.
 
     If that fails, because its disk is full or its reader has gone, all that follows goes nowhere:
     no training ends for that, and its logs have the same.
     """
+    if stream is None:  # it was closed when Python started
+        return
     try:
         stream.write(text)
         stream.flush()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 # Of copies of a user's Python files.
 SOURCES = "sources-"
@@ -64,6 +64,15 @@ def exit_at_once(status: int) -> NoReturn:
             shutil.rmtree(path, ignore_errors=True)
     finally:
         os._exit(status)
+
+
+def file_without_a_name() -> IO[str]:
+    """A file in memory, which works with a full /tmp, and of which a killed process leaves nothing.
+    Conda's Python is built for systems that have none; then one that is removed already.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("manynodes"), "r")
+    return tempfile.TemporaryFile("w+", dir=parent_folder())
 
 
 def sweep(prefix: str) -> None:

@@ -50,7 +50,7 @@ def add(folder: Path, kind: str, text: str) -> None:
     # Opening a pipe would wait for its reader.
     how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError):
-        descriptor = os.open(folder / FILE, how, 0o644)
+        descriptor = os.open(folder / FILE, how, 0o666)
         with open(descriptor, "r+b", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

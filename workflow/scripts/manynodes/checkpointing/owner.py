@@ -7,6 +7,7 @@ machine only, or outlive their owner.
 
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -205,6 +206,11 @@ def look(path: Path) -> tuple[Record, int] | None:
     except ValueError:
         return nobody, touched
     return Record(**fields | {"position": tuple(fields["position"])}), touched
+
+
+def job_of(name: str) -> str:
+    """The job of an owner's name: PBS counts its runs."""
+    return re.sub(r" run \d+$", "", name)
 
 
 def text(record: Record) -> str:

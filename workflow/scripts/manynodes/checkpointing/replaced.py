@@ -36,7 +36,8 @@ def set_aside(run: Path) -> None:
             link_or_copy(run / name, making / name)
     for name in FOLDERS:
         if (run / name).is_dir():
-            shutil.copytree(run / name, making / name, copy_function=link_or_copy)
+            # A program's outputs may have links that lead far away, or in a circle.
+            shutil.copytree(run / name, making / name, True, copy_function=link_or_copy)
     making.rename(kept)
 
 

@@ -65,6 +65,9 @@ done
 UNWARNED = """sh -c 'trap "" USR1 USR2; exec "$@"' sh"""
 # What runs in that Python, of 3.7 or later: what is installed there, and which modules are missing.
 PROBE = """
+import sys
+# Not the folder in which it starts, which may have a json.py.
+sys.path = [path for path in sys.path if path]
 import hashlib, importlib.util, json, os, platform, sys, sysconfig
 listed, texts = [], []
 if sys.argv[3] == "all":
@@ -406,6 +409,7 @@ def look(
     imports: Sequence[str],
     folder: Path,
     listed: bool = True,
+    start: Path | None = None,
 ) -> dict[str, Any]:
     """What a Python says of itself: its version, all distributions, loaded modules; and which of
     the imports come from `elsewhere`, neither installed nor beside the program.
@@ -415,6 +419,7 @@ def look(
         imports: modules that it must find.
         folder: beside whose files it looks for them.
         listed: with all distributions, whose files are hundreds on a shared file system.
+        start: where the program starts, from which PYTHONPATH may lead; here unless given.
 
     Raises:
         Refusal: it does not answer, or does not find a module.
@@ -427,6 +432,7 @@ def look(
         done = subprocess.run(
             words, env=variables, capture_output=True, text=True, errors="replace",
             timeout=PATIENCE, check=False,
+            cwd=start,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refusal(f"{python[0]} does not answer: {error}") from None

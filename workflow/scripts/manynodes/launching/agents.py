@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TypeAlias
 
-from manynodes.base.processes import end_with_parent, let_look
+from manynodes.base.processes import STARTED, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
 from manynodes.schedulers.base import Command
@@ -169,12 +169,28 @@ def watched(pid: int | None) -> Callable[[], bool]:
     if pid is None:
         return lambda: False
     try:
+        # Conda's Python does not know it, nor do old kernels.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return lambda: True
+    except (AttributeError, OSError):
+        return looked_at(pid)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return lambda: bool(poll.poll(0))
+
+
+def looked_at(pid: int) -> Callable[[], bool]:
+    """The same by the start of a process, which another one of its number has not."""
+
+    def start() -> str:
+        with suppress(OSError):
+            fields = stat_of(pid)
+            return "" if fields[0] in "ZX" else fields[STARTED]
+        return ""
+
+    begun = start()
+    return lambda: not begun or start() != begun
 
 
 @contextmanager

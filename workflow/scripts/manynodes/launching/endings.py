@@ -45,6 +45,9 @@ BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
 ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
+# Of an error in a process that loads data.
+WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.$")
+ORIGINAL = "Original Traceback (most recent call last):"
 # An exception without a message, and where one was raised.
 SILENT = re.compile(r"[\w.]+")
 FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
@@ -147,6 +150,9 @@ def message(lines: Sequence[str]) -> str:
     if that only announces it. What a program prints afterwards is not part of it.
     """
     first, *more = [*dropwhile(is_indented, lines), ""]
+    if WORKER.search(first) and ORIGINAL in more:
+        # torch tells the worker's own traceback as a message.
+        return message(more[more.index(ORIGINAL) + 1 :])
     if not ANNOUNCES.search(first):
         return first
     # pydantic names a field, and what is wrong with it in an indented line.

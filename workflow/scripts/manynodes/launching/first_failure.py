@@ -68,6 +68,7 @@ def first_failure(
     source: Source,
     restarted: bool = False,
     finished: Sequence[str] = (),
+    changed: bool = False,
 ) -> First:
     """Find the first failure.
 
@@ -76,6 +77,7 @@ def first_failure(
         errors: last lines of stderr of the started processes.
         restarted: the ranks had been started again in this job.
         finished: the ranks that have ended with 0.
+        changed: the files of its state have changed; for supervisors that cannot tell.
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
     late = [ending for ending in endings if "late" in ending.report]
@@ -125,6 +127,8 @@ def first_failure(
         # When a supervisor is killed, or a node lost, the peers fail too.
         root = killed_supervisor(errors) or (of_trouble(source.lost) if source.lost else None)
         if root and first.is_consequence:
+            saved = saved or changed
+            again, in_place = again or changed, in_place or (changed and not source.node_lost)
             return First(root, again=again, saved=saved, in_place=in_place)
         failure, details = of_rank(first, refused), last_lines(first)
         if suspended:
@@ -142,7 +146,8 @@ def first_failure(
     status = f"{source.starter} {how(outcome.status)}"
     unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
     failure = killed(outcome, errors, source) or unknown
-    return First(failure, again=source.node_lost or elsewhere)
+    again = source.node_lost or elsewhere or changed
+    return First(failure, again=again, saved=changed, in_place=changed and not source.node_lost)
 
 
 def of_rank(ending: Ending, refused: bool) -> Failure:

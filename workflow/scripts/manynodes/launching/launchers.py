@@ -9,6 +9,7 @@ https://huggingface.co/docs/accelerate/package_reference/cli
 """
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,8 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
 
 
 def accelerate(geometry: Geometry, place: Place) -> Started:
-    """Hugging Face's launcher, used only to start processes; its precision and device are unused.
+    """Hugging Face's launcher, used only to start processes; its precision is the user's variable,
+    its device is unused.
 
     Raises:
         Refusal: it is not installed.
@@ -179,7 +181,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
         "main_process_ip": place.master_address,
         "main_process_port": place.port,
         "num_cpu_threads_per_process": geometry.cpus_per_proc,
-        "mixed_precision": "no",
+        "mixed_precision": os.environ.get("ACCELERATE_MIXED_PRECISION", "no"),
         "dynamo_backend": "no",
         "max_restarts": 0,
         "log_dir": place.folder,

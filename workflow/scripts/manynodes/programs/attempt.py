@@ -12,7 +12,7 @@ from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.command import words_sha256
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.programs.folders import REPOSITORY, Folders, prepare
+from manynodes.programs.folders import REPOSITORY, Folders, begun_by, prepare
 from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
 
@@ -20,15 +20,23 @@ from manynodes.programs.task import Task
 SITE = ("device", "cpus_per_proc", "world_size")
 
 
-def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str], None]) -> bool:
+def begin(
+    task: Task,
+    sources: str,
+    resume: str,
+    owner: str,
+    tell: Callable[[str], None],
+    requeued: bool = False,
+) -> bool:
     """Make the folders of the run ready: as an interrupted attempt has left them, or empty.
 
     Args:
-        task: its `values` are those that decide the result.
+        task: its `values` are those that decide the result; its `token` is noted.
         sources: SHA-256 of the program; empty if it is to be found out.
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if there was an attempt before.
+        requeued: as of `prepare`.
 
     Returns:
         Whether the program is to be started: if it has ended, only its results were refused.
@@ -47,9 +55,10 @@ def begin(task: Task, sources: str, resume: str, owner: str, tell: Callable[[str
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None
     folders = Folders(task.output)
     attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
-    if resume == "fresh" or folders.finished.exists():
+    fresh = resume == "fresh" and not (requeued and begun_by(folders, owner))
+    if fresh or folders.finished.exists():
         incidents.forget(folders.state)
-    if prepare(folders, task.values, request, resume, attempt):
+    if prepare(folders, task.values, request, resume, attempt, task.token, requeued):
         if folders.ended.exists():
             tell("the program has ended before; only its results are checked again")
             return False

@@ -14,6 +14,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import parse_form, read_bytes
+from manynodes.checkpointing.owner import job_of
 from manynodes.experiment.command import apart
 
 MOST_BYTES = 10_000_000  # of the description of a state
@@ -101,6 +102,8 @@ def prepare(
     request: Mapping[str, Any],
     resume: str,
     attempt: Mapping[str, Any],
+    token: str = "",
+    requeued: bool = False,
 ) -> bool:
     """Make the folders ready for an attempt: as they were left, or empty.
 
@@ -109,6 +112,9 @@ def prepare(
         request: what decides the result.
         resume: `exact`, `anyway` or `fresh`.
         attempt: added to the list of attempts.
+        token: of the launch that makes them ready, see `of_another_launch`.
+        requeued: its job has been started before: with `fresh` it continues its own state, or it
+            would start over each time.
 
     Returns:
         Whether there is an earlier state.
@@ -120,7 +126,8 @@ def prepare(
     before = None
     # Without a file, it ended before it had written anything.
     written = trace(folders.saved)[0] or trace(folders.work)[0]
-    if written and resume != "fresh" and not folders.finished.exists():
+    fresh = resume == "fresh" and not (requeued and begun_by(folders, attempt["by"]))
+    if written and not fresh and not folders.finished.exists():
         try:
             before = read_request(folders)
         except Refusal as refusal:
@@ -155,8 +162,26 @@ def prepare(
     for folder in (folders.work, folders.saved, folders.started):
         folder.mkdir(parents=True, exist_ok=True)
     attempts.append(dict(attempt))
-    write_request(folders, {"run": dict(run), "request": dict(request), "attempts": attempts})
+    content = {"run": dict(run), "request": dict(request), "attempts": attempts, "token": token}
+    write_request(folders, content)
     return before is not None
+
+
+def begun_by(folders: Folders, name: str) -> bool:
+    """Whether the state there is of a job, and may be continued."""
+    with suppress(Refusal):
+        by = str(read_request(folders)["attempts"][-1].get("by"))
+        return job_of(by) == job_of(name) and not folders.spoiled.exists()
+    return False
+
+
+def of_another_launch(folders: Folders, token: str) -> bool:
+    """Whether another launch has made the run ready since the one with this token, for other values
+    perhaps; not if that cannot be read now.
+    """
+    with suppress(Refusal):
+        return bool(token) and read_request(folders).get("token") != token
+    return False
 
 
 def empty(folder: Path) -> None:

@@ -24,7 +24,15 @@ from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
 from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
-from manynodes.programs.folders import ENVIRONMENT, UNFINISHED, Folders, empty, trace
+from manynodes.programs.folders import (
+    ENVIRONMENT,
+    UNFINISHED,
+    Folders,
+    empty,
+    of_another_launch,
+    read_request,
+    trace,
+)
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
@@ -40,6 +48,7 @@ from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
 
 DRIVER = Path("/proc/driver/nvidia/version")
+OTHER_LAUNCH = "another command began {} at the same time; run one of them again"
 # Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
 EVERY, LOOK = 1, 0.5
 
@@ -56,6 +65,7 @@ class Rank:
         before: `trace` of the state.
         report: for `launch`, see `environment.add_to_report`.
         rows: collects metrics from the lines of rank 0's program; None if it writes a table.
+        begun: request.json when this process owned the run; None without an owner.
     """
 
     command: Command
@@ -65,6 +75,7 @@ class Rank:
     before: tuple[int, int, int]
     report: dict[str, Any]
     rows: LogRows | None = None
+    begun: Mapping[str, Any] | None = None
     next_look: float = 0.0
     next_long_look: float = 0.0
     folders: Folders = field(init=False)
@@ -91,6 +102,7 @@ class Rank:
         if now < self.next_long_look:
             return
         self.refuse_touched_inputs()
+        self.refuse_other_launch()
         self.collect()
         if self.owner and "saved" not in self.report:
             self.note_saved()
@@ -130,6 +142,7 @@ class Rank:
         self.collect()
         saved = self.note_saved()
         self.refuse_touched_inputs()
+        self.refuse_other_launch()
         if status == 0:
             self.refuse_changed_inputs()
         place = place_saved(self.folders, self.task)
@@ -145,6 +158,21 @@ class Rank:
         if stopped == DEADLINE:
             # Another rank may be saving now.
             self.report["late"] = f"its time was nearly up, and it ended with {said}; {where}"
+
+    def refuse_other_launch(self) -> None:
+        """Refuse to go on if another launch has made the folders ready, before this one owned the
+        run: for other values, or empty, so that what is in them now is of neither.
+        """
+        if not (self.owner and self.begun and of_another_launch(self.folders, self.task.token)):
+            return
+        self.owner.check()
+        now = read_request(self.folders)
+        emptied = len(now["attempts"]) <= len(self.begun["attempts"])
+        if emptied:
+            line = "two commands have begun it at once; start over (--config resume=fresh, launch "
+            atomic.write_text(self.folders.spoiled, f"{self.folders.run}: {line}alone: --resume)")
+        if emptied or now["request"] != self.begun["request"]:
+            raise Refusal(OTHER_LAUNCH.format(self.folders.run))
 
     def refuse_touched_inputs(self) -> None:
         """Check by their times that the node's copies are as before; others may write to its disk,
@@ -203,6 +231,8 @@ def ready(
             if rank == 0:
                 name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
                 owner = stack.enter_context(acquire(folders.state, name, tell))
+                if of_another_launch(folders, task.token):
+                    raise Refusal(OTHER_LAUNCH.format(folders.run))
             if folders.spoiled.exists():
                 raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
         message, parameters, staged = staged_here(task, contract, folders, local_rank, tell)
@@ -239,6 +269,7 @@ def ready(
             before,
             report,
             rows_of(task, folders) if owner else None,
+            read_request(folders) if owner else None,
         )
 
 
@@ -290,7 +321,9 @@ def started(
     # Nothing is left of a parameter that is null.
     directory = filled([task.directory or "{results}"], values) or [values["results"]]
     start = Path(directory[0]).resolve()
-    return command, environment_of(places, environment.variables(os.environ, start), folder), start
+    variables = environment_of(places, environment.variables(os.environ, start), folder)
+    # As a shell would have it.
+    return command, variables | {"PWD": str(start)}, start
 
 
 def keep_record(record: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
@@ -367,10 +400,11 @@ def looked(
     if is_python(command[at]):
         # What comes before it may change where it looks.
         imports, folder = ((), start) if at else needed(command[1:], start)
-        found |= look(environment, command[at : at + 1], variables, imports, folder, listed)
+        words = command[at : at + 1]
+        found |= look(environment, words, variables, imports, folder, listed, start)
     elif environment.prefix:
         # A script of a shell's may start it.
-        found |= look(environment, [python], variables, (), start, listed)
+        found |= look(environment, [python], variables, (), start, listed, start)
     return found
 
 

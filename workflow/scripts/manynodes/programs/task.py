@@ -24,6 +24,7 @@ class Task:
         environment: of the program, as in the configuration; None for the Python that runs this.
         reads: the keys `metrics` and `snapshots` of the experiment.
         evaluates: the program evaluates a finished training.
+        token: of the launch, see `folders.of_another_launch`.
     """
 
     command: tuple[str, ...]
@@ -37,6 +38,7 @@ class Task:
     environment: Mapping[str, Any] | None = None
     reads: Mapping[str, Any] = field(default_factory=dict)
     evaluates: bool = False
+    token: str = ""
 
     def to_json(self) -> str:
         # torchrun takes $$ and $local_rank in the words of a command for its own.

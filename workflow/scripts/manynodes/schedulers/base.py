@@ -64,6 +64,11 @@ class Allocation:
     inspect: str = ""
 
     @property
+    def requeued(self) -> bool:
+        """Whether its scheduler has started this job before."""
+        return False
+
+    @property
     def one_machine(self) -> bool:
         """Whether all nodes are the same machine, so that ranks need no network."""
         return len(set(self.hosts)) == 1

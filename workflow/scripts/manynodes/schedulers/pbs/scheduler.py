@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
@@ -21,6 +22,21 @@ PATIENCE = 300
 AGAIN = "DDP_PBS_AGAIN"
 # What stands in the file.
 SAVED, NOT_SAVED = "saved", "nothing saved"
+
+
+@dataclass(frozen=True)
+class PbsJob(Allocation):
+    """A job of PBS's.
+
+    Attributes:
+        runs: how often PBS has started it.
+    """
+
+    runs: int = 1
+
+    @property
+    def requeued(self) -> bool:
+        return self.runs > 1
 
 
 class Pbs(AgentScheduler):
@@ -53,7 +69,7 @@ class Pbs(AgentScheduler):
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
         shown = shown_job(job, PATIENCE, lambda line: print(f"pbs: {line}", file=sys.stderr))
-        return Allocation(
+        return PbsJob(
             # A job of which PBS has lost the first node may still run there while PBS starts it
             # again elsewhere: the two must not be the same owner.
             owner=f"PBS job {job} run {shown.get('run_count', 1)}",
@@ -63,6 +79,7 @@ class Pbs(AgentScheduler):
             end=end_of(shown, job_seconds(f"PBS_JOBID={job}")),
             job=job,
             inspect=f"qstat -x -f {job}",
+            runs=int(shown.get("run_count", 1)),
         )
 
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:

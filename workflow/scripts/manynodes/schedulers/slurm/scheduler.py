@@ -47,6 +47,10 @@ class SlurmJob(Allocation):
 
     restarts: int = 0
 
+    @property
+    def requeued(self) -> bool:
+        return self.restarts > 0
+
 
 class Slurm(Scheduler):
     transport = "srun"
