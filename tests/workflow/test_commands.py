@@ -185,6 +185,21 @@ def test_a_partial_experiment_is_completed_and_its_results_are_not_replaced_unas
     # Another test may have left weights that are put back, and evaluated again.
     small.run()
     assert small.jobs() == {}
+    for options, line in (
+        (
+            ["--config", "seed=[0]", "--rerun-triggers", "mtime"],
+            "its tables are of other runs than",
+        ),
+        (["--no-hooks", "-R", "train"], "--no-hooks: a hook keeps finished runs from being"),
+    ):
+        done = small.snakemake(*options)
+        assert done.returncode == 1
+        assert line in done.stdout.splitlines()[-1]
+    assert weights.read_bytes() == before
+    # Another command has written it; nothing begins that would write it again.
+    (small.results / "experiment.json").write_text("{}")
+    small.run()
+    assert json.loads((small.results / "experiment.json").read_text())["seed"] == [0, 1]
 
 
 IDLE = [

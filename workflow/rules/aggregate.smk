@@ -62,12 +62,15 @@ rule aggregate:
         # Only so that a change is seen: it may be longer than an argument. A function: a text with
         # {name} would be taken for a wildcard.
         config=lambda wildcards: EXPERIMENT.science,
+        # Another command may write another experiment of this name meanwhile.
+        sha256=lambda wildcards: sha256(f"{EXPERIMENT.science}\n".encode()).hexdigest(),
         images=lambda wildcards: SESSION.images_option,
         results=subpath(output.summary, parent=True),
         code=code_of_program("aggregate.py"),
     shell:
         "python {params.aggregate:q}"
         " --config @{params.results:q}/experiment.json"
+        " --sha256 {params.sha256}"
         " --results {params.results:q}"
         " --data results/data{params.images}"
         " --output {params.results:q}"

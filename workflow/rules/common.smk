@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 # Relative to the working directory: moving the checkout changes no rule's parameters and reruns

@@ -25,7 +25,7 @@ from classifier import check
 from classifier.models.names import code_of, with_network
 from manynodes.base import atomic, failure
 from manynodes.base.cpus import usable_cpus
-from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line
+from manynodes.base.errors import LONGEST_REPORT, Refusal, error_line, one_line
 from manynodes.base.provenance import code_sha256, why_no_commit
 from manynodes.base.reading import MOST, file_sha256, read_bytes, read_json
 from manynodes.checkpointing import owner, replaced
@@ -51,6 +51,10 @@ MOST_PER_CPU = 8
 NO_JOBS = ("dryrun", "touch")
 # Runs that are listed one by one at the end.
 MOST_SHOWN = 20
+# What decides whether weights fit a network.
+OF_NETWORK = ("initial_weights", "model", "widths", "model_args", "crop_size")
+# CPUs from which on `--cores unlimited` is meant.
+UNLIMITED = 1_000_000
 # Of Snakemake, while a command runs.
 LOCKS = Path(".snakemake/locks")
 
@@ -162,6 +166,8 @@ class Session:
     def use_usable_cpus(self) -> None:
         """Let `--cores all` be the CPUs of this process: Snakemake sees no quota of a container."""
         cpus, settings = usable_cpus(), self.workflow.resource_settings
+        if (settings.cores or 0) > UNLIMITED and not settings.nodes:
+            settings.cores = self.workflow.global_resources["_cores"] = cpus
         if settings.cores == available_cpu_count() > cpus:
             tell(f"--cores {cpus}: the quota of this container, on {settings.cores} CPUs")
             settings.cores = self.workflow.global_resources["_cores"] = cpus
@@ -193,7 +199,9 @@ class Session:
         about = results.read_about(folder / "run.json", results.form_of(run))
         user_data = self.experiment.user_data
         if user_data and self.stale:
-            found.append(f"other images of {user_data.name}")
+            # Without the record, such as of a folder that was deleted, nothing is known of them.
+            if (Path("results/data") / user_data.name / SOURCE).exists():
+                found.append(f"other images of {user_data.name}")
         elif run.dataset and (data := self.data_folder(run.dataset)) is not None:
             found += ["other data"] * (about["data_sha256"] != data.sha256)
         if not self.experiment.built_in:
@@ -231,6 +239,10 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
+        if self.workflow.execution_settings.no_hooks:
+            raise Refusal(
+                "--no-hooks: a hook keeps finished runs from being replaced; leave the option out"
+            )
         planned = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()
                    if self.workflow.dag.needrun(job)}  # fmt: skip
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
@@ -244,6 +256,11 @@ class Session:
                     measures.line_of(self.experiment, name, self.results)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             with suppress(FileNotFoundError):
+                if self.is_of_other_runs():
+                    raise Refusal(
+                        f"{self.results}/report.html and its tables are of other runs than these; "
+                        "delete it and run the same command again"
+                    )
                 if file := sums.changed(self.results):
                     page = self.results / "report.html"
                     # Snakemake misses no file that is no target, such as a figure.
@@ -253,6 +270,27 @@ class Session:
                         else f"{self.results / file} is not as it was made ({sums.FILE}); delete "
                         f"{page} and run the same command again"
                     )
+
+        if any(rule == "aggregate" for rule, _ in wanted) and not planned:
+            # Nothing will begin, which would write it; another command may have.
+            self.note_experiment()
+
+    def is_of_other_runs(self) -> bool:
+        """Whether the tables and the page are of other runs than this experiment's.
+
+        Raises as `sums.read`.
+        """
+        named = {path.partition("/")[0] for path, _ in sums.read(self.results)
+                 if path.count("/") == 1 and path.endswith("/run.json")}  # fmt: skip
+        return named != self.experiment.runs.keys()
+
+    def note_experiment(self) -> None:
+        """Write what `aggregate`, `watch` and others read of the experiment."""
+        if self.workflow.executor_plugin.name not in NO_JOBS:
+            with suppress(OSError):
+                record, text = self.results / progress.RECORD, self.experiment.science + "\n"
+                if not record.exists() or record.read_bytes() != text.encode():
+                    atomic.write_text(record, text)
 
     def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
         """Refuse to train finished runs again.
@@ -315,7 +353,8 @@ class Session:
         if "ssh" in str(getattr(transport, "raw", transport)) and not self.experiment.hosts:
             registry.on_hosts([]).allocation(1)
         # A cluster's profile gives jobs, this machine's cores.
-        if self.experiment.hosts and self.workflow.resource_settings.nodes:
+        by_ssh = "ssh" in str(getattr(transport, "raw", transport))
+        if self.experiment.hosts and self.workflow.resource_settings.nodes and not by_ssh:
             raise Refusal(
                 "config: hosts: a scheduler's jobs have nodes of their own; leave hosts out, or "
                 "use profiles/ssh"
@@ -376,11 +415,15 @@ class Session:
 
     def refuse_unfit_weights(self) -> None:
         """Refuse weights to start from that are of another network."""
-        for run in self.experiment.runs.values():
-            if not run.dataset:
-                continue
+        # A user's network may take a while to be made.
+        different = {
+            json.dumps([run.dataset, *(run.values[key] for key in OF_NETWORK)]): run
+            for run in self.experiment.runs.values()
+            if run.dataset
+        }
+        for run in different.values():
             try:
-                check.refuse_unfit_weights(run, self.facts_of(run.dataset))
+                check.refuse_unfit_weights(run, self.facts_of(str(run.dataset)))
             except Refusal as refusal:
                 raise Refusal(f"config: {refusal}") from None
 
@@ -548,6 +591,9 @@ class Session:
         for name, job in planned.items():
             folder = self.results / name
             if not is_whole(folder):
+                # What there is beside run.json comes back if the training fails.
+                replaced.set_aside(folder)
+                self.set_aside += [name] * (folder / replaced.FOLDER).exists()
                 continue
             # A Snakemake that was killed has not seen the end of the job. Its state is there, from
             # which the job gives its files again.
@@ -569,11 +615,10 @@ class Session:
                     else "its environment is another" if reason.software_stack_changed
                     else "its input is newer"
                 )  # fmt: skip
-                keep = (
-                    f"first make {made[0]} alone, with this command and that path"
-                    if made
-                    else "keep it with --touch"
-                )
+                if made:
+                    # Not in the refusal, which would be cut.
+                    tell(f"to keep it, first make {made[0]} alone: this command, with that path")
+                keep = "make that alone first" if made else "keep it with --touch"
                 raise Refusal(
                     f"{self.experiment.name}/{name} is finished and nothing of it has changed "
                     f"({words}); {keep}, or train it again with --config replace=true"
@@ -630,15 +675,18 @@ class Session:
             shutil.rmtree(partial, ignore_errors=True)
             tell(f"report: {self.results}/report.html; table: {self.results}/summary.csv")
         if missing and tables and len(missing) < len(self.experiment.runs):
-            self.draw_partial(missing, partial)
+            try:
+                self.draw_partial(missing, partial)
+            except OSError as error:
+                tell(f"no partial report: {error_line(error)}")
         for run in missing:
             tell(
                 f"{self.experiment.name}/{run.run}: not finished: {run.reason}"
                 + (f"; log: {run.log}" if run.log else "")
             )
-        # A command that only makes the data.
-        if not names and (found := self.why_without_data("")):
-            tell(f"{found.reason}; log: {found.log}")
+        if not missing and (found := self.why_without_data("")):
+            earlier = "; the results are the earlier ones" if names else ""
+            tell(f"{found.reason}{earlier}; log: {found.log}")
 
     def read_trained(self, name: str) -> str:
         """That a run is trained; raises as `measures.line_of`."""
@@ -653,7 +701,7 @@ class Session:
     def has_report(self) -> bool:
         """Whether the report is there, and of the files that are there."""
         with suppress(FileNotFoundError, Refusal):
-            return sums.changed(self.results) is None
+            return sums.changed(self.results) is None and not self.is_of_other_runs()
         return False
 
     def why_missing(self, name: str) -> results.Missing:
