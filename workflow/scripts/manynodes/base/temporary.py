@@ -14,7 +14,7 @@ from typing import IO, NoReturn
 SOURCES = "sources-"
 # Those that this process holds.
 HELD: set[Path] = set()
-# Seconds in which a new folder gets its lock.
+# Seconds in which a new folder gets its lock, and then its name.
 YOUNG = 1
 # In memory: this works with a full /tmp. A container's may be small, or full.
 MEMORY = Path("/dev/shm")
@@ -42,11 +42,14 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     process lives.
     """
     sweep(prefix)
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent_folder()))
-    descriptor = os.open(path, os.O_RDONLY)
+    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent_folder()))
+    path = new.with_name(new.name[1:])
+    descriptor = os.open(new, os.O_RDONLY)
     HELD.add(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # It has its name only with its lock: one without is nobody's, however young it is.
+        new.rename(path)
         yield path
     finally:
         os.close(descriptor)
@@ -77,11 +80,12 @@ def file_without_a_name() -> IO[str]:
 
 def sweep(prefix: str) -> None:
     """Remove this user's folders with this prefix whose process has ended."""
-    for path in parent_folder().glob(f"{prefix}*"):
+    folder = parent_folder()
+    for path in (*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")):
         with suppress(OSError):
             status = path.lstat()
-            # A younger folder may not have its lock yet.
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG:
+            young = path.name[0] == "." and time.time() - status.st_mtime < YOUNG
+            if status.st_uid != os.getuid() or young:
                 continue
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
