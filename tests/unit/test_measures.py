@@ -20,6 +20,7 @@ from manynodes.experiment.command import apart, filled, unseen
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
+from manynodes.programs import attempt
 from manynodes.programs.folders import (
     Folders,
     differences,
@@ -28,6 +29,7 @@ from manynodes.programs.folders import (
     read_request,
 )
 from manynodes.programs.outputs import publish
+from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import LogRows, metrics_of, read_user_metrics
 from manynodes.reporting.measures import (
     Result,
@@ -270,11 +272,11 @@ def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
 def test_a_job_continues_its_own_state_with_fresh_and_no_other_s(tmp_path: Path) -> None:
     """It would start over after each requeue."""
     folders = Folders(tmp_path)
-    request = {"sources_sha256": "a", "data_sha256": None, "files_sha256": None, "directory": None}
 
     def begin(by: str, resume: str, requeued: bool = False) -> bool:
-        attempt = {"by": by, "started": "2026-01-01T00:00:00+00:00"}
-        continues = prepare(folders, request, request, resume, attempt, by, requeued)
+        task = Task(("./train",), tmp_path, {}, token=by)
+        attempt.begin(task, "a", resume, by, print, requeued)
+        continues = (folders.saved / "state").exists()
         (folders.saved / "state").write_text("")
         return continues
 

@@ -59,11 +59,9 @@ rule aggregate:
         "../envs/manynodes.yaml"
     params:
         aggregate=f"{SCRIPTS}/aggregate.py",
-        # Only so that a change is seen: it may be longer than an argument. A function: a text with
-        # {name} would be taken for a wildcard.
-        config=lambda wildcards: EXPERIMENT.science,
-        # Another command may write another experiment of this name meanwhile.
-        sha256=lambda wildcards: sha256(f"{EXPERIMENT.science}\n".encode()).hexdigest(),
+        # So that a change is seen, as the file is no input; and another command may write another
+        # experiment of this name meanwhile.
+        sha256=sha256(f"{EXPERIMENT.science}\n".encode()).hexdigest(),
         images=lambda wildcards: SESSION.images_option,
         results=subpath(output.summary, parent=True),
         code=code_of_program("aggregate.py"),

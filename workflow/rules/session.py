@@ -100,7 +100,7 @@ class Session:
         refuse_missing(self.experiment, self.results)
         if self.experiment.built_in:
             self.refuse_unfit_weights()
-        if not self.experiment.built_in:
+        else:
             # Looks at every file.
             _ = self.files_fingerprint
         if user_data := self.experiment.user_data:
@@ -350,10 +350,10 @@ class Session:
         """Refuse hosts that no rule would use, and a profile that needs hosts but has none."""
         wanted = self.workflow.resource_settings.overwrite_resources.get("train", {})
         transport = wanted.get("transport")
-        if "ssh" in str(getattr(transport, "raw", transport)) and not self.experiment.hosts:
+        by_ssh = "ssh" in str(getattr(transport, "raw", transport))
+        if by_ssh and not self.experiment.hosts:
             registry.on_hosts([]).allocation(1)
         # A cluster's profile gives jobs, this machine's cores.
-        by_ssh = "ssh" in str(getattr(transport, "raw", transport))
         if self.experiment.hosts and self.workflow.resource_settings.nodes and not by_ssh:
             raise Refusal(
                 "config: hosts: a scheduler's jobs have nodes of their own; leave hosts out, or "

@@ -72,7 +72,7 @@ def load(path: Path | str, trusted: str | None = None) -> Classifier:
         with safetensors.safe_open(path, framework="pt") as file:
             description = described((file.metadata() or {})["classifier"])
             refuse_foreign_code(path, description, trusted)
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            shapes = shapes_of(file)
             # A user's network may compute with its weights when it is built; on `meta` there are
             # none.
             with torch.device("cpu" if "sources" in description else "meta"):
@@ -176,10 +176,14 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
         # Without the tensors, which may have gigabytes.
         if path.suffix == ".safetensors":
             with safetensors.safe_open(path, framework="pt") as file:
-                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
-            if shapes:
-                return in_classifier(shapes)
+                if shapes := shapes_of(file):
+                    return in_classifier(shapes)
     return {name: tuple(tensor.shape) for name, tensor in read_tensors(path).items()}
+
+
+def shapes_of(file: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in an open safetensors file, by name."""
+    return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -36,7 +36,8 @@ def begin(
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if there was an attempt before.
-        requeued: as of `prepare`.
+        requeued: its job has been started before: with `fresh` it continues its own state, or it
+            would start over each time.
 
     Returns:
         Whether the program is to be started: if it has ended, only its results were refused.
@@ -55,10 +56,11 @@ def begin(
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None
     folders = Folders(task.output)
     attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
-    fresh = resume == "fresh" and not (requeued and begun_by(folders, owner))
-    if fresh or folders.finished.exists():
+    if resume == "fresh" and requeued and begun_by(folders, owner):
+        resume = "exact"
+    if resume == "fresh" or folders.finished.exists():
         incidents.forget(folders.state)
-    if prepare(folders, task.values, request, resume, attempt, task.token, requeued):
+    if prepare(folders, task.values, request, resume, attempt, task.token):
         if folders.ended.exists():
             tell("the program has ended before; only its results are checked again")
             return False

@@ -103,7 +103,6 @@ def prepare(
     resume: str,
     attempt: Mapping[str, Any],
     token: str = "",
-    requeued: bool = False,
 ) -> bool:
     """Make the folders ready for an attempt: as they were left, or empty.
 
@@ -113,8 +112,6 @@ def prepare(
         resume: `exact`, `anyway` or `fresh`.
         attempt: added to the list of attempts.
         token: of the launch that makes them ready, see `of_another_launch`.
-        requeued: its job has been started before: with `fresh` it continues its own state, or it
-            would start over each time.
 
     Returns:
         Whether there is an earlier state.
@@ -126,8 +123,7 @@ def prepare(
     before = None
     # Without a file, it ended before it had written anything.
     written = trace(folders.saved)[0] or trace(folders.work)[0]
-    fresh = resume == "fresh" and not (requeued and begun_by(folders, attempt["by"]))
-    if written and not fresh and not folders.finished.exists():
+    if written and resume != "fresh" and not folders.finished.exists():
         try:
             before = read_request(folders)
         except Refusal as refusal:
@@ -175,13 +171,14 @@ def begun_by(folders: Folders, name: str) -> bool:
     return False
 
 
-def of_another_launch(folders: Folders, token: str) -> bool:
-    """Whether another launch has made the run ready since the one with this token, for other values
-    perhaps; not if that cannot be read now.
+def of_another_launch(folders: Folders, token: str) -> dict[str, Any] | None:
+    """The request of another launch that has made the run ready since the one with this token, for
+    other values perhaps; None without one, or if that cannot be read now.
     """
     with suppress(Refusal):
-        return bool(token) and read_request(folders).get("token") != token
-    return False
+        found = read_request(folders)
+        return found if token and found.get("token") != token else None
+    return None
 
 
 def empty(folder: Path) -> None:

@@ -163,10 +163,12 @@ class Rank:
         """Refuse to go on if another launch has made the folders ready, before this one owned the
         run: for other values, or empty, so that what is in them now is of neither.
         """
-        if not (self.owner and self.begun and of_another_launch(self.folders, self.task.token)):
+        if not (self.owner and self.begun):
+            return
+        now = of_another_launch(self.folders, self.task.token)
+        if now is None:
             return
         self.owner.check()
-        now = read_request(self.folders)
         emptied = len(now["attempts"]) <= len(self.begun["attempts"])
         if emptied:
             line = "two commands have begun it at once; start over (--config resume=fresh, launch "
