@@ -188,8 +188,19 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def usable(self, node: str) -> bool:
-        """Whether it is in service."""
-        return self.state(node) in ("idle", "mixed", "allocated", "completing")
+        """Whether it is in service. A + behind a state is that a job ends there meanwhile; planned,
+        or a -, that the scheduler has chosen the node for a job that waits.
+        """
+        return self.state(node).rstrip("+-") in {
+            "idle",
+            "mixed",
+            "allocated",
+            "completing",
+            "planned",
+        }
+
+    def out_of_service(self) -> list[str]:
+        return [node for node in self.nodes if not self.usable(node)]
 
     def jobs(self) -> list[str]:
         """The jobs of this checkout's tests that have not ended."""
@@ -272,8 +283,11 @@ class GridEngineCluster(PbsCluster):
 
     kind = "gridengine"
 
+    def state(self, node: str) -> str:
+        return "on" if self.processes(node) else "off"
+
     def usable(self, node: str) -> bool:
-        return bool(self.processes(node))
+        return self.state(node) == "on"
 
     def jobs(self) -> list[str]:
         shown = self.run("qstat", "-u", "alice").stdout.splitlines()[2:]
@@ -301,7 +315,9 @@ def check_after(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[No
     if jobs:
         cluster.cancel(jobs)
         until(lambda: not set(jobs) & set(cluster.jobs()))
-    broken = [node for node in cluster.nodes if not cluster.usable(node)]
+    # A node of a busy machine may answer late.
+    out = cluster.out_of_service() if failed else after_grace(cluster.out_of_service)
+    broken = {node: cluster.state(node) for node in out}
     for node in broken:
         cluster.start(node)
     if not failed and (jobs or broken):
