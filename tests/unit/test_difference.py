@@ -92,6 +92,19 @@ def test_accuracies_in_per_cent_are_no_shares() -> None:
     ]
 
 
+def test_each_value_of_an_axis_that_only_one_has_is_compared() -> None:
+    """Together they would be repetitions of one setting; and 1 and 1.0 are one value."""
+    one = {"parameters": {"lr": [1, 0.1]}, "seed": [0, 1]}
+    other = {"parameters": {"lr": [1.0, 0.2], "width": [8, 16]}, "seed": [0, 1]}
+    before = experiment(program("a", **one), rate(1.0, 1.2, lr=1) | rate(9.0, 9.0))
+    after = experiment(program("b", **other), rate(2.0, 2.2, lr=1))
+    found = difference.compare(before, after)
+    assert [(each.setting, len(each.before), len(each.after)) for each in found] == [
+        ("lr 1  width 8", 2, 2), ("lr 1  width 16", 2, 2),
+    ]  # fmt: skip
+    assert difference.unpaired(before, after) == ["lr 0.1"]
+
+
 def test_only_common_settings_and_numbers_are_compared() -> None:
     before = experiment(program("a"), rate(1.0) | rate(2.0, lr=0.2))
     after = experiment(program("b", parameters={"lr": [0.2, 0.4]}), rate(2.5, lr=0.2))

@@ -3,6 +3,7 @@
 import csv
 import math
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -345,3 +346,32 @@ def test_intervals_are_those_of_scipy_stats(right: int, n: int) -> None:
     assert intervals.of_share(right, n) == (share.low, share.high)
     mean = stats.t.interval(intervals.LEVEL, n - 1, scale=0.3 / np.sqrt(n))
     assert intervals.half_width(0.3, n) == pytest.approx(mean[1], rel=1e-14)
+
+
+def test_where_runs_have_ended_their_mean_is_faint() -> None:
+    """With `patience` the mean of those that are left is of other runs."""
+    table = summary("plain", [0.9, 0.8], seed=[0, 1])
+    curve = curves(4, list(table["run"]), seed=[0, 1])
+    short = curve[(curve["run"] != table["run"][1]) | (curve["epoch"] <= 2)]
+    for some, ends in ((curve, [[4]]), (short, [[2], [4]])):
+        (figure, *_) = result_figures.draw(some, table, ["seed"], [], [], "x", True).values()
+        lines = [line for line in figure.axes[0].lines
+                 if line.get_linestyle() == ":" and len(line.get_xdata())]  # fmt: skip
+        assert [list(line.get_xdata())[-1:] for line in lines] == ends
+        assert [line.get_alpha() for line in lines] == [None, result_figures.FAINT][: len(ends)]
+
+
+def test_many_ticks_and_a_long_title_leave_room_for_each_other() -> None:
+    values = [0.1 * number for number in range(1, 41)]
+    table = summary("plain", [0.9] * 40, lr=values)
+    results = results_of(table, ["lr"])
+    curve = curves(1, list(table["run"]), lr=values)
+    title = "an experiment " * 20
+    figure = result_figures.draw(curve, table, ["lr"], ["lr"], results, title, True)
+    axes = figure["accuracy_by_axis"].axes[0]
+    figure["accuracy_by_axis"].canvas.draw()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(boxes) > 5
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    words = figure["accuracy_by_axis"]._suptitle.get_window_extent()
+    assert words.x1 < figure["accuracy_by_axis"].bbox.x1

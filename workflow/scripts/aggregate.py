@@ -198,7 +198,9 @@ def figures_of(
         experiment.built_in,
     )  # fmt: skip
     together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
-    ranked = next((key for key in ("val_accuracy", *results) if key in results), None)
+    left_out = {*result_figures.NOT_DRAWN, *["n"] * experiment.built_in}
+    measured = [key for key in results if key not in left_out and summary[key].notna().any()]
+    ranked = next((key for key in ("val_accuracy", *measured) if key in measured), None)
     if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
         found["search"] = result_figures.draw_search(summary, together, ranked, title)
     if "confusion" in tables:

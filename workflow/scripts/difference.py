@@ -19,7 +19,7 @@ from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
 from manynodes.reporting.metrics import is_share
-from manynodes.reporting.results import VIEWS
+from manynodes.reporting.results import VIEWS, shortened
 
 MOST_CHARACTERS = 400
 
@@ -43,6 +43,8 @@ def main() -> None:
         tell(f"different: {', '.join(keys) or 'no key of the configuration'}")
         for each in found:
             tell(line(each))
+        if alone := difference.unpaired(before, after):
+            tell(f"only in one of them: {shortened(alone)}")
 
 
 def compare_images(before: Path, after: Path) -> None:

@@ -2,8 +2,10 @@
 image by image.
 """
 
+import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting import predictions
 from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
+from manynodes.reporting.metrics import newest
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished
@@ -28,6 +31,23 @@ from manynodes.reporting.sums import PUT_BACK
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
+# By seed and position among the runs with that seed.
+Runs = dict[tuple[Any, int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs of a setting have in common.
+
+    Attributes:
+        key: the values of the axes that both experiments have.
+        alone: those of the others, in words.
+        words: those of the common ones, as one of the two has written them.
+    """
+
+    key: tuple[Any, ...]
+    alone: str
+    words: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,8 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
                 del found["accuracy, one view"]
             return found, about | {"views": evaluation["views"]}
         measured = read_measured(folder, run, bool(experiment.evaluation))
-        numbers = measured.numbers | {"seconds": measured.about["seconds"]}
+        found = measured.numbers or newest(measured.metrics)
+        numbers = found | {"seconds": measured.about["seconds"]}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         return finite, measured.about
     except FileNotFoundError:
@@ -165,33 +186,65 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("they were trained on different data")
     if before.views != after.views:
         found.append("their accuracies are of different views of the test images")
+    if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
+        found.append("only one of them is the mean of several folds")
+    found += [line for each in (before, after) for line in without(each)]
     if changed := other_packages(before.versions, after.versions):
         found.append(f"their packages differ: {changed}")
     return found
 
 
+def without(results: Results) -> list[str]:
+    """For each number that only some runs of an experiment have, how many have none."""
+    runs = results.numbers.values()
+    counts = Counter(name for numbers in runs for name in numbers)
+    return [f"{len(runs) - count} of {len(runs)} runs of {results.experiment.name} have no {name}"
+            for name, count in counts.items() if count < len(runs)]  # fmt: skip
+
+
 def compare(before: Results, after: Results) -> list[Difference]:
-    """Every number that both have, for every setting that both have.
+    """Every number that both have, for every setting that both have. Each value of an axis that
+    only one of them knows is compared with the other's runs.
 
     Raises:
         Refusal: there is no such number or setting.
     """
-    axes = [
-        axis
-        for axis in dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
-        if axis not in REPEATS and all(known(each, axis) for each in (before, after))
-    ]
-    one, other = by_setting(before, axes), by_setting(after, axes)
+    one, other = both_by_setting(before, after)
     found = []
-    for setting in one:
-        for name in common_names(one[setting], other.get(setting, {})):
-            found.append(difference(setting, name, one[setting], other[setting]))
+    for setting, runs in one.items():
+        for there, others in other.items():
+            for name in common_names(runs, others) if setting.key == there.key else ():
+                words = "  ".join(filter(None, (setting.words, setting.alone, there.alone)))
+                found.append(difference(words, name, runs, others))
     if not found:
         raise Refusal(
             "the two experiments have no setting and number in common; their axes are "
             f"{in_words(before)} and {in_words(after)}"
         )
     return found
+
+
+def unpaired(before: Results, after: Results) -> list[str]:
+    """The settings that only one of the two has, in words."""
+    one, other = (
+        {setting.key: setting.words for setting in each} for each in both_by_setting(before, after)
+    )
+    return [words for key, words in (one | other).items() if key not in one or key not in other]
+
+
+def both_by_setting(
+    before: Results, after: Results
+) -> tuple[dict[Setting, Runs], dict[Setting, Runs]]:
+    """The runs of each by their settings."""
+    named = dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
+    axes = [axis for axis in named if axis not in REPEATS]
+    common = [axis for axis in axes if all(known(each, axis) for each in (before, after))]
+    return by_setting(before, axes, common), by_setting(after, axes, common)
+
+
+def in_a_row(axes: Sequence[str], values: Mapping[str, Any]) -> str:
+    """A setting in words."""
+    return "  ".join(f"{axis} {value_text(values[axis])}" for axis in axes)
 
 
 def known(results: Results, axis: str) -> bool:
@@ -202,20 +255,31 @@ def in_words(results: Results) -> str:
     return results.experiment.summary.partition(", ")[2]
 
 
-# By seed and position among the runs with that seed.
-Runs = dict[tuple[Any, int], dict[str, float]]
+def by_setting(results: Results, axes: Sequence[str], common: Sequence[str]) -> dict[Setting, Runs]:
+    """The numbers of the runs of each setting.
 
-
-def by_setting(results: Results, axes: Sequence[str]) -> dict[str, Runs]:
-    """The numbers of the runs of each setting."""
-    found: dict[str, Runs] = {}
+    Args:
+        common: those of the axes that the other experiment has too.
+    """
+    found: dict[Setting, Runs] = {}
+    own = [axis for axis in axes if axis not in common and axis in results.experiment.axes]
     for name, numbers in results.numbers.items():
         values = results.experiment.runs[name].values
-        setting = "  ".join(f"{axis} {value_text(values[axis])}" for axis in axes)
+        key = tuple(hashable(values[axis]) for axis in common)
+        setting = Setting(key, in_a_row(own, values), in_a_row(common, values))
         runs = found.setdefault(setting, {})
-        repeat = values["seed"], str(values.get("fold"))
+        # A fold that is no axis is the same in all runs.
+        fold = values.get("fold") if "fold" in results.experiment.axes else None
+        repeat = values["seed"], str(fold)
         runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
     return found
+
+
+def hashable(value: Any) -> Any:
+    """A value by which settings are told apart: 1 and 1.0 are the same, 1 and true are not."""
+    if isinstance(value, int | float | str | None):
+        return isinstance(value, bool), value
+    return json.dumps(value)
 
 
 def common_names(one: Runs, other: Runs) -> list[str]:

@@ -1,8 +1,10 @@
 """What all figures have in common."""
 
+import textwrap
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, for any colour vision.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -20,6 +22,21 @@ STYLE: dict[Any, Any] = {
     # With these settings the same table gives the same bytes.
     "svg.hashsalt": "ddp",
 }
+
+
+TITLE_CHARACTERS = 8.5  # of a title, for each inch
+
+
+def entitle(figure: Figure, words: str) -> None:
+    """Give it a title, in as many lines as it needs."""
+    width = int(TITLE_CHARACTERS * figure.get_figwidth())
+    lines = textwrap.fill(words, width, break_on_hyphens=False)
+    figure.suptitle(plain(lines), x=0.02, ha="left", fontweight="bold")
+
+
+def plain(text: str) -> str:
+    """For matplotlib, which reads a formula between two dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def colour_of(number: int, groups: int) -> Any:

@@ -19,7 +19,8 @@ from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 # A program that did nothing may end with 0 too.
 NO_NUMBERS = (
-    "finished without numbers; the keys metrics and result say where they are, if it has any"
+    "finished without numbers; the keys metrics and result say where they are, if it has any; then "
+    "add --config replace=true"
 )
 # As Python's json writes them; a name between quotation marks stays.
 NOT_FINITE = re.compile(r"(?<=[:\s])-?(?:NaN|Infinity)(?=\s*[,}])")
@@ -143,16 +144,8 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
 
 
 def checked(value: float | None) -> float:
-    """The number as a float.
-
-    Raises:
-        ValueError: it is too large to be drawn, or at all.
-    """
-    if value is None:
-        return math.nan
-    if abs(value) > LARGEST:
-        raise ValueError("a number is larger than 1e300")
-    return float(value)
+    """The number as a float; NaN if it is not finite, or too large to be drawn."""
+    return math.nan if value is None or abs(value) > LARGEST else float(value)
 
 
 def write_result(path: Path, result: Result) -> None:

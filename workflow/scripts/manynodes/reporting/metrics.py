@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from manynodes.base import atomic
@@ -15,7 +15,8 @@ LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
 OTHERS = "; the key metrics leaves out other columns"
-Row = dict[str, float]
+# None: it has no number, which is not NaN, the number of a training that went wrong.
+Row = dict[str, float | None]
 
 
 def metrics_file(run: Path) -> Path:
@@ -34,7 +35,7 @@ def read_metrics(path: Path) -> list[Row]:
     """The rows of metrics.csv, in the order of its first column; none if there is no such file.
 
     The first column counts epochs or steps. A later row with the same count replaces an earlier
-    one: a program that was interrupted has written some rows twice. An empty cell is NaN.
+    one: a program that was interrupted has written some rows twice.
 
     Raises:
         Refusal: it is not such a table.
@@ -64,9 +65,10 @@ def read_metrics(path: Path) -> list[Row]:
             if len(line) != len(header):
                 raise ValueError(f"row {number} has {len(line)} cells, not {len(header)}{HALF}")
             row = {key: cell(value, number) for key, value in zip(header, line, strict=True)}
-            if not math.isfinite(row[header[0]]):
+            count = row[header[0]]
+            if count is None or not math.isfinite(count):
                 raise ValueError(f"row {number} has no {header[0]}")
-            rows[row[header[0]]] = row
+            rows[count] = row
     except (ValueError, csv.Error) as error:
         raise Refusal(f"{path}: {error}") from None
     return [rows[count] for count in sorted(rows)]
@@ -80,14 +82,14 @@ def is_number(text: str) -> bool:
     return True
 
 
-def cell(text: str, row: int) -> float:
-    """A number; NaN and infinities are numbers of a training that went wrong.
+def cell(text: str, row: int) -> float | None:
+    """A number, or None for an empty cell; infinities are of a training that went wrong.
 
     Raises:
         ValueError: it is none.
     """
     if not text.strip():
-        return math.nan
+        return None
     try:
         value = float(text)
     except ValueError:
@@ -96,7 +98,7 @@ def cell(text: str, row: int) -> float:
     return value if abs(value) <= LARGEST or math.isnan(value) else math.copysign(math.inf, value)
 
 
-def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> None:
+def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     """Write the rows atomically; an empty file if there are none. None is an empty cell."""
     text = io.StringIO(newline="")
     if rows:
@@ -108,7 +110,7 @@ def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> Non
 
 def number_text(value: float | None) -> str:
     """The shortest text of a number; whole ones without a point."""
-    if value is None or math.isnan(value):
+    if value is None:
         return ""
     value = float(value)
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
@@ -116,11 +118,12 @@ def number_text(value: float | None) -> str:
 
 def newest(rows: Sequence[Row]) -> dict[str, float]:
     """The last number of each column of metrics.csv but the first, which counts: what a program has
-    come to that writes no result.
+    come to that writes no result. That of a training that has diverged is NaN.
     """
     found: dict[str, float] = {}
     for row in rows:
-        found |= {key: row[key] for key in list(row)[1:] if not math.isnan(row[key])}
+        cells = list(row.items())[1:]
+        found |= {key: value for key, value in cells if value is not None}
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from manynodes.base.errors import Refusal, printable
-from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
+from manynodes.experiment.config import COLUMNS, REPEATS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling, speed_up
 from manynodes.reporting.measures import Confusion, read_measured
@@ -105,13 +105,13 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     written = ("result", found.result), ("evaluated", found.evaluation)
     for origin, numbers in written if found.numbers else [("newest", newest(found.metrics))]:
         for key, value in numbers.items():
-            results[unused(key, origin, [*axes, *results, *COLUMNS])] = value
+            results[unused(key, origin, [*axes, *results, *COLUMNS, *REPEATS])] = value
     return Numbers(found.about, results, counted(found.metrics), found.confusion, found.sums)
 
 
 def counted(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a table, with whole epochs and steps as whole numbers."""
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).astype(float)
     whole = [key for key in COUNTS if key in table and (table[key] % 1 == 0).all()]
     return table.astype(dict.fromkeys(whole, int))
 

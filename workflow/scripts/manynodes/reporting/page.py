@@ -21,6 +21,7 @@ from manynodes.reporting.scaling import counted
 TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
+MOST_PLAIN = 1e15  # of numbers that are written with all digits before the point
 MOST_CLASSES = 50  # of the table of classes
 MOST_PAIRS = 10  # of confused classes
 PLAIN = ("plain_accuracy", "plain_loss")
@@ -70,8 +71,7 @@ def report(
     best = confused_run(tables["confusion"], experiment) if confused else ""
     incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
     incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return rendered(
         title=experiment.name,
         table=table,
         result=result_sentence(summary, settings, results, experiment.built_in),
@@ -99,6 +99,11 @@ def report(
         incidents=incidents,
         provenance=provenance(summary),
     )  # fmt: skip
+
+
+def rendered(**values: Any) -> str:
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**values)
 
 
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
@@ -190,8 +195,9 @@ def form_of(summary: pd.DataFrame, column: str) -> str:
         return "{:.2%}"
     if pd.api.types.is_integer_dtype(summary[column]):
         return "{:,}"
-    least = summary[column].abs().min()
-    if not 100 <= least < math.inf:
+    least, most = summary[column].abs().agg(["min", "max"])
+    # Of a training that diverged, a number may have 30 digits.
+    if not 100 <= least <= most < MOST_PLAIN:
         return "{:.5g}"
     # Five digits, as of smaller ones.
     return f"{{:,.{max(0, 4 - int(math.log10(least)))}f}}"
@@ -205,8 +211,9 @@ def means(
 
     The seeds of a fold share its images: they are averaged first, and the folds count.
     """
+    left_out = NOT_AVERAGED if built_in else ("seconds",)
     if {*REPEATS} <= {*summary}:
-        averaged = [column for column in results if column not in NOT_AVERAGED]
+        averaged = [column for column in results if column not in left_out]
         each_fold = summary.groupby([*settings, "fold"], as_index=False)
         summary = each_fold[averaged].mean()
     grouped: Any = summary.groupby(settings) if settings else summary.groupby(lambda _: "all runs")
@@ -215,7 +222,7 @@ def means(
     what = "folds (n)" if "fold" in summary else "runs (n)"
     found = pd.DataFrame({what: grouped.size()})
     for column in results:
-        if column in NOT_AVERAGED:
+        if column in left_out:
             continue
         # The mean of whole numbers is none.
         form = form_of(summary.astype({column: float}), column)
@@ -398,7 +405,9 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(frame: pd.DataFrame) -> Markup:
-    return Markup(f'<div class="wide">{frame.to_html(index=False, border=0)}</div>')
+    # Values of axes, as they were given; other numbers are texts by now.
+    shown = frame.to_html(index=False, border=0, float_format="{:.15g}".format)
+    return Markup(f'<div class="wide">{shown}</div>')
 
 
 def picture(name: str, content: bytes, form: str = "svg+xml") -> Markup:

@@ -6,6 +6,8 @@ averaged, and a band (curves) or a bar (points) shows their range.
 """
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -20,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
+    Locator,
     MaxNLocator,
     NullLocator,
     PercentFormatter,
@@ -27,7 +30,7 @@ from matplotlib.ticker import (
 
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
-from manynodes.reporting.figures import PALETTE, STYLE, colour_of
+from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle, plain
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.numbers import unused
 from manynodes.reporting.predictions import Predictions
@@ -42,13 +45,24 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # A curve of one point, which a line would not show.
 ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s"}, "test": {}}
-# Not drawn: other counts, and numbers that only go with others.
-NOT_DRAWN = (*COUNTS, "n", "plain_accuracy", "plain_loss", "seconds")
+# The result from several views.
+STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": "none"}
+# Not drawn: other counts and the time; of the classifier, numbers that only go with others.
+NOT_DRAWN = (*COUNTS, "seconds")
+OF_CLASSIFIER = ("n", "plain_accuracy", "plain_loss")
 # Names of figures that are not of a column.
 RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
+PANEL_CHARACTERS = 46  # of the title of a panel
 MOST_LINES = 24  # of a legend
 MOST_PANELS = 24  # of a figure; 240 took minutes to draw
+WIDTH, PANEL_WIDTH, CHARACTER = (
+    5.0,
+    3.2,
+    0.1,
+)  # inches: of an axis alone, and of several; of a label
+MOST_IN_PANEL = 12  # lines of the legend of one panel, with so many characters in two columns
+SHORT = 22
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns
 BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
@@ -56,6 +70,12 @@ MOST_NAMES = 100  # and up to which their names
 LONGEST = 28  # characters of a name in a figure
 # Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
 WIDE = 8
+FAINT = 0.35  # a curve where not all of its runs go on
+# Names of numbers of which a lower one is better.
+LOWER = re.compile(
+    "(^|[^a-z])(log)?(loss|error|perplexity|bits|ppl|wer|cer|mse|rmse|mae|nll|fid)([^a-z]|$)", re.I
+)
+MOST_ASIDE = 0.1  # of all of them
 ASIDE = 0.025  # of the width of a panel
 LEAST_RANGE = 0.02  # of an axis of accuracies
 
@@ -88,10 +108,10 @@ def draw(
                         draw_metric, some, summary, settings, count, metric, splits, title, built_in
                     ),
                 )
+        # The classifier's validation has its curve.
+        left_out = {*NOT_DRAWN, *((*OF_CLASSIFIER, "val_accuracy") if built_in else ())}
         for column in results if numeric else ():
-            # The classifier's validation has its curve.
-            curve = column == "val_accuracy" and built_in
-            if column not in NOT_DRAWN and not curve and summary[column].notna().any():
+            if column not in left_out and summary[column].notna().any():
                 yield (
                     f"{column}_by_axis",
                     partial(draw_by_axis, summary, settings, numeric, column, title),
@@ -160,16 +180,29 @@ def draw_metric(
     panels = list(curves.groupby(others)) if others else [((), curves)]
     if len(panels) > MOST_PANELS:
         hue, others = unused("setting", "all", curves.columns), []
-        panels = [((), curves.assign(**{hue: curves.groupby(list(settings)).ngroup()}))]
+        curves = curves.assign(**{hue: curves.groupby(list(settings)).ngroup()})
+        panels = [((), curves)]
     figure, grid = panel_grid(len(panels), sharex=True)
-    for axes, (values, panel) in zip(grid.flat, panels, strict=False):
+    values = [value for value, _ in curves.groupby(hue)] if hue else [None]
+    for axes, (place, panel) in zip(grid.flat, panels, strict=False):
         of_panel = summary[summary["run"].isin(panel["run"])]
         result = unused(metric, "test", settings)
-        draw_panel(axes, panel, of_panel, hue, count, metric, splits, result, built_in)
-        axes.set_title(named(others, values), fontsize=11)
+        draw_panel(axes, panel, of_panel, hue, values, count, metric, splits, result, built_in)
+        axes.set_title(textwrap.fill(named(others, place), PANEL_CHARACTERS), fontsize=11)
+    if hue in settings and len(values) > MOST_LINES:
+        colour_bar(figure, grid, str(hue), values)
     words = f"{title}: {metric} by {count}{spread_words(summary, settings)}"
     finish(figure, grid, len(panels), words)
     return figure
+
+
+def colour_bar(figure: Figure, grid: Any, hue: str, values: Sequence[Any]) -> None:
+    """What the colours mean where a legend would be too long: the first, middle and last value."""
+    several = len(values)
+    shade = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, several - 1), "viridis")
+    bar = figure.colorbar(shade, ax=grid.ravel().tolist(), label=plain(hue))
+    named_ones = [0, several // 2, several - 1]
+    bar.set_ticks(named_ones, labels=[shortened(str(values[number])) for number in named_ones])
 
 
 def draw_panel(
@@ -177,6 +210,7 @@ def draw_panel(
     panel: pd.DataFrame,
     summary: pd.DataFrame,
     hue: str | None,
+    values: Sequence[Any],
     count: str,
     metric: str,
     splits: dict[str, str],
@@ -186,51 +220,92 @@ def draw_panel(
     """Draw one panel.
 
     Args:
+        values: all that have a colour, in all panels; one None without `hue`.
         result: the column of the summary with the metric on the test split.
     """
     groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
     single = panel[count].nunique() == 1
     style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
-    views = [name for name in summary["views"].unique() if name != "plain"] if built_in else []
-    for number, (value, group) in enumerate(groups):
-        colour = colour_of(number, len(groups))
-        if len(groups) <= MOST_LINES:
+    views = [*{*summary["views"]} - {"plain"}] if built_in and "test" in splits else []
+    faint, room = False, room_for(panel, count, splits.get("test"), len(values))
+    for value, group in groups:
+        number = values.index(value)
+        colour = colour_of(number, len(values))
+        if len(values) <= MOST_LINES:
             axes.plot([], [], color=colour, linewidth=3,
                       label=named([hue], [value]) if hue else "all runs")  # fmt: skip
         # Points of several colours at the same place stand side by side.
-        place = number - (len(groups) - 1) / 2 if len(groups) <= MOST_LINES else 0
-        aside = place * ASIDE * max(float(np.ptp(panel[count])), 1.0)
+        aside = (number - (len(values) - 1) / 2) * room
         for split, column in splits.items():
             points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
-            points.index = points.index + (aside if split == "test" else 0)
-            axes.plot(points.index, points["mean"], color=colour, **style[split])
             if split == "test":
+                points.index += aside
+                axes.plot(points.index, points["mean"], color=colour, **style[split])
                 axes.vlines(points.index, points["min"], points["max"], color=colour)
-            elif split != "train":
+                continue
+            end = group[group[column].notna()].groupby("run")[count].max().min()
+            faint |= draw_curve(axes, points, end, {"color": colour} | style[split])
+            if split != "train":
                 axes.fill_between(points.index, points["min"], points["max"], color=colour,
                                   alpha=0.15, linewidth=0)  # fmt: skip
-        if views and "test" in splits:
+        if views:
             final = summary[summary["run"].isin(group["run"])][result].mean()
-            tested = group.loc[group[splits["test"]].notna(), count]
-            last = tested.max() if len(tested) else group[count].max()
-            axes.plot([last + aside], [final], color=colour, marker="*",
-                      markersize=11, linestyle="none")  # fmt: skip
-    for split in splits:
-        if split:
-            text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
-            axes.plot([], [], color="grey", label=text, **style[split])
-    for name in views if "test" in splits else ():
-        axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", marker="*",
-                  markersize=11, linestyle="none")  # fmt: skip
+            last = last_count(group, count, splits["test"])
+            axes.plot([last + aside], [final], color=colour, **STAR)
+    for split in filter(None, splits):
+        text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
+        axes.plot([], [], color="grey", label=text, **style[split])
+    if faint:
+        axes.plot([], [], color="grey", alpha=FAINT, label="of fewer runs")
+    for name in views:
+        axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", **STAR)
     axes.set_xlabel(plain(count))
     axes.set_ylabel(plain(metric))
-    whole = (panel[count] % 1 == 0).all()
-    if single:
-        axes.xaxis.set_major_locator(FixedLocator([panel[count].max()]))
-    elif whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if is_share(metric, panel[list(splits.values())].to_numpy(dtype=float).flat):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if locator := count_locator(panel[count]):
+        axes.xaxis.set_major_locator(locator)
+
+
+def last_count(group: pd.DataFrame, count: str, column: str) -> float:
+    """The last count with a number in a column, or of all if there is none."""
+    counts = group.loc[group[column].notna(), count]
+    return float(counts.max() if len(counts) else group[count].max())
+
+
+def room_for(panel: pd.DataFrame, count: str, tested: str | None, groups: int) -> float:
+    """By how much of the count the points of two groups are apart: neighbouring counts stay so.
+
+    Args:
+        tested: the column with the points, if there are any.
+    """
+    if tested is None or groups > MOST_LINES:
+        return 0.0
+    counts = np.unique(panel.loc[panel[tested].notna(), count].to_numpy(dtype=float))
+    nearest = float(np.diff(counts).min(initial=np.inf)) / 2
+    whole = max(float(np.ptp(panel[count])), 1.0)
+    return min(ASIDE * whole, MOST_ASIDE * whole / groups, nearest / groups)
+
+
+def count_locator(counts: pd.Series) -> Locator | None:
+    """Where an axis of counts has its ticks; None for matplotlib's choice."""
+    if counts.nunique() == 1:
+        return FixedLocator([counts.max()])
+    return MaxNLocator(integer=True) if (counts % 1 == 0).all() else None
+
+
+def draw_curve(axes: Axes, points: pd.DataFrame, end: float, style: dict[str, Any]) -> bool:
+    """Draw the mean of some runs; returns whether a part of it is of fewer of them, and faint.
+
+    Args:
+        points: with `mean`, by their count.
+        end: the last count of the run that has ended first.
+    """
+    common, rest = points[points.index <= end], points[points.index >= end]
+    axes.plot(common.index, common["mean"], **style)
+    if len(rest) > 1:
+        axes.plot(rest.index, rest["mean"], alpha=FAINT, **style)
+    return len(rest) > 1
 
 
 def draw_by_axis(
@@ -250,15 +325,16 @@ def draw_by_axis(
             colour = colour_of(number, len(groups))
             label = named(others, setting) or "all runs"
             axes.plot(points.index, points["mean"], color=colour, marker="o",
-                      label=label if len(groups) <= len(PALETTE) else None)  # fmt: skip
+                      label=label if len(groups) <= MOST_LINES else None)  # fmt: skip
             axes.vlines(points.index, points["min"], points["max"], color=colour)
+        if others and len(numeric) > 1 and len(groups) <= MOST_IN_PANEL:
+            # A colour is another setting in each panel.
+            short = max(len(named(others, setting)) for setting, _ in groups) <= SHORT
+            # Below the name of the axis, however high the panel is.
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.5,
+                        fontsize=8, ncols=2 if short else 1)  # fmt: skip
         values = sorted(map(float, summary[axis].unique()))
-        if min(values) > 0 and max(values) / min(values) >= WIDE:
-            axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(values))
-        axes.xaxis.set_minor_locator(NullLocator())
-        # Each to its own last digit: 0.9999 is not 1.
-        axes.xaxis.set_major_formatter(FixedFormatter([f"{value:.6g}" for value in values]))
+        scale_of_values(axes, values, WIDTH if len(numeric) == 1 else PANEL_WIDTH)
         axes.set_xlabel(plain(axis))
         axes.set_ylabel(plain(column))
         share = is_share(column, summary[column].to_numpy(dtype=float))
@@ -266,8 +342,41 @@ def draw_by_axis(
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         least_range(axes, share)
     words = f"{title}: {column} by setting{spread_words(summary, settings)}"
-    finish(figure, grid, len(numeric), words)
+    finish(figure, grid, len(numeric), words, legend=len(numeric) == 1)
     return figure
+
+
+def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
+    """An axis with the values of the runs as ticks, as far as their labels leave room for each
+    other; logarithmic if they are far apart.
+
+    Args:
+        values: in their order.
+        inches: how wide the axis is.
+    """
+    positive = [value for value in values if value > 0]
+    if positive and values[0] >= 0 and positive[-1] / positive[0] >= WIDE:
+        if values[0] > 0:
+            axes.set_xscale("log")
+        else:
+            # From zero to the next value it is linear.
+            axes.set_xscale("symlog", linthresh=positive[0])
+    places = axes.xaxis.get_transform().transform(np.asarray(values))
+    # Each to its own last digit: 0.9999 is not 1.
+    texts = [f"{value:.6g}" for value in values]
+    wide = CHARACTER * (1 + max(map(len, texts)))
+    least = float(np.ptp(places)) * wide / inches
+    kept: list[int] = []
+    for number, place in enumerate(places):
+        if not kept or place - places[kept[-1]] >= least:
+            kept.append(number)
+    if len(kept) > 1:
+        # The last one rather than its neighbour.
+        kept[-1] = len(values) - 1
+    ticks = [values[number] for number in kept]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FixedFormatter([texts[number] for number in kept]))
 
 
 def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: str) -> Figure:
@@ -281,7 +390,7 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
     values = summary[result].to_numpy(dtype=float)
     values = np.where(np.isfinite(values), values, np.nan)
     # The best ones on top.
-    order = np.argsort(values if "loss" not in result else -values)
+    order = np.argsort(-values if LOWER.search(result) else values)
     with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False}):
         figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
         heights = np.column_stack(
@@ -297,7 +406,7 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
         axes.set_xlim(-0.3, len(keys) - 0.6)
         form = PercentFormatter(1) if is_share(result, values) else None
         figure.colorbar(shade, ax=axes, format=form, label=plain(result))
-        figure.suptitle(f"{title}: {result} by setting", x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"{title}: {result} by setting")
     return figure
 
 
@@ -313,15 +422,23 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         heights = (numbers - numbers.min()) / spread if high > low else np.full(len(column), 0.5)
         texts = [(height, f"{value:.3g}") for height, value in labels]
     else:
-        names = sorted(map(str, column.unique()))
+        names = sorted(map(str, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
         heights = np.array([place[str(value)] for value in column])
-        texts = [(height, plain(name)) for name, height in place.items()]
+        texts = [(height, shortened(name)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
         axes.text(at - 0.03, height, text, ha="right", va="center", fontsize=9, bbox=box)
     return heights
+
+
+def as_number(name: str) -> tuple[float, str]:
+    """By which texts are sorted: numbers by their value, before others, such as `none`."""
+    try:
+        return float(name), name
+    except ValueError:
+        return math.inf, name
 
 
 def draw_confusion(confused: pd.DataFrame) -> Figure:
@@ -359,7 +476,7 @@ def draw_confusion(confused: pd.DataFrame) -> Figure:
         axes.set_ylabel("true class")
         figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
                         shrink=0.8)  # fmt: skip
-        figure.suptitle(f"Test images of {run}", x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"Test images of {run}")
         return figure
 
 
@@ -455,8 +572,7 @@ def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
         for axis in (above.yaxis, below.yaxis, below.xaxis):
             axis.set_major_formatter(PercentFormatter(1, decimals=0))
         figure.legend(loc="outside lower center", ncols=2)
-        words = f"Calibration of {run}, expected error {error:.2%}"
-        figure.suptitle(words, x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"Calibration of {run}, expected error {error:.2%}")
         return figure
 
 
@@ -480,8 +596,7 @@ def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str])
             axes.xaxis.set_major_formatter(PercentFormatter(1))
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         figure.legend(loc="outside lower center", ncols=2)
-        words = f"Images of each class of {run}, by their probability"
-        figure.suptitle(words, x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"Images of each class of {run}, by their probability")
         return figure
 
 
@@ -506,27 +621,22 @@ def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
     )
 
 
-def finish(figure: Figure, grid: Any, panels: int, title: str) -> None:
+def finish(figure: Figure, grid: Any, panels: int, title: str, legend: bool = True) -> None:
     for empty in grid.flat[panels:]:
         empty.set_visible(False)
-    figure.suptitle(plain(title), x=0.02, ha="left", fontweight="bold")
+    entitle(figure, title)
     labelled = {
         label: handle
         for axes in grid.flat
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if labelled and set(labelled) != {"all runs"} and len(labelled) <= MOST_LINES:
+    if legend and labelled and set(labelled) != {"all runs"}:
         figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
 
 
 def named(axes: Sequence[str], values: Sequence[Any]) -> str:
     pairs = zip(axes, values, strict=True)
     return "  ".join(f"{plain(axis)} {shortened(str(value))}" for axis, value in pairs)
-
-
-def plain(text: str) -> str:
-    """For matplotlib, which reads a formula between two dollar signs."""
-    return text.replace("$", r"\$")
 
 
 def shortened(text: str) -> str:

@@ -70,16 +70,23 @@ def differences(before: dict[str, Any], run: Run) -> list[str]:
     different = [
         (key, *apart(before.get(key, "not given"), now.get(key, "not given")))
         for key in keys
-        if key not in before or key not in now or not same(before[key], now[key])
+        if key not in before or key not in now or not same(before[key], now[key], bool(run.command))
     ]
     return [f"{key} {was} -> {is_now}" for key, was, is_now in different]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any, as_written: bool) -> bool:
     """Whether two values of a key are equal, of a mapping in the same order too: of regular
     expressions, the first one that matches may count.
+
+    Args:
+        as_written: 1, 1.0 and true are not the same: a program of the user's may tell them apart.
     """
-    return one == other and (not isinstance(one, dict) or [*one] == [*other])
+    if isinstance(one, dict) and isinstance(other, dict) and [*one] != [*other]:
+        return False
+    if as_written:
+        return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return bool(one == other)
 
 
 def read_about(path: Path, form: str = "run") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The figure of a scaling study: speed-up, efficiency, a map of sizes, accuracy by size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
+from pandas.api.types import is_integer_dtype
 
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, scaling, speed_up
-from manynodes.reporting.figures import STYLE, colour_of
+from manynodes.reporting.figures import STYLE, colour_of, entitle
 from manynodes.reporting.result_figures import least_range
 
 PANEL_COLUMNS = 2
@@ -74,37 +75,45 @@ def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -
             panel(axes)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
-        figure.suptitle(f"{title}: scaling", x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"{title}: scaling")
         return figure
 
 
 def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
-    """Speed-up by processes, with the ideal.
+    """Speed-up by processes, or by CPUs if their number varies, with the ideal.
 
     Args:
         table: as `speed_up.sizes` returns it.
     """
     settings = speed_up.by_setting(experiment, table)
+    on_gpus = experiment.runs[table["run"].iloc[0]].device == "cuda"
+    cpus = table["cpus_per_proc"]
+    by_cpus = cpus.nunique() > 1 and is_integer_dtype(cpus) and not on_gpus
+
+    def units(row: Mapping[str, Any]) -> int:
+        return int(row["processes"] * (row["cpus_per_proc"] if by_cpus else 1))
+
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
         for number, (name, rows) in enumerate(settings.items()):
             colour = colour_of(number, len(settings))
-            at = [row["processes"] for row in rows]
+            at = [units(row) for row in rows]
             axes.plot(at, [row["speed_up"] for row in rows], "o", color=colour, label=name)
             for row in rows:
+                parts = [row["nodes"], row["nproc_per_node"], *[row["cpus_per_proc"]] * by_cpus]
                 axes.annotate(
-                    f"{row['nodes']}x{row['nproc_per_node']}", (row["processes"], row["speed_up"]),
-                    (5, 2), textcoords="offset points", fontsize=7, color=colour,
+                    "x".join(map(str, parts)), (units(row), row["speed_up"]), (5, 2),
+                    textcoords="offset points", fontsize=7, color=colour,
                 )  # fmt: skip
             ideal = [row["speed_up"] / row["efficiency"] for row in rows]
             axes.plot(at, ideal, "--", color="grey", linewidth=1)
         axes.plot([], [], "--", color="grey", label="ideal")
         axes.set_ylabel("times as fast as the smallest")
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("processes")
-        ticks(axes, [row["processes"] for rows in settings.values() for row in rows])
+        axes.set_xlabel("CPUs" if by_cpus else "processes")
+        ticks(axes, [units(row) for rows in settings.values() for row in rows])
         axes.legend(fontsize=9)
-        figure.suptitle(f"{title}: scaling", x=0.02, ha="left", fontweight="bold")
+        entitle(figure, f"{title}: scaling")
         return figure
 
 

@@ -13,6 +13,7 @@ from manynodes.checkpointing.incidents import LONGEST
 INCIDENTS = ("time", "kind", "text")
 # Keys of run.json in which the runs of an experiment may not differ.
 SAME = {"code_sha256": "code", "sources_sha256": "code", "files_sha256": "files"}
+WORDS = SAME | {"initial_sha256": "initial_weights", "data_sha256": "data"}
 
 
 def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
@@ -33,12 +34,14 @@ def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
             # The user's network is in this sum; runs of another model have another one.
             known["code_sha256", str(config["model"])] = known.pop(("code_sha256", ""))
         known["data_sha256", str(config.get("dataset"))] = about["data_sha256"]
+        if initial := about.get("initial_sha256"):
+            known["initial_sha256", str(config["initial_weights"])] = initial
         for (key, of), value in known.items():
             other = first.setdefault((key, of), name)
             if abouts[other][key] != value:
                 raise Refusal(
-                    f"{other} and {name} were trained with different {SAME.get(key, 'data')} "
-                    f"({key}); train both again: add --config replace=true"
+                    f"{other} and {name} were trained with different {WORDS[key]} "
+                    f"({key}); train both again: add --config replace=true --forcerun train"
                 )
 
 
