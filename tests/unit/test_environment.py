@@ -1,16 +1,23 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
 import importlib.util
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from manynodes.base.environment import forget_contract, forget_others
+from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
+from manynodes.base.errors import Refusal
+from manynodes.checkpointing import incidents
 from manynodes.experiment.environments import UserEnvironment, look
-from manynodes.programs.variables import OUTSIDE, gloo_interface
+from manynodes.programs.folders import Folders
+from manynodes.programs.rank import looked, note_other_packages, started
+from manynodes.programs.task import Task
+from manynodes.programs.variables import OUTSIDE, gloo_interface, safely
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 from programs import SCRIPTS
@@ -126,3 +133,115 @@ def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_ad
         {"MASTER_ADDR": "127.0.0.1", "LAUNCH_NODES": "2"},
     ):
         assert gloo_interface(environment) == {}
+
+
+def own_python(folder: Path) -> Path:
+    """A folder that looks like a venv; its packages folder."""
+    packages = folder / f"lib/python3.{sys.version_info[1]}/site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin/python").symlink_to(os.path.realpath(sys.executable))
+    (folder / "bin/python3").symlink_to("python")
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(os.path.realpath(sys.executable)).parent}\n")
+    return packages
+
+
+def test_modules_and_setup_replace_nothing_that_a_process_needs(tmp_path: Path) -> None:
+    own_python(tmp_path / "v")
+    site = (
+        "export PATH=/site/bin:$PATH VIRTUAL_ENV=/site PYTHONPATH=/site CUDA_VISIBLE_DEVICES={}\n"
+        "export OMP_NUM_THREADS=99 MKL_NUM_THREADS=99 OMP_PROC_BIND=true OF_SITE=1\n"
+    )
+    ours = f"/program:{MODULES}"
+    before = {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ours}:/user", "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }  # fmt: skip
+    # One that leaves GPUs out is obeyed; others may be of another job.
+    for gpus, left in (("5", "0,1"), ("1", "1"), ("0,1,2", "0,1")):
+        given = {"python": str(tmp_path / "v"), "setup": site.format(gpus)}
+        words = UserEnvironment.of(given).started(["env", "-0"])
+        said = subprocess.run(words, env=before, capture_output=True, text=True, check=True).stdout
+        found = dict(line.split("=", 1) for line in said.split("\0") if line)
+        assert found["PATH"] == f"{tmp_path}/v/bin:/site/bin:/usr/bin:/bin"
+        assert found["VIRTUAL_ENV"] == f"{tmp_path}/v"
+        assert found["PYTHONPATH"] == f"{ours}:/site"
+        assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("2", left)
+        assert found["OF_SITE"] == "1"
+        assert not {"MKL_NUM_THREADS", "OMP_PROC_BIND"} & set(found)
+
+
+def test_a_python_is_understood_whatever_comes_before_it(tmp_path: Path) -> None:
+    packages = own_python(tmp_path / "v")
+    for name in ("good", "strange"):
+        (packages / f"{name}-1.dist-info").mkdir()
+        text = f"Name: {name}\nVersion: 1\nAuthor: J\xfcrgen\n"
+        encoding = "utf-8" if name == "good" else "latin-1"
+        (packages / f"{name}-1.dist-info/METADATA").write_bytes(text.encode(encoding))
+        (packages / f"{name}-1.dist-info/RECORD").write_bytes(text.encode(encoding))
+    pid = tmp_path / "pid"
+    setup = f"printf 'module x is loaded'; sleep 300 & echo $! > {pid}"
+    other = UserEnvironment.of({"python": str(tmp_path / "v"), "setup": setup})
+    found = look(other, [other.interpreter], os.environ, (), tmp_path)
+    # Nobody has waited for it.
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert found["distributions"].items() >= {"good": "1", "strange": "1"}.items()
+    ends = UserEnvironment.of({"setup": "f() { false; }\nf"})
+    with pytest.raises(Refusal, match="does not answer; setup may have ended the shell before it"):
+        look(ends, ["python3"], os.environ, (), tmp_path)
+
+
+def test_a_python_that_only_a_script_starts_is_looked_at(tmp_path: Path) -> None:
+    given = (["bash", "run.sh"], dict(os.environ), tmp_path, False)
+    assert looked(UserEnvironment.of({"setup": "true"}), *given)["python"].startswith("3.")
+    assert looked(UserEnvironment.of({"setup": "PATH=/nowhere"}), *given)["python"] is None
+
+
+def test_a_module_imports_nothing_from_the_folder_that_it_writes_to(tmp_path: Path) -> None:
+    work, beside = tmp_path / "work", tmp_path / "beside"
+    for folder in (work, beside):
+        folder.mkdir()
+    (work / "csv.py").write_text("raise SystemExit('not the csv of Python')")
+    (beside / "mine.py").write_text("import csv, helper; print(csv.__file__)")
+    (beside / "helper.py").touch()
+    module = ("{python}", "-m", f"{beside}:mine")
+    file = ("{python}", str(beside / "mine.py"))
+    for words, directory in ((module, None), (file, None), (module, str(beside))):
+        task = Task(words, tmp_path, {}, directory=directory)
+        places = Environment(results=work)
+        command, variables, start = started(task, UserEnvironment(), places, {"rank": 0})
+        command = safely(command, sys.executable, directory)
+        done = subprocess.run(
+            command, env=variables, cwd=start, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("-P" in command) == (words == module and directory is None)
+        # What it starts would not find the modules beside itself.
+        assert "PYTHONSAFEPATH" not in variables
+    assert safely(["/a/python", "-m", "mine"], "/a/python", None) == ["/a/python", "-m", "mine"]
+
+
+def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path) -> None:
+    folders, said = Folders(tmp_path), list[str]()
+    folders.state.mkdir()
+    record = {"host": "n1", "python": "3.12.1", "distributions": {"numpy": "2.3.5", "torch": "2.9"}}
+    note_other_packages(record, folders, said.append)
+    (folders.state / "environment.json").write_text(json.dumps(record))
+    note_other_packages(record, folders, said.append)
+    assert (said, incidents.read(folders.state)) == ([], [])
+    numpy = {"distributions": {"numpy": "2.4.0", "torch": "2.9"}}
+    note_other_packages(record | numpy, folders, said.append)
+    line = "continued with other packages: numpy 2.3.5 -> 2.4.0"
+    assert said == [f"warning: {line}"]
+    assert [(each.kind, each.text) for each in incidents.read(folders.state)] == [("inexact", line)]
+
+
+def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_path: Path) -> None:
+    packages = own_python(tmp_path / "v")
+    seen = set()
+    for name in ("lib/nothing", "conda-meta/cuda-12.json", packages / "mine.pth"):
+        path = tmp_path / "v" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        seen.add(UserEnvironment.of({"python": str(tmp_path / "v")}).contents_sha256)
+    assert len(seen) == 3

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
@@ -20,6 +22,7 @@ from manynodes.experiment.command import apart, filled, unseen
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.keys import keys_of
 from manynodes.experiment.table import with_table
+from manynodes.launching.agents import Output, Stop, run_all
 from manynodes.programs import attempt
 from manynodes.programs.folders import (
     Folders,
@@ -36,8 +39,9 @@ from manynodes.reporting.measures import (
     read_result,
     write_result,
 )
-from manynodes.reporting.metrics import newest, read_metrics
-from manynodes.reporting.results import changed
+from manynodes.reporting.metrics import newest, read_metrics, write_metrics
+from manynodes.reporting.results import changed, same
+from manynodes.schedulers.base import Command
 from programs import ABOUT, ROOT
 
 
@@ -84,9 +88,9 @@ def test_a_result_that_is_not_finite_is_one(tmp_path: Path) -> None:
     assert math.isnan(found["NaN, loss"])
     write_result(path, Result(found, None))
     assert json.loads(path.read_text()) == {"NaN, loss": None, "a": None, "b": 1.0}
-    path.write_text('{"a": 1e308}')
-    with pytest.raises(Refusal, match="larger than 1e300"):
-        read_result(path)
+    # As exp(loss) of a training that diverged; JSON has no largest whole number.
+    path.write_text('{"a": 1e308, "b": -1' + "0" * 400 + "}")
+    assert [math.isnan(value) for value in read_result(path).numbers.values()] == [True, True]
 
 
 def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:
@@ -284,7 +288,9 @@ def test_a_job_continues_its_own_state_with_fresh_and_no_other_s(tmp_path: Path)
     assert begin("PBS job 7 run 2", "fresh", requeued=True)
     # The same command once more, such as in an interactive job.
     assert not begin("PBS job 7 run 2", "fresh")
-    assert not begin("PBS job 8 run 2", "fresh", requeued=True)
+    assert not begin("PBS job 8.site run 2", "fresh", requeued=True)
+    # Submitted again, it has another id.
+    assert begin("PBS job 8.site, now 9.site run 1", "fresh", requeued=True)
     assert begin("process 1 on a", "exact")
     assert not of_another_launch(folders, "process 1 on a")
     assert of_another_launch(folders, "PBS job 8 run 2")
@@ -501,7 +507,7 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert list(rows[0]) == ["step", "epoch", "train_loss", "val_loss"]
     assert [row["step"] for row in rows] == [9, 19]
     assert (rows[0]["train_loss"], rows[0]["val_loss"]) == (0.5, 0.75)
-    assert math.isnan(rows[1]["val_loss"])
+    assert rows[1]["val_loss"] is None
     (tmp_path / "rows.jsonl").write_text('{"epoch": 1, "loss": NaN}\n{"epoch": 2, "loss": 1}\n{"ep')
     rows = read_user_metrics(tmp_path, "rows.jsonl")
     assert math.isnan(rows[0]["loss"])
@@ -561,7 +567,7 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert [(row["epoch"], row["loss"]) for row in rows if row["epoch"] != 1] == [
         (0, 1.5), (2, 1.25),
     ]  # fmt: skip
-    assert math.isnan(rows[1]["loss"])
+    assert rows[1]["loss"] is None
     assert newest(rows) == {"loss": 1.25}
     (tmp_path / "named.csv").write_text("name,score\nalpha,1\n1e5,2\n")
     assert [list(row) for row in read_user_metrics(tmp_path, "named.csv")] == 2 * [
@@ -595,6 +601,13 @@ def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: 
     assert metrics_of(tmp_path, right) == [{"epoch": 9, "loss": 9}]
     with pytest.raises(Refusal, match="no line of .*printed/.*log matches"):
         metrics_of(tmp_path, {"log": r"Epoch (?P<epoch>\d+) (?P<accuracy>\d+)"})
+    of_steps = {"log": r"step (?P<step>\d+) epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
+    for numbers, anew in ((((1, 1), (2, 1), (3, 2), (3, 2)), False),
+                          (((1, 1), (2, 1), (1, 2), (2, 2)), True)):  # fmt: skip
+        lines = [f"step {step} epoch {epoch} loss {epoch}\n" for step, epoch in numbers]
+        (printed / "000002.log").write_text("".join(lines))
+        with pytest.raises(Refusal, match="step begins anew") if anew else nullcontext():
+            assert [row["step"] for row in metrics_of(tmp_path, of_steps)] == [1, 2, 3]
 
 
 def test_the_first_group_with_the_name_of_a_count_counts(tmp_path: Path) -> None:
@@ -631,9 +644,9 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
         r"step (?P<iter>\d+): val (?P<val>\S+)",
     ]
     before = [
-        {"iter": 0.0, "loss": 3.0, "val": math.nan},
-        {"iter": 1.0, "loss": 2.5, "val": math.nan},
-        {"iter": 2.0, "loss": 2.0, "val": math.nan},
+        {"iter": 0.0, "loss": 3.0, "val": None},
+        {"iter": 1.0, "loss": 2.5, "val": None},
+        {"iter": 2.0, "loss": 2.0, "val": None},
     ]
     rows = LogRows(patterns, tmp_path / "metrics.csv", before)
     rows.write()
@@ -647,7 +660,7 @@ def test_lines_of_a_log_become_rows_and_those_after_a_restart_replace_earlier_on
         rows.take(line)
     rows.write()
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
-        "iter,loss,val", "0,3,", "1,2.25,4", "3,,",
+        "iter,loss,val", "0,3,", "1,2.25,4", "3,nan,",
     ]  # fmt: skip
     # Late, or a summary at the end.
     rows.take("step 2: val 5")
@@ -697,9 +710,39 @@ def test_numbers_in_a_line_may_have_brackets_and_commas(tmp_path) -> None:
         pair.take(line)
     assert [row["val_accuracy"] for row in pair.in_order][:1] == [0.5]
     assert [row["epoch"] for row in pair.in_order] == [1, 2]
-    assert math.isnan(pair.in_order[1]["val_accuracy"])
+    assert pair.in_order[1]["val_accuracy"] is None
     assert found[:2] == [[1, 0.5, 850], [2, 0.25, 1234]]
     assert (found[2][::2], len(found)) == ([3, 1234567.5], 3)
+
+
+def test_lines_of_both_streams_are_heard_in_their_order(tmp_path: Path) -> None:
+    """A program may print the epoch, and its progress bar the loss, to stderr."""
+    program = (
+        "import sys\n"
+        "for epoch in range(200):\n"
+        "    print('Epoch', epoch, flush=True)\n"
+        "    print('\\r 50%|#  | 1/2 [00:01<00:01]', file=sys.stderr, end='')\n"
+        "    bar = f'\\r100%|### | 2/2 [00:02<00:00, loss={epoch}]'\n"
+        "    print(bar, file=sys.stderr, end='')\n"
+        "    print('', file=sys.stderr) if epoch % 2 else print('printed', flush=True)\n"
+    )
+    heard: list[str] = []
+    with (tmp_path / "log").open("w") as log:
+        output = Output(log, log, heard=heard.append, together=True)
+        run_all([Command((sys.executable, "-c", program))], output, Stop(), 1)
+    expected = []
+    for epoch in range(200):
+        bar = f"100%|### | 2/2 [00:02<00:00, loss={epoch}]"
+        expected += [f"Epoch {epoch}", bar, *["printed"] * (epoch % 2 == 0)]
+    assert heard == expected
+    assert "".join(output.errors) == "".join(heard)
+    # Padded, as tqdm does behind a shorter one; with brackets of its own.
+    for line in ("100%|#| 3/3 [00:01<00:00, loss=5]   ", "1%|#| 1/9 [0:1<0:2, a=[1], b=2]"):
+        heard.clear()
+        with (tmp_path / "log").open("w") as log:
+            output = Output(log, log, heard=heard.append, together=True)
+            run_all([Command(("printf", "%s\\n", line))], output, Stop(), 1)
+        assert heard == [line]
 
 
 def test_rows_without_the_count_add_to_those_of_their_epoch(tmp_path: Path) -> None:
@@ -739,3 +782,59 @@ def test_expressions_that_count_nothing_or_different_things_are_refused(
     with pytest.raises(Refusal) as refused:
         program(program="t.py", metrics={"log": log})
     assert line in str(refused.value)
+
+
+def test_what_a_training_that_diverged_has_come_to_is_no_number(tmp_path: Path) -> None:
+    """Its last loss that was one is of a time before; an empty cell says nothing."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,loss,val\n1,2.5,7\n2,nan,\n3,NaN,\n")
+    rows = read_metrics(path)
+    found = newest(rows)
+    assert (math.isnan(found["loss"]), found["val"]) == (True, 7)
+    write_metrics(path, rows)
+    assert path.read_text() == "epoch,loss,val\n1,2.5,7\n2,nan,\n3,nan,\n"
+
+
+def test_values_of_a_program_are_compared_as_they_are_written() -> None:
+    assert same(1, 1.0, as_written=False)
+    assert not same(1, True, as_written=True)
+    assert not same([1], [1.0], as_written=True)
+    assert same({"a": 1}, {"a": 1}, as_written=True)
+    assert differences({"run": {"amp": 1}}, {"run": {"amp": True}})
+    for values in ([1, 1.0], [True, 1], [0, False]):
+        given = {"experiment": "x", "program": "t.py"}
+        with pytest.raises(Refusal, match="lr: .* has one number in two forms"):
+            Experiment.from_config(given | {"parameters": {"lr": values}})
+        with pytest.raises(Refusal, match="lr: .* has one number in two forms"):
+            Experiment.from_config(given | {"runs": [{"lr": each} for each in values],
+                                            "parameters": {"lr": 9}})  # fmt: skip
+
+
+def test_the_arguments_of_an_evaluation_are_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "ev.py").write_text("")
+    given = {"experiment": "x", "command": ["true"], "evaluate": ["ev.py", "0.5"]}
+
+    def sha256(**changes: Any) -> str:
+        return Experiment.from_files(given | changes, [tmp_path]).evaluation_sha256
+
+    first = sha256()
+    assert sha256() == first
+    assert sha256(evaluate=["ev.py", "0.9"]) != first
+    (tmp_path / "ev.py").write_text("1")
+    assert sha256() != first
+    assert sha256(evaluate=None) == ""
+
+
+@pytest.mark.parametrize("given", [
+    {"command": ["echo", "a\0"]}, {"command": ["true"], "parameters": {"a": "\ud800"}},
+    {"command": ["true"], "evaluate": ["true", "\0"]},
+])  # fmt: skip
+def test_what_no_command_line_can_hold_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match="has a character that no command line can hold"):
+        Experiment.from_config({"experiment": "x"} | given)
+
+
+def test_an_output_that_would_be_an_option_is_refused() -> None:
+    given = {"experiment": "x", "command": ["true"], "outputs": ["-model.pt"]}
+    with pytest.raises(Refusal, match='outputs: "-model.pt" is not a path'):
+        Experiment.from_config(given)

@@ -3,6 +3,7 @@ them. tests/workflow/test_mistakes.py runs Snakemake itself.
 """
 
 import os
+import sys
 import venv
 from pathlib import Path
 
@@ -47,6 +48,10 @@ REFUSED = {
     ),
     "program: p.py\nenvironment: {container: x.sif, strict: true}": (
         "config: environment.strict: an image is one whole; leave strict out"
+    ),
+    "program: p.py\nenvironment: {setup: 'true', strict: true}": (
+        "config: environment.strict: needs python, conda or uv, and neither modules nor setup; "
+        "leave strict out"
     ),
     "program: p.py\nenvironment: {options: [--nv]}": (
         "config: environment.options: these are for a container; give it too"
@@ -105,6 +110,20 @@ def test_what_cannot_start_is_refused_in_one_line(
     assert REFUSED[keys] in said
     assert len(said) <= 200
     assert "\n" not in said
+
+
+def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    venv.create(".venv", symlinks=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    Path("mine").mkdir()
+    Path("mine/p.py").touch()
+    text = "experiment: e\nprogram: p.py\nenvironment: {python: .venv}\n"
+    Path("mine/e.yaml").write_text(text)
+    with pytest.raises(Refusal, match=r"mine/\.venv is not there; correct environment"):
+        check(Path("mine/e.yaml"))
+    venv.create("mine/.venv", symlinks=True)
+    check(Path("mine/e.yaml"))
 
 
 def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatch) -> None:

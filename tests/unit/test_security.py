@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,8 +21,11 @@ import torch
 from torch.distributed import HashStore
 
 from manynodes.base import signing, tree
-from manynodes.base.environment import variable
+from manynodes.base.environment import Environment, variable
 from manynodes.base.errors import Refusal
+from manynodes.programs.folders import Folders
+from manynodes.programs.rank import staged_here, tell_staged, told_staged
+from manynodes.programs.task import Task
 from manynodes.ranks import preflight
 from manynodes.ranks.preflight import RankReport
 from programs import SCRIPTS, program, train_command
@@ -90,6 +94,22 @@ def test_without_a_secret_nothing_is_exchanged(
         ),
     ):
         signing.signed("x", b"")
+
+
+def test_where_a_node_has_its_inputs_only_its_first_process_can_say(tmp_path: Path) -> None:
+    """In a results folder that a group may write to."""
+    secret, planted = signing.new_secret(), {"packed": "/planted", "data": "/planted"}
+    contract, task = Environment(secret=secret), Task((), tmp_path, {}, data=tmp_path)
+    where = (contract, Folders(tmp_path))
+    message, _, _ = staged_here(replace(task, data=None), *where, 0, print)
+    message.write_text(json.dumps(planted))
+    assert told_staged(message, secret) is None
+    tell_staged(message, planted, signing.new_secret())
+    assert told_staged(message, secret) is None
+    tell_staged(message, planted, secret)
+    assert told_staged(message.with_name("1-other.json"), secret) is None
+    # A task without a packed environment has none.
+    assert staged_here(task, *where, 1, print)[2] == {"data": Path("/planted")}
 
 
 def test_a_tree_of_tensors_comes_back_as_it_was() -> None:

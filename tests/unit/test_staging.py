@@ -306,3 +306,20 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         assert "./bin/python" in archive.getnames()
+
+
+def test_an_environment_that_cannot_be_unpacked_is_a_fallback_with_the_folder(tmp_path) -> None:
+    full = tmp_path / "full"
+    (tmp_path / "env").mkdir()
+    full.mkdir()
+    (tmp_path / "env/large").write_bytes(bytes(3_000_000))
+    where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
+    assert program("pack", *where, "--name", "x").returncode == 0
+    stage = shell("stage", "--packed", tmp_path / "out", "--scratch", full)
+    done = in_namespace(f"mount -t tmpfs -o size=5m tmpfs {full} && {stage}")
+    assert done.returncode == 0, done.stderr
+    warning, said = done.stdout.splitlines()
+    because = f"because {full}/ddp-data-0: No space left on device"
+    assert warning.startswith(f"warning: using the shared environment, {because}")
+    assert f"fallback {tmp_path}/out, " in said
+    assert because in said

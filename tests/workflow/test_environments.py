@@ -114,6 +114,13 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
     done = place.snakemake("--until", "train", "--configfile", "packed/env.yaml")
     why = r"packed/run: not finished: pack: .*environment.tar: Is a directory; log: .*pack.log"
     assert re.search(why, done.stdout), done.stdout
+    (place.path / "results/packed/environment/environment.tar").rmdir()
+    place.run("--until", "train", "--configfile", "packed/env.yaml")
+    # For a finished run, nothing is staged again.
+    (site,) = (folder / "env/lib").glob("*/site-packages")
+    (site / "mine.pth").touch()
+    said = place.run("-n", "--until", "train", "--configfile", "packed/env.yaml")
+    assert jobs_in(said) == {"pack": 1}
 
 
 @pytest.mark.faults

@@ -7,7 +7,8 @@
 rule stage:
     input:
         sources_of,
-        PACKED,
+        # What is packed anew is staged by the processes that need it; see `train`.
+        ancient(PACKED),
     output:
         report="results/{experiment}/{run}/staging.json",
     log:

@@ -265,8 +265,13 @@ def run_ready(
             stop.asked = True
 
     try:
-        heard = replace(output, heard=rank.rows.take) if rank.rows else output
-        outcome = run_all([rank.command], heard, stop, SUPERVISE_GRACE, look=look)
+        if rows := rank.rows:
+            # What one line counts, another has, perhaps on stderr: their order matters. But what is
+            # asked for at the begin of a line would stand behind another program's progress bar.
+            anchored = any(each.pattern.startswith("^") for each in rows.patterns)
+            several = len(rows.patterns) > 1 and not anchored
+            output = replace(output, heard=rows.take, together=several)
+        outcome = run_all([rank.command], output, stop, SUPERVISE_GRACE, look=look)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}"
         raise Refusal(f"{where}; check program, command or directory") from None

@@ -12,6 +12,13 @@ from pathlib import Path
 
 # Of cgroup version 2, and of version 1 where the controller `cpu` may be mounted with another one.
 MOUNTED = ("", "cpu", "cpu,cpuacct")
+# A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
+# ranks were 41 % slower).
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# Snakemake sets them for each rule, to all CPUs of the job, and torch follows MKL's rather than
+# OMP_NUM_THREADS: the ranks of a program shared the CPUs with all threads of each other. Without
+# them, all of these libraries follow OMP_NUM_THREADS.
+OF_LIBRARIES = tuple(f"{name}_NUM_THREADS" for name in ("MKL", "OPENBLAS", "GOTO", "NUMEXPR"))
 
 
 def usable_cpus() -> int:

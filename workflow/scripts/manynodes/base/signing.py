@@ -22,13 +22,16 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def key() -> bytes:
+def key(given: str | None = None) -> bytes:
     """The job's secret.
+
+    Args:
+        given: by who has removed it from this process's environment.
 
     Raises:
         Refusal: it is missing, or short enough to be guessed.
     """
-    secret = os.fsencode(Environment.read().secret or "")
+    secret = os.fsencode(given or Environment.read().secret or "")
     if len(secret) < LEAST:
         raise Refusal(
             f"{variable('secret')} is not set, or shorter than {LEAST} characters: start the "
@@ -38,27 +41,31 @@ def key() -> bytes:
     return secret
 
 
-def signature(what: str, content: bytes) -> bytes:
-    return hmac.digest(key(), what.encode() + b"\0" + content, "sha256")
+def signature(what: str, content: bytes, secret: str | None = None) -> bytes:
+    return hmac.digest(key(secret), what.encode() + b"\0" + content, "sha256")
 
 
-def signed(what: str, content: bytes) -> bytes:
+def signed(what: str, content: bytes, secret: str | None = None) -> bytes:
     """The content with its signature in front.
 
     Args:
         what: name of the value, unique in the job, so that no value can replace another.
+        secret: as for `key`.
     """
-    return signature(what, content) + content
+    return signature(what, content, secret) + content
 
 
-def verified(what: str, received: bytes) -> bytes:
+def verified(what: str, received: bytes, secret: str | None = None) -> bytes:
     """The content of a signed value.
+
+    Args:
+        what, secret: as for `signed`.
 
     Raises:
         Refusal: it was not signed with the job's secret, or under another name.
     """
     content = received[SIZE:]
-    if not hmac.compare_digest(received[:SIZE], signature(what, content)):
+    if not hmac.compare_digest(received[:SIZE], signature(what, content, secret)):
         raise Refusal(
             f"{what}: the received value is not signed with this job's secret; check who else can "
             "reach the job's ports"

@@ -5,6 +5,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,23 @@ def unpacked_here(
     if staged.status == "fallback":
         tell(str(staged))
         return staged, None
+
+    def fallen_back(reason: str) -> tuple[Staged, None]:
+        tell(f"warning: using the shared environment, because {reason}")
+        shared = replace(staged, path=str(source.path), of_job=False)
+        return replace(shared, status="fallback", reason=reason), None
+
     above = Path(staged.path).parents[1]
     if above.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
         # Of data, every copy is hashed; of an environment, each file when it is imported is not.
-        tell(f"warning: using the shared environment, because the group of {above} may replace "
-             "files in it; it has no sticky bit")  # fmt: skip
-        return staged, None
+        return fallen_back(f"the group of {above} may replace files in it; it has no sticky bit")
     try:
         return staged, unpacked(source.at(Path(staged.path)), tell)
     except NotLocked as problem:
-        tell(f"warning: using the shared environment, because {problem}")
+        reason = str(problem)
     except OSError as error:
-        tell(f"warning: using the shared environment, because {os_error_line(error)}")
-    return staged, None
+        reason = os_error_line(error)
+    return fallen_back(reason)
 
 
 def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
@@ -84,6 +89,10 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
                 archive.extractall(work, **TRUSTED)
             (work / COMPLETE).touch()
             work.rename(target)
+        except OSError as error:
+            # A full disk's error names no file, or the member.
+            error.filename = str(target.parent)
+            raise
         except tarfile.TarError as error:
             raise Refusal(f"{copy.path / ARCHIVE}: {error}; delete it and try again") from None
         finally:

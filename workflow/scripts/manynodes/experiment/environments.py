@@ -10,15 +10,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from manynodes.base.environment import variable
+from manynodes.base.cpus import BINDING, OF_LIBRARIES
+from manynodes.base.environment import MODULES, variable
 from manynodes.base.errors import Refusal, error_line
 from manynodes.base.modules import FIND_MODULE
 from manynodes.base.reading import file_sha256, is_file, open_file
+from manynodes.base.temporary import file_without_a_name
 
 # Seconds for a Python that lies on a cold network file system.
 PATIENCE = 300
@@ -33,14 +36,40 @@ SIF_HEADER, SIF_MAGIC = 128, b"SIF_MAGIC"
 OF_CONTAINER = (
     "PATH", "HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", "LD_PRELOAD",
 )  # fmt: skip
+# In bash, before modules and setup are loaded and after it. A site's may replace PYTHONPATH, of
+# which the part that leads to the program and to `launched` comes first again; and they take
+# nothing from the CPUs and GPUs of this process but GPUs that they leave out.
+BEFORE = f"""
+_mn_path=:${{PYTHONPATH:-}}: _mn_modules={shlex.quote(str(MODULES))}
+case $_mn_path in
+  *:"$_mn_modules":*) _mn_path=${{_mn_path%%:"$_mn_modules":*}}:$_mn_modules ;;
+  *) _mn_path= ;;
+esac
+_mn_path=${{_mn_path#:}}
+_mn_threads=${{OMP_NUM_THREADS-}} _mn_gpus=${{CUDA_VISIBLE_DEVICES-all}}
+"""
+AFTER = f"""
+IFS=$' \\t\\n'
+[[ ${{PYTHONPATH-}} == "$_mn_path"* ]] ||
+  export PYTHONPATH="$_mn_path${{PYTHONPATH:+:$PYTHONPATH}}"
+unset {" ".join([*BINDING, *OF_LIBRARIES])}
+[[ ! $_mn_threads ]] || export OMP_NUM_THREADS="$_mn_threads"
+if [[ $_mn_gpus != all ]]; then
+  _mn_name=${{CUDA_VISIBLE_DEVICES-all}}
+  for _mn_name in ${{_mn_name//,/ }}; do
+    [[ ,$_mn_gpus,-1, == *,$_mn_name,* ]] ||
+      export CUDA_VISIBLE_DEVICES="$_mn_gpus"
+  done
+fi
+"""
 # In bash: the folders that a container shares with the node, under the same paths: a program finds
 # its own files, our module, and what the contract names, also behind links. One below another is
 # there with it.
 SHARED = r"""
 IFS=$' \t\n'
 program_shared=("${TMPDIR:-/tmp}" "$program_here" "$program_start")
-IFS=: read -ra program_path <<< "${PYTHONPATH:-}"
-program_shared+=("${program_path[@]}")
+IFS=: read -ra _mn_path <<< "${PYTHONPATH:-}"
+program_shared+=("${_mn_path[@]}")
 for program_name in "${!LAUNCH_@}"; do program_shared+=("${!program_name}"); done
 for program_name in "${LAUNCH_FILES:-/nowhere}"/*; do
   [ ! -L "$program_name" ] || program_shared+=("$(readlink -f "$program_name")")
@@ -70,13 +99,25 @@ import sys
 sys.path = [path for path in sys.path if path]
 import hashlib, importlib.util, json, os, platform, sys, sysconfig
 listed, texts = [], []
+# One that is damaged, or not in UTF-8, keeps nobody from the others.
+def named(d):
+    try:
+        return d.metadata["Name"], d.version
+    except Exception:
+        folder = os.path.basename(str(getattr(d, "_path", "")))
+        return folder.rpartition(".")[0].partition("-")[::2]
+def text(d, name):
+    try:
+        return d.read_text(name) or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode("latin-1")
 if sys.argv[3] == "all":
     try:
         from importlib import metadata
         every = list(metadata.distributions())
-        listed = [(d.metadata["Name"], d.version) for d in every]
+        listed = [named(d) for d in every]
         # The hashes of all files, and the commit of a package that has only one version.
-        texts = [d.read_text(name) or "" for d in every for name in ("RECORD", "direct_url.json")]
+        texts = [text(d, name) for d in every for name in ("RECORD", "direct_url.json")]
     except ImportError:
         import pkg_resources
         listed = [(d.project_name, d.version) for d in pkg_resources.working_set]
@@ -191,10 +232,12 @@ class UserEnvironment:
             lines += [FIND_MODULE, f"module load {shlex.join(self.modules)} || exit 1"]
         if self.setup:
             told = 'echo "environment.setup: $BASH_COMMAND ended with status $?" >&2'
-            lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +e; trap - ERR"]
+            lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +euf; trap - ERR"]
         if self.conda:
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
             lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
+        if lines:
+            lines = [BEFORE, *lines, AFTER, *self.lines_of_prefix]
         if not (lines or self.container):
             return tuple(words)
         # The paths in them hold where the command was typed, and not where the program starts.
@@ -206,6 +249,27 @@ class UserEnvironment:
             lines.append(self.container_lines())
             after = 'cd "$program_start"; exec "${program_at[@]}" "${program_words[@]}"'
         return ("bash", "-c", "\n".join([before, *lines, after]), "bash", *words)
+
+    @property
+    def of_prefix(self) -> dict[str, str]:
+        """The variable that names the folder of its venv or of conda."""
+        if self.prefix is None:
+            return {}
+        folder = Path(self.interpreter).parents[1]
+        if self.conda:
+            return {"CONDA_PREFIX": str(folder)}
+        return {"VIRTUAL_ENV": str(folder)} if (folder / "pyvenv.cfg").is_file() else {}
+
+    @property
+    def lines_of_prefix(self) -> list[str]:
+        """Lines of bash with which the programs of its folder come before those of modules. An
+        interpreter without a folder of its own may lie in /usr/bin, with other compilers.
+        """
+        if self.prefix is None or (self.prefix.is_file() and not self.of_prefix):
+            return []
+        given = [f"{name}={shlex.quote(value)}" for name, value in self.of_prefix.items()]
+        folder = shlex.quote(str(Path(self.interpreter).parent))
+        return [" ".join(["export", f"PATH={folder}:$PATH", *given])]
 
     @property
     def is_image_file(self) -> bool:
@@ -263,10 +327,7 @@ class UserEnvironment:
             prefix = Path(self.interpreter).parents[1]
             if any(prefix.glob("lib*/python*/site-packages/torch")):
                 found = without_our_torch(found)
-            if self.conda:
-                found["CONDA_PREFIX"] = str(prefix)
-            elif (prefix / "pyvenv.cfg").is_file():
-                found["VIRTUAL_ENV"] = str(prefix)
+            found |= self.of_prefix
         if self.uv:
             found.pop("UV_NO_PROJECT", None)
             project = str(Path(self.uv).absolute())
@@ -288,6 +349,12 @@ class UserEnvironment:
             raise Refusal("config: environment.options: these are for a container; give it too")
         if self.strict and self.container:
             raise Refusal("config: environment.strict: an image is one whole; leave strict out")
+        if self.strict and not self.answers_here:
+            # Else it would say nothing of what they bring.
+            raise Refusal(
+                "config: environment.strict: needs python, conda or uv, and neither modules nor "
+                "setup; leave strict out"
+            )
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
@@ -327,8 +394,22 @@ class UserEnvironment:
         """Changes with the files of these packages, and with the lock."""
         if not self.answers_here:
             return ""
-        text = f"{self.packages_sha256} {self.here['contents']} {self.identity}"
+        text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def unlisted(self) -> list[tuple[str, int, int]]:
+        """Changes with what pip lists in no RECORD: conda's packages, and single modules and .pth
+        files of which somebody has changed the text. Not with what lies deeper, thousands of files.
+        """
+        folder = Path(self.interpreter).parents[1]
+        found = []
+        for each in ("conda-meta/*.json", "lib/python*/site-packages/*"):
+            for path in sorted(folder.glob(each)):
+                if is_file(path):
+                    status = path.stat()
+                    found.append((path.name, status.st_size, status.st_mtime_ns))
+        return found
 
     @cached_property
     def image(self) -> str:
@@ -428,25 +509,43 @@ def look(
                                  "all" if listed else "none", *imports])  # fmt: skip
     if environment.container:
         variables = {**variables, variable("probed"): str(folder.resolve())}
-    try:
-        done = subprocess.run(
-            words, env=variables, capture_output=True, text=True, errors="replace",
-            timeout=PATIENCE, check=False,
-            cwd=start,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refusal(f"{python[0]} does not answer: {error}") from None
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not lines:
-        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        raise Refusal(f"{python[0]} does not answer: {said[-1]}")
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    # Not pipes, whose end comes only with that of what setup has started in the background.
+    with file_without_a_name() as output, file_without_a_name() as errors:
+        try:
+            done = subprocess.run(
+                words, env=variables, stdout=output, stderr=errors, timeout=PATIENCE, check=False,
+                cwd=start,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Refusal(f"{python[0]} does not answer: {error}") from None
+        found, error_text = answer_in(content_of(output)), content_of(errors).strip()
+    if done.returncode or found is None:
+        said = error_text.splitlines() or [f"it ended with status {done.returncode}"]
+        before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))
+        silent = before and found is None and not error_text
+        why = f"; {before} may have ended the shell before it began" if silent else ""
+        raise Refusal(f"{python[0]} does not answer{why}: {said[-1]}")
     if missing := found.pop("missing"):
         raise Refusal(
             f"{found['interpreter']} ({found['python']}) has no module {missing[0]}, which the "
             "program imports; install it there, or correct environment"
         )
     return found | {"imports": list(imports)}
+
+
+def content_of(file: IO[str]) -> str:
+    """What another process has written to a file of `file_without_a_name`."""
+    number = file.fileno()
+    return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
+
+
+def answer_in(text: str) -> dict[str, Any] | None:
+    """What PROBE has said, in an output in which others may have left a line without its end."""
+    _, mark, rest = text.rpartition(MARK)
+    with suppress(ValueError):
+        found: dict[str, Any] = json.JSONDecoder().raw_decode(rest)[0]
+        return found if mark else None
+    return None
 
 
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:

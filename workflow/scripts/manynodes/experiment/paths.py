@@ -1,6 +1,7 @@
 """The user's files: paths in a configuration, relative to the file that has them."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from manynodes.base.reading import is_file
 from manynodes.data.user.declaration import BY_FOLDER
 from manynodes.experiment.declaration import BUILT_IN
 from manynodes.experiment.keys import Keys
+
+OF_PYTHON = ("python", "conda", "uv")  # in `environment`
 
 
 def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
 
     Args:
         folders: of the configuration files, the last one given first; a path that is in none of
-            them is relative to the working directory.
+            them is relative to the working directory, unless it is of `environment`.
         keys: say which of its values are paths.
     """
 
@@ -79,6 +82,11 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         return form(value) if isinstance(value, str) else value
 
     found = {key: changed(key, value, keys.properties) for key, value in config.items()}
+    if isinstance(given := config.get("environment"), Mapping):
+        for name, value in given.items():
+            prefix = name in OF_PYTHON or (name == "container" and str(value).endswith(".sif"))
+            if prefix and isinstance(value, str):
+                found["environment"][name] = located(value, folders, only_there=True)
     if isinstance(table := config.get("runs"), str):
         found["runs"] = located(table, folders)
     if isinstance(rows := config.get("runs"), list):
@@ -88,12 +96,21 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
     return found
 
 
-def located(path: str, folders: Sequence[Path]) -> str:
-    """A path relative to the working directory, if it is in one of the folders."""
+def located(path: str, folders: Sequence[Path], only_there: bool = False) -> str:
+    """A path relative to the working directory, if it is in one of the folders.
+
+    Args:
+        only_there: a path that is in none of them is not taken for the Python that runs this, a
+            checkout's own .venv.
+    """
     if Path(path).is_absolute() or path.startswith("~"):
         return os.path.expanduser(path)  # noqa: PTH111, Path.expanduser raises an error
     for folder in folders:
         # Not Path.exists, which raises an error for a long text or a closed folder.
         if os.path.exists(folder / path):  # noqa: PTH110
-            return os.path.relpath(folder / path)
+            # Behind a link, its .. is not that of the link.
+            return os.path.relpath(folder.resolve() / path if ".." in path else folder / path)
+    ours = only_there and Path(path).absolute() in (Path(sys.prefix), Path(sys.executable))
+    if folders and only_there and (ours or not os.path.exists(path)):  # noqa: PTH110
+        return os.path.relpath(folders[0] / path)
     return path

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -34,6 +35,8 @@ LAST_LINES = 10_000
 LAST_CHARACTERS = 4_000
 # Bytes after which a line is cut: a program may never end one.
 LONGEST_LINE = 65_536
+# tqdm's progress bar in front of a line that was printed meanwhile.
+BAR = re.compile(r"^[^|]*\d%\|[^|]*\| \S+ \[[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*\](?=\s*\S)")
 # Characters of a log; its older half then gives way to new lines.
 MOST_LOGGED = 100_000_000
 
@@ -53,6 +56,8 @@ class Output:
         errors: the last lines of stderr of all commands.
         shown: what may still be shown; None for no limit.
         heard: called with every line, in several threads.
+        together: both streams go through one pipe, as stdout, in the order in which they were
+            written; `errors` has the last lines of both.
     """
 
     log: "Sink"
@@ -62,6 +67,7 @@ class Output:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     shown: "Allowance | None" = None
     heard: Callable[[str], None] | None = None
+    together: bool = False
 
 
 class Allowance:
@@ -290,7 +296,7 @@ def start(command: Command, output: Output) -> Agent:
         env={**({} if command.alone else os.environ), **command.environment},
         stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
         stdout=its_end,
-        stderr=subprocess.PIPE,
+        stderr=its_end if output.together else subprocess.PIPE,
         # In its own process group: Ctrl-C reaches only us, and we end it in order.
         start_new_session=True,
         preexec_fn=partial(before_the_command, command, os.getpid()),
@@ -298,17 +304,19 @@ def start(command: Command, output: Output) -> Agent:
         cwd=command.directory,
     )
     os.close(its_end)
-    assert process.stderr is not None
     threads = [
         threading.Thread(
             target=copy_output,
             args=(os.fdopen(our_end, "rb", 0), command, output, False),
             daemon=True,
-        ),
-        threading.Thread(
-            target=copy_output, args=(process.stderr, command, output, True), daemon=True
-        ),
+        )
     ]
+    if process.stderr:
+        threads.append(
+            threading.Thread(
+                target=copy_output, args=(process.stderr, command, output, True), daemon=True
+            )
+        )
     if process.stdin:
         threads.append(
             threading.Thread(target=feed, args=(process.stdin, command.stdin), daemon=True)
@@ -376,10 +384,12 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     elif marked(text):
         output.records.append(text)
         return ""
-    if is_error:
+    if is_error or output.together:
         output.errors.append(text[-LAST_CHARACTERS:])
     if output.heard:
-        output.heard(text)
+        bar = BAR.match(text) if output.together else None
+        for part in (text[: bar.end()], text[bar.end() :]) if bar else (text,):
+            output.heard(part)
     label, text = command.label(text)
     if text.strip():
         # If the disk is full, keep reading: otherwise the program would block on a full pipe.

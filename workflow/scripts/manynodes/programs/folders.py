@@ -120,17 +120,7 @@ def prepare(
         Refusal: the state there is one of another request, or it is not known of which.
         OSError: the folders are not writable.
     """
-    before = None
-    # Without a file, it ended before it had written anything.
-    written = trace(folders.saved)[0] or trace(folders.work)[0]
-    if written and resume != "fresh" and not folders.finished.exists():
-        try:
-            before = read_request(folders)
-        except Refusal as refusal:
-            if resume != "anyway":
-                remedy = f"--config resume=anyway continues, resume=fresh starts over {ALONE}"
-                raise Refusal(f"{refusal}; {remedy}") from None
-            before = {"request": request, "attempts": []}
+    before = request_before(folders, request, resume)
     changed = differences(before["request"], request) if before else ""
     if changed and resume == "exact":
         raise Refusal(
@@ -161,6 +151,27 @@ def prepare(
     content = {"run": dict(run), "request": dict(request), "attempts": attempts, "token": token}
     write_request(folders, content)
     return before is not None
+
+
+def request_before(
+    folders: Folders, request: Mapping[str, Any], resume: str
+) -> dict[str, Any] | None:
+    """The request of the attempt whose state is there; None if none is to be continued.
+
+    Raises:
+        Refusal: it is not known of which the state is.
+    """
+    # Without a file, it ended before it had written anything.
+    written = trace(folders.saved)[0] or trace(folders.work)[0]
+    if not written or resume == "fresh" or folders.finished.exists():
+        return None
+    try:
+        return read_request(folders)
+    except Refusal as refusal:
+        if resume != "anyway":
+            remedy = f"--config resume=anyway continues, resume=fresh starts over {ALONE}"
+            raise Refusal(f"{refusal}; {remedy}") from None
+        return {"request": request, "attempts": []}
 
 
 def begun_by(folders: Folders, name: str) -> bool:
@@ -217,7 +228,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     parts = []
     for key in dict.fromkeys([*now, *before]):
         was, is_now = before.get(key), now.get(key)
-        if was == is_now:
+        # As JSON: 1 and true are not the same.
+        if json.dumps(was, sort_keys=True) == json.dumps(is_now, sort_keys=True):
             continue
         was, is_now = apart(was, is_now)
         parts.append(

@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,10 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.environment import Environment
 from manynodes.base.errors import STOPPED, Refusal, Stopped
+from manynodes.base.processes import process_name
+from manynodes.base.reading import read_bytes, read_json
+from manynodes.base.signing import signed, verified
+from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import Owner, acquire
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
@@ -22,7 +26,14 @@ from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
-from manynodes.experiment.environments import UserEnvironment, is_python, look, needed
+from manynodes.experiment.environments import (
+    UserEnvironment,
+    is_python,
+    look,
+    needed,
+    other_packages,
+    packages_of,
+)
 from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import (
     ENVIRONMENT,
@@ -41,7 +52,7 @@ from manynodes.programs.user_numbers import (
     newest_last,
     rows_in_log,
 )
-from manynodes.programs.variables import environment_of, without_folder
+from manynodes.programs.variables import environment_of, safely, without_folder
 from manynodes.ranks.stopping import DEADLINE, WARNINGS
 from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import refuse_changed
@@ -51,6 +62,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 OTHER_LAUNCH = "another command began {} at the same time; run one of them again"
 # Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
 EVERY, LOOK = 1, 0.5
+MOST_TOLD = 1_000_000  # bytes of the message to a node's other processes
 
 
 @dataclass
@@ -207,10 +219,7 @@ class Rank:
 
 @contextmanager
 def ready(
-    task: Task,
-    contract: Environment,
-    report: dict[str, Any],
-    tell: Callable[[str], None],
+    task: Task, contract: Environment, report: dict[str, Any], tell: Callable[[str], None]
 ) -> Iterator[Rank]:
     """Own the run, stage what it reads, and make the program's command.
 
@@ -229,42 +238,37 @@ def ready(
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     with ExitStack() as stack:
         owner = None
-        if not task.evaluates:
-            if rank == 0:
-                name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
-                owner = stack.enter_context(acquire(folders.state, name, tell))
-                if of_another_launch(folders, task.token):
-                    raise Refusal(OTHER_LAUNCH.format(folders.run))
-            if folders.spoiled.exists():
-                raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
+        if rank == 0 and not task.evaluates:
+            name = contract.owner or process_name()
+            owner = stack.enter_context(acquire(folders.state, name, tell))
+            if of_another_launch(folders, task.token):
+                raise Refusal(OTHER_LAUNCH.format(folders.run))
+        if folders.spoiled.exists() and not task.evaluates:
+            raise Refusal(folders.spoiled.read_text(encoding="utf-8", errors="replace"))
         message, parameters, staged = staged_here(task, contract, folders, local_rank, tell)
         places = places_of(task, folders, staged, parameters, contract.device)
         environment = UserEnvironment.of(task.environment)
         if "packed" in staged:
             environment = environment.at(staged["packed"])
-        of_process = {"rank": rank, "local_rank": local_rank}
-        command, variables, start = started(task, environment, places, of_process)
+        process = {"rank": rank, "local_rank": local_rank}
+        command, variables, start = started(task, environment, places, process)
+        before = saved_now(folders, task)
+        # A scheduler sends a warning to all processes of a step; `supervise` hears it, and asks the
+        # program to stop with SIGTERM.
+        words = environment.started(safely(command, environment.interpreter, task.directory))
+        program = Command(words, variables, directory=start, alone=True, ignored=WARNINGS)
         if local_rank == 0:
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
-                keep_record(record, folders.evaluation if task.evaluates else folders.state, tell)
+                keep_record(record, task, before[0] > 0, tell)
             # Not before: without a module that it imports, the other processes' programs would fail
             # first, and their error would be told instead of the remedy.
-            atomic.write_text(message, json.dumps(staged, default=str))
-        before = saved_now(folders, task)
+            tell_staged(message, staged, contract.secret)
         if owner:
             begin(owner, folders, before)
         sources = sources_of(task)
         yield Rank(
-            Command(
-                environment.started(command),
-                variables,
-                directory=start,
-                alone=True,
-                # A scheduler sends a warning to all processes of a step; `supervise` hears it, and
-                # asks the program to stop with SIGTERM.
-                ignored=WARNINGS,
-            ),
+            program,
             task,
             owner,
             [sources[name].at(staged[name]) for name in sources] if local_rank == 0 else [],
@@ -319,7 +323,8 @@ def started(
         key: str(value) if isinstance(value, Path) else value
         for key, value in (dict(of_process) | dict(task.values) | known).items()
     }
-    command, folder = without_folder(filled(task.command, values), environment.interpreter)
+    python = environment.interpreter
+    command, folder = without_folder(filled(task.command, values), python)
     # Nothing is left of a parameter that is null.
     directory = filled([task.directory or "{results}"], values) or [values["results"]]
     start = Path(directory[0]).resolve()
@@ -328,12 +333,42 @@ def started(
     return command, variables | {"PWD": str(start)}, start
 
 
-def keep_record(record: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
-    """Keep what `looked` has found, and warn of modules that no hash covers."""
+def keep_record(
+    record: dict[str, Any], task: Task, continued: bool, tell: Callable[[str], None]
+) -> None:
+    """Keep what `looked` has found, and warn of modules that no hash covers.
+
+    Args:
+        continued: the program had saved something before.
+    """
+    folders = Folders(task.output.resolve())
+    if continued and not task.evaluates:
+        note_other_packages(record, folders, tell)
     for name, place in record.pop("elsewhere", {}).items():
         what = "a change of it trains nothing again, unless files names it"
         tell(f"warning: the module {name} is {place}: {what}")
+    folder = folders.evaluation if task.evaluates else folders.state
     atomic.write_text(folder / ENVIRONMENT, json.dumps(record, indent=2) + "\n")
+
+
+def note_other_packages(
+    record: Mapping[str, Any], folders: Folders, tell: Callable[[str], None]
+) -> None:
+    """Tell of packages that were other versions when the run, which continues now, was begun."""
+    try:
+        earlier = read_json(folders.state / ENVIRONMENT, "environment", "")
+    except (OSError, Refusal):
+        return
+    if not (earlier.get("python") and record["python"]):
+        return
+    one, other = (
+        {name: (version,) for name, version in packages_of(each).items()}
+        for each in (earlier, record)
+    )
+    if changed := other_packages(one, other):
+        line = f"continued with other packages: {changed}"
+        tell(f"warning: {line}")
+        incidents.add(folders.state, incidents.INEXACT, line)
 
 
 def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
@@ -404,9 +439,10 @@ def looked(
         imports, folder = ((), start) if at else needed(command[1:], start)
         words = command[at : at + 1]
         found |= look(environment, words, variables, imports, folder, listed, start)
-    elif environment.prefix:
-        # A script of a shell's may start it.
-        found |= look(environment, [python], variables, (), start, listed, start)
+    elif not environment.is_ours:
+        # A script of a shell's may start it. What comes from modules or an image may have none.
+        with nullcontext() if environment.prefix else suppress(Refusal):
+            found |= look(environment, [python], variables, (), start, listed, start)
     return found
 
 
@@ -460,7 +496,26 @@ def staged_here(
         message.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
     else:
-        while not message.exists():
+        while (told := told_staged(message, contract.secret)) is None:
             time.sleep(0.1)
-        found = json.loads(message.read_text())
+        known = {name for name in ("data", "files", "packed") if getattr(task, name)}
+        found = {name: place for name, place in told.items() if name in known}
     return message, parameters, {name: Path(path).resolve() for name, path in found.items()}
+
+
+def tell_staged(message: Path, staged: Mapping[str, Path], secret: str | None) -> None:
+    """Write the message of `staged_here`. It is signed, because the results folder may be a
+    group's, and code runs from the places in it. Without a secret there is no other process.
+    """
+    if secret:
+        content = json.dumps(staged, default=str).encode()
+        atomic.write_bytes(message, signed(message.name, content, secret))
+
+
+def told_staged(message: Path, secret: str | None) -> dict[str, str] | None:
+    """What that message says; None if it is not there yet, or is not this job's."""
+    with suppress(OSError, Refusal):
+        content = verified(message.name, read_bytes(message, MOST_TOLD), secret)
+        found: dict[str, str] = json.loads(content)
+        return found
+    return None

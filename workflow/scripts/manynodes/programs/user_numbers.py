@@ -45,6 +45,12 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
         if not (rows := rows_in_log(run, given)):
             what = f"no line of {Folders(run).printed}/*.log matches"
             raise Refusal(f"metrics: {what}; correct the expressions of metrics.log")
+        count, *others = columns_of(patterns_of(given))
+        if "epoch" in others and printed_rows(run, patterns_of(given))[1] > 1:
+            raise Refusal(
+                f"metrics: {count} begins anew in each epoch, and rows are told apart by it; leave "
+                "its group out of metrics.log, or let the program count on"
+            )
         return rows
     return read_user_metrics(run / "work", given)
 
@@ -229,28 +235,38 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     for number, row in zip(counts_of(listed, count), listed, strict=True):
         if not math.isfinite(number):
             continue
-        into = found.setdefault(number, dict.fromkeys(columns, math.nan))
+        into = found.setdefault(number, dict.fromkeys(columns))
         given = {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
         if given.get(count) != number:
             # It adds to the row that it belongs to, and changes nothing there.
-            fixed = {*COUNTS, *(name for name in counted if not math.isnan(into[name]))}
+            fixed = {*COUNTS, *(name for name in counted if known(into[name]))}
             given = {name: value for name, value in given.items() if name not in fixed}
-        elif "epoch" in given and not math.isnan(into["epoch"]) and into["epoch"] != given["epoch"]:
-            anew += 1
-        into |= given
+        elif known(into.get("epoch")) and known(given.get("epoch")):
+            anew += into["epoch"] != given["epoch"]
+        into |= {name: value for name, value in given.items() if better(value, into[name])}
     # Once, it may be a row after the last epoch.
     if count != "epoch" and anew > 1:
-        raise Refusal(
-            f"metrics: {count} begins anew in each epoch, and rows are told apart by it; write one "
-            "that goes on, or leave it out"
-        )
+        what = f"metrics: {count} begins anew in each epoch, and rows are told apart by it"
+        raise Refusal(f"{what}; write one that goes on, or leave it out")
     # Those of rows before the first count.
     others = {*columns} - counted
-    empty = {name for name in others if all(math.isnan(row[name]) for row in found.values())}
+    empty = {name for name in others if all(row[name] is None for row in found.values())}
     return [
         {name: value for name, value in found[number].items() if name not in empty}
         for number in sorted(found)
     ]
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    """Whether it is a number, and not NaN."""
+    return value is not None and not math.isnan(value)
+
+
+def better(value: float, before: float | None) -> bool:
+    """Whether a cell replaces an earlier one of its count: some programs fill what they have not
+    measured with NaN.
+    """
+    return known(value) or not known(before)
 
 
 def rises(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
@@ -319,14 +335,22 @@ def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
     rows = read_metrics(folders.metrics)
     if rows and list(rows[0]) == columns_of(patterns):
         return rows
-    rows = []
+    return printed_rows(run, patterns)[0]
+
+
+def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
+    """The rows in all lines that a run's program has printed, and `LogRows.anew`."""
+    folders = Folders(run)
+    rows: list[Row] = []
+    anew = 0
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
         with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 start.take(line)
         rows = start.in_order
-    return rows
+        anew += start.anew
+    return rows, anew
 
 
 class LogRows:
@@ -338,13 +362,18 @@ class LogRows:
         path: of metrics.csv.
         before: rows by the same patterns that an interrupted attempt has left, which stay up to
             the first new one.
+
+    Attributes:
+        anew: lines with a count that another epoch has had, after the count has gone back.
     """
 
     def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
         self.patterns, self.path = [re.compile(each) for each in patterns], path
         self.columns = columns_of(patterns)
-        self.rows = {row[self.columns[0]]: row for row in before}
-        self.begun = self.changed = False
+        count = self.columns[0]
+        self.rows = {at: row for row in before if (at := row[count]) is not None}
+        self.begun = self.changed = self.back = False
+        self.anew = 0
         self.count = math.nan  # of the newest line with one
         self.lock = Lock()  # both streams of the program have a thread
 
@@ -354,7 +383,7 @@ class LogRows:
 
     @property
     def empty(self) -> Row:
-        return dict.fromkeys(self.columns, math.nan)
+        return dict.fromkeys(self.columns)
 
     def take(self, line: str) -> None:
         """Look at a line."""
@@ -372,11 +401,15 @@ class LogRows:
                 count = row.get(self.columns[0], self.count)
                 if not math.isfinite(count):
                     continue
+                self.back |= self.begun and count < self.count
                 self.count = count
                 if not self.begun:
                     self.rows = {key: old for key, old in self.rows.items() if key <= count}
                 self.begun = self.changed = True
-                self.rows[count] = self.rows.get(count, self.empty) | row
+                old = self.rows.get(count, self.empty)
+                was, now = old.get("epoch"), row.get("epoch")
+                self.anew += self.back and known(was) and known(now) and was != now
+                self.rows[count] = {**old, **row}
 
     def write(self) -> None:
         """Write what is new."""

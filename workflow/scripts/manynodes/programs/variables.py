@@ -1,15 +1,14 @@
 """The environment of a user's program: the contract, our modules, and the network between nodes."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manynodes.base.environment import Environment, variable
+from manynodes.base.environment import MODULES, Environment, variable
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 
-# The folder of the module `launched`, which a program may import.
-MODULES = Path(__file__).resolve().parents[3] / "modules"
 # For examples only (RFC 5737): the way there is the default route. Nothing is sent.
 OUTSIDE = "192.0.2.1"
 
@@ -24,6 +23,22 @@ def without_folder(words: Sequence[str], python: str) -> tuple[list[str], str]:
         folder, _, module = words[2].rpartition(":")
         return [*words[:2], module, *words[3:]], folder
     return list(words), ""
+
+
+def safely(words: Sequence[str], python: str, directory: str | None) -> list[str]:
+    """The words of a program with which a module does not import from the folder where it starts,
+    in which an earlier attempt, or others of a group, may have left a csv.py. Of our own Python:
+    those before 3.11 do not know the option. The variable of the same effect would be passed on to
+    what the program starts.
+
+    Args:
+        words, python: as of `without_folder`.
+        directory: where the program is to start; None for its results folder.
+    """
+    knows = python == sys.executable and sys.version_info >= (3, 11)
+    if directory or not knows or list(words[:2]) != [python, "-m"]:
+        return list(words)
+    return [python, "-P", *words[1:]]
 
 
 def environment_of(contract: Environment, before: Mapping[str, str], folder: str) -> dict[str, str]:
