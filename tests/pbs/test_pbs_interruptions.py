@@ -230,6 +230,9 @@ def test_a_deleted_job_saves_and_is_told(
     print(f"qdel: over on all nodes after {seconds:.0f} s")
     assert re.search(r"launch: .*stopped \(SIGTERM\) after .*saved in ", training.text)
     assert re.search(rf"pbs: job {job}, .*: was deleted \(qdel\)", training.text)
+    # The program itself cannot know why it was stopped.
+    why = re.escape(f"; PBS job {job} was deleted (qdel); log: ")
+    assert re.search(f"/run: not finished: train: .*stopped .*{why}", training.text), training.text
 
 
 def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, checkout: PbsCheckout) -> None:
@@ -248,6 +251,55 @@ def test_ctrl_c_deletes_the_jobs(cluster: PbsCluster, checkout: PbsCheckout) -> 
     assert "Traceback" not in said
     until_none(lambda: left(checkout))
     until(lambda: not cluster.jobs())
+
+
+def test_a_job_that_a_killed_snakemake_has_left_in_the_queue_is_refused(
+    cluster: PbsCluster, checkout: PbsCheckout
+) -> None:
+    def change(started: bool) -> None:
+        command = f"set queue workq started = {started}"
+        assert cluster.run("qmgr", "-c", command, as_root=True).returncode == 0
+
+    command = [*cheap(checkout), "experiment=queued"]
+    record = checkout.path / "results/queued/jobs.json"
+    change(False)
+    try:
+        snakemake = checkout.start(*command, stderr=subprocess.DEVNULL)
+        # Long before the first query.
+        until(record.exists, snakemake)
+        snakemake.kill()
+        snakemake.wait()
+        job = json.loads(record.read_text())["run"]["job"]
+        checkout.run("--unlock", *command)
+        left = (f"job {job} (run) of an earlier command is still in the queue: qdel {job}, then "
+                "run the same command again")  # fmt: skip
+        for _ in range(2):
+            done = checkout.snakemake(*command)
+            assert done.returncode == 1
+            assert done.stdout.splitlines()[-1] == left
+        assert list(cluster.jobs()) == [job]
+        assert cluster.run("qdel", job).returncode == 0
+    finally:
+        change(True)
+    checkout.run(*command)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_start_file_that_ends_the_shell_of_a_job_is_named(
+    cluster: PbsCluster, checkout: PbsCheckout, status: int
+) -> None:
+    profile = Path(cluster.run("sh", "-c", "echo ~").stdout.strip(), ".bash_profile")
+    cluster.run("sh", "-c", f"echo exit {status} > {profile}")
+    try:
+        done = checkout.snakemake(*cheap(checkout), "experiment=ended", "--latency-wait", "2")
+    finally:
+        cluster.run("rm", str(profile))
+    assert done.returncode == 1
+    assert re.search(
+        r"ended/run: not finished: PBS job \S+ (has ended|ended with status 1); it did not reach "
+        r"its script: does a start file of your shell \(~/.bash_profile\) end it on the node\?",
+        done.stdout,
+    ), done.stdout
 
 
 def test_without_job_history_the_job_s_own_status_counts(

@@ -1,6 +1,8 @@
 """The connection between `remote_step` and its agents: strangers, forgeries and hosts."""
 
 import asyncio
+import os
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.base.signing import new_secret
 from manynodes.schedulers.remote.channel import Channel, accept, connect
-from manynodes.schedulers.ssh import read_hosts
+from manynodes.schedulers.ssh import check_hosts, read_hosts
 
 
 def talk(
@@ -115,6 +117,35 @@ def test_hosts_of_a_list_and_of_a_file(tmp_path: Path) -> None:
 def test_a_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(Refusal, match="is not the name of a host|host"):
         read_hosts(["a", host])
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"), [("alice@n2", "belong into ~/.ssh/config"), ("n1,n2", "'hosts=[n1, n2]'")]
+)
+def test_a_host_with_more_than_a_name_is_refused_with_what_to_do(host: str, remedy: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(remedy)):
+        read_hosts([host])
+
+
+@pytest.mark.parametrize(
+    ("start_file", "problem"),
+    [
+        ("true", "hosts: here and there are the same machine; name each once"),
+        ("exit 0", "there: says nothing (status 0); a start file of the shell there (~/.bashrc)"),
+        ("echo bad >&2; exit 1", "is missing or does not work there: bad"),
+    ],
+)
+def test_what_a_host_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_file: str, problem: str
+) -> None:
+    """An ssh that stays on this machine, where the start file of the shell runs first."""
+    (tmp_path / "ssh").write_text(
+        f'#!/bin/sh\n{start_file}\nfor last; do :; done; exec sh -c "$last"\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (line,) = check_hosts(["here", "there"], tmp_path)
+    assert problem in line
 
 
 def test_a_missing_file_of_hosts_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The slow cases start at once and wait in parallel.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from manynodes.base import processes
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import owner
 from manynodes.checkpointing.owner import Record, acquire
@@ -299,3 +301,15 @@ def test_an_owner_elsewhere_that_is_silent_is_followed_after_the_lease(meanwhile
             "whether it is still alive"
         )
     ]
+
+
+def test_in_a_container_a_process_is_told_apart_by_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each of them the numbers begin at 1: the next training was taken for the same job."""
+    monkeypatch.setattr(processes, "FIRST_NAMESPACE", Path("/proc/self/ns/pid").readlink())
+    plain = f"process {os.getpid()} on {socket.gethostname()}"
+    assert processes.process_name() == plain
+    monkeypatch.setattr(processes, "FIRST_NAMESPACE", Path("pid:[1]"))
+    start = processes.stat_of(os.getpid())[processes.STARTED]
+    assert processes.process_name() == plain.replace(" on ", f" (start {start}) on ")

@@ -15,11 +15,11 @@ from manynodes.experiment.job_size import evaluation_size, training_size
 from manynodes.schedulers.pbs import commands as pbs_commands
 from manynodes.schedulers.pbs import jobs as pbs_jobs
 from manynodes.schedulers.pbs.commands import FULL, SEPARATOR, parse_jobs
-from manynodes.schedulers.pbs.jobs import Job, Jobs, job_name, script
+from manynodes.schedulers.pbs.jobs import Job, Jobs, job_name, known_state, script
 from manynodes.schedulers.pbs.requests import options
-from manynodes.schedulers.pbs.scheduler import end_of, job_hosts
+from manynodes.schedulers.pbs.scheduler import FIRST, end_of, job_hosts
 from manynodes.schedulers.pbs.states import State, state_of
-from manynodes.schedulers.pbs.submission import try_submission
+from manynodes.schedulers.pbs.submission import PbsWatch, try_submission
 from manynodes.schedulers.registry import SCHEDULERS
 from waiting import until
 
@@ -105,7 +105,10 @@ def test_other_options_are_divided_as_a_shell_does() -> None:
 
 
 STATES = [
-    ({"job_state": "F", "Exit_status": "0", "substate": "92"}, State("has ended", True, True)),
+    (
+        {"job_state": "F", "Exit_status": "0", "substate": "92"},
+        State("has ended", True, True, ran=True),
+    ),
     (
         {"job_state": "F", "Exit_status": "0", "substate": "93"},
         State("has lost a node", True, node_lost=True),
@@ -113,7 +116,7 @@ STATES = [
     (
         {"job_state": "F", "Exit_status": "1", "substate": "93",
          "comment": "Job run at 1 and failed"},
-        State("ended with status 1", True),
+        State("ended with status 1", True, ran=True),
     ),
     (
         {
@@ -125,6 +128,10 @@ STATES = [
     (
         {"job_state": "F", "Exit_status": "271", "substate": "91"},
         State("was deleted (qdel)", True),
+    ),
+    (
+        {"job_state": "F", "Exit_status": "271", "substate": "93"},
+        State("was ended by a signal (qsig?)", True),
     ),
     (
         {"job_state": "F", "Exit_status": "265", "substate": "93"},
@@ -186,7 +193,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, qsub: str) -> None:
     """A PBS whose qsub runs these lines of shell; the jobs that it deletes are in `deleted`."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    texts = {"qsub": f"cat > /dev/null; {qsub}", "qdel": f'echo "$@" > {folder}/deleted',
+    texts = {"qsub": f"cat > {folder}/script; {qsub}", "qdel": f'echo "$@" > {folder}/deleted',
              "qstat": "true"}  # fmt: skip
     for name, text in texts.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -209,7 +216,10 @@ def test_no_job_that_qsub_has_submitted_is_forgotten(
     jobs = Jobs("select", "")
     job = type("Job", (), {"resources": {}})()
     info = types.SimpleNamespace(job=job, external_jobid=None)
+    told: list[tuple] = []
+    jobs.tell_state = lambda *state: told.append(state)
     error = jobs.submit(info, "x", "true")
+    assert told == ([] if refusal else [(job, "7.site.edu", "is submitted", True)])
     if refusal is None:
         assert error is None
         assert info.external_jobid == "7.site.edu"
@@ -259,6 +269,33 @@ def test_ctrl_c_waits_for_the_number_of_the_job_that_is_being_submitted(
     assert (tmp_path / "deleted").read_text() == "7.site\n"
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_ctrl_c_while_a_submission_is_tried_leaves_no_held_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    commands(tmp_path, monkeypatch, "touch begun; sleep 1; echo 7.site")
+    if not answers:
+        (tmp_path / "qstat").write_text("#!/bin/sh\nexit 1\n")
+    told: list[str] = []
+    watch = PbsWatch(lambda *_: None, told.append)
+
+    def interrupt() -> None:
+        until((tmp_path / "begun").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(Refusal, match="^pbs: interrupted before the first job$"):
+            watch.try_whole(())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
+    assert (tmp_path / "deleted").read_text() == "7.site\n"
+    assert told == ([] if answers else ["PBS does not answer; when it does: qdel 7.site"])
+
+
 @pytest.mark.parametrize(("said", "waits"), [
     ("Maximum number of jobs already in complex", True),
     ("Maximum number of jobs for user ann already in queue workq", True),
@@ -290,6 +327,7 @@ def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
     assert jobs.submit(info, "x", "true") is None
     assert info.external_jobid == "3.site"
     assert told == [f"{said}; jobs are submitted when others have ended"]
+    assert FIRST not in (tmp_path / "script").read_text()
     (job,) = jobs.known.values()
     # Of the first submission: not that of the next one.
     job.file(".status").write_text("75")
@@ -299,7 +337,9 @@ def test_beyond_a_limit_on_jobs_they_are_submitted_when_there_is_room(
         assert info.external_jobid == number
     assert told[1:] == ["job 3.site has lost a node; it continues as job 6.site"]
     assert job.file(".status").read_text() == ""
-    try_submission(("-q", "workq"))
+    # By which a launch knows that it continues.
+    assert f"\nexport {FIRST}=3.site\n" in (tmp_path / "script").read_text()
+    try_submission(("-q", "workq"), told.append)
     assert not (tmp_path / "deleted").exists()
 
 
@@ -320,3 +360,41 @@ def test_a_job_whose_preparation_fails_does_not_run(
     assert ("ran" in said.split()) == (status == "0")
     assert (f"pbs-init: {init} ended with status 127" in said) == (status == "127")
     assert job.file(".status").read_text().strip() == status
+
+
+@pytest.mark.parametrize("status", ["0", "1"])
+def test_a_job_that_did_not_reach_its_script_is_told(tmp_path: Path, status: str) -> None:
+    """A start file of the shell has ended it, with success or not."""
+    told: list[str] = []
+    jobs = Jobs("select", "", told.append)
+    info = types.SimpleNamespace(job="train")
+    shown = {"job_state": "F", "Exit_status": status, "substate": "93" if int(status) else "92"}
+    for name in ("a", "b"):
+        job = Job(info, tmp_path / name, [], "7.site")
+        job.file(".sh").touch()
+        if name == "b":
+            job.file(".log").touch()
+        state = known_state(job, shown)
+        end = jobs.end(job, state)
+        assert end.good == (status == "0")
+        assert ("it did not reach its script: does" in state.line) == (name == "a")
+        assert ("did not reach" in jobs.failures.pop("train", "")) == (name == "a")
+        # What it would have run.
+        assert job.file(".sh").exists() == (name == "a" or status == "1")
+    assert len(told) == (status == "0")
+
+
+@pytest.mark.parametrize(
+    ("qstat", "left"),
+    [
+        ("printf 'Job Id: 7.site\\037job_state=Q\\nJob Id: 8.site\\037job_state=F\\n'", ["7.site"]),
+        ("exit 153", []),
+        ("exit 1", None),
+    ],
+)
+def test_the_jobs_of_an_earlier_command_that_are_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qstat: str, left: list[str] | None
+) -> None:
+    commands(tmp_path, monkeypatch, "true")
+    (tmp_path / "qstat").write_text(f"#!/bin/sh\n{qstat}\n")
+    assert SCHEDULERS["pbs"].unended(["7.site", "8.site"]) == left

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from manynodes.base.errors import Refusal
+from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
 from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
 
@@ -228,6 +229,24 @@ def test_a_refusal_is_final(follower, slurm, told) -> None:
             "sbatch: error: Batch job submission failed: Invalid qos\\n' >&2; exit 1")  # fmt: skip
     assert submit(follower)[1].endswith("Invalid qos\n")
     assert told == []
+
+
+@pytest.mark.parametrize(("squeue", "left"), [
+    ("echo 'JOBID|STATE'; echo '7|PENDING'; echo '8|COMPLETING'", ["7"]),
+    ("echo 'JOBID|STATE'", []),
+    ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", []),
+    ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", None),
+])  # fmt: skip
+def test_the_jobs_of_an_earlier_command_that_are_in_the_queue(slurm, squeue, left) -> None:
+    command(slurm, "squeue", squeue)
+    assert SCHEDULERS["srun"].unended(["7", "8"]) == left
+
+
+def test_a_job_is_told_as_soon_as_it_is_submitted(follower, told) -> None:
+    executor = Executor()
+    follower.attach(executor)
+    executor.report_job_submission(submitted("7"))
+    assert told == ["job 7, train of x/7: is submitted"]
 
 
 def test_the_interval_between_status_checks_has_the_length_asked_for(follower, monkeypatch) -> None:

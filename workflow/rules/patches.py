@@ -1,14 +1,17 @@
 """Patches of Snakemake 9, applied from outside."""
 
 import shlex
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 
@@ -21,19 +24,34 @@ def end_in_a_thread() -> None:
     """
     handle = JobScheduler.exit_gracefully
 
-    def exit_gracefully(scheduler: JobScheduler, *signal: Any) -> None:
-        threading.Thread(target=tell_and_wait, args=(scheduler, *signal)).start()
+    def exit_gracefully(scheduler: JobScheduler, *given: Any) -> None:
+        threading.Thread(target=tell_and_wait, args=(scheduler, *given)).start()
 
-    def tell_and_wait(scheduler: JobScheduler, *signal: Any) -> None:
+    def tell_and_wait(scheduler: JobScheduler, *given: Any) -> None:
         print(
             "SIGTERM: Snakemake starts no more jobs and waits for those that run; Ctrl-C in its "
             "terminal ends them too, and the same command resumes",
             file=sys.stderr,
             flush=True,
         )
-        handle(scheduler, *signal)
+        handle(scheduler, *given)
 
     JobScheduler.exit_gracefully = exit_gracefully
+
+
+def cancel_once() -> None:
+    """Let Snakemake, once Ctrl-C is pressed, wait for its jobs here whatever comes.
+
+    A second Ctrl-C interrupted it there, and its hooks told nothing of the runs (measured).
+    """
+    cancel = local.Executor.cancel
+
+    def cancel_and_wait(executor: local.Executor) -> None:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cancel(executor)
+
+    local.Executor.cancel = cancel_and_wait
 
 
 def look_behind_ancient_files() -> None:

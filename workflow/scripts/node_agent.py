@@ -34,6 +34,8 @@ from manynodes.schedulers.remote.channel import Channel, connect
 FILE_SEEN = 60
 # Seconds between two looks whether the job is suspended.
 LOOK = 1
+# Another one after each start of a machine.
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Variables that differ between nodes: here the node's own value is the right one.
 OWN = (
     "TMPDIR", "HOSTNAME", "XDG_RUNTIME_DIR",
@@ -72,12 +74,16 @@ def main() -> None:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """What must be the same on all nodes of a step."""
+    """What must be the same on all nodes of a step, and what must not."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {"seen": file.exists(), "versions": versions}
+    found = {"seen": file.exists(), "versions": versions}
+    with suppress(OSError):
+        # Two machines may have one name, and two containers of a machine its one boot.
+        found["machine"] = [socket.gethostname(), BOOT.read_text().strip()]
+    return found
 
 
 def read_step(path: Path) -> dict[str, Any]:

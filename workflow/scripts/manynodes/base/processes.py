@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 # In `stat_of`.
 STARTED = 19
+# The first namespace of process numbers, see <linux/proc_ns.h>; a container has another.
+FIRST_NAMESPACE = Path("pid:[4026531836]")
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
 MOST_LINES = 40
 MOST_CHARACTERS = 4000
@@ -64,6 +67,17 @@ def stat_of(pid: int) -> list[str]:
     """
     # The name of the program, in parentheses, may contain anything, and be cut in a character.
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def process_name() -> str:
+    """What users are told of this process: `process 345 on host`. In a container with its start
+    too, in clock ticks since the boot: in each of them the numbers begin at 1.
+    """
+    pid, first = os.getpid(), False
+    with suppress(OSError):
+        first = Path("/proc/self/ns/pid").readlink() == FIRST_NAMESPACE
+    start = "" if first else f" (start {stat_of(pid)[STARTED]})"
+    return f"process {pid}{start} on {socket.gethostname()}"
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -209,8 +209,8 @@ def look(path: Path) -> tuple[Record, int] | None:
 
 
 def job_of(name: str) -> str:
-    """The job of an owner's name: PBS counts its runs."""
-    return re.sub(r" run \d+$", "", name)
+    """The job of an owner's name: with PBS it may have another id later, and its runs count."""
+    return re.sub(r"(, now \S+)? run \d+$", "", name)
 
 
 def text(record: Record) -> str:

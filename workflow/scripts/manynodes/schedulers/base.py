@@ -7,6 +7,7 @@ tests/schedulers.py the checks that every scheduler must pass.
 
 import shlex
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,6 +197,17 @@ def trouble(fields: dict) -> Trouble:
 TellState: TypeAlias = Callable[[Any, str, str, bool], None]
 
 
+def one_at_a_time(tell_state: TellState) -> TellState:
+    """The same for several threads: it writes a file."""
+    lock = threading.Lock()
+
+    def tell(job: Any, number: str, state: str, waits: bool) -> None:
+        with lock:
+            tell_state(job, number, state, waits)
+
+    return tell
+
+
 class Watch:
     """A scheduler's part in one Snakemake command. This one does nothing.
 
@@ -237,6 +249,8 @@ class Scheduler(ABC):
         query_settings: regular expression of the variables by which a user sets what its commands
             show; they would hide our jobs, or their columns.
         unneeded_in_jobs: a module that the Snakemake inside a job does not need, see in_job.py.
+        canceller: command with which a user cancels jobs.
+        hosts: that the user has named, see `on`.
     """
 
     transport: str
@@ -250,6 +264,8 @@ class Scheduler(ABC):
     ends_requeued: bool = True
     query_settings: str = ""
     unneeded_in_jobs: str = ""
+    canceller: str = ""
+    hosts: tuple[str, ...] = ()
 
     @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:
@@ -333,6 +349,10 @@ class Scheduler(ABC):
 
     def idle_nodes(self, environment: Mapping[str, str]) -> str | None:
         """A warning if Snakemake runs inside a job of several nodes and would use only one."""
+        return None
+
+    def unended(self, jobs: Sequence[str]) -> list[str] | None:
+        """Those of its jobs that wait or run; None if it does not say."""
         return None
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:

@@ -1,10 +1,10 @@
 """No scheduler: all nodes are this machine."""
 
 import os
-import socket
 from collections.abc import Mapping
 from functools import partial
 
+from manynodes.base.processes import process_name
 from manynodes.schedulers.base import Allocation, Command, Scheduler, Step
 
 
@@ -18,7 +18,7 @@ class Local(Scheduler):
         return False
 
     def allocation(self, nodes: int) -> Allocation:
-        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        owner = process_name()
         return Allocation(owner, ("this machine",) * nodes, ("127.0.0.1",) * nodes, os.getpid())
 
     def commands(self, step: Step) -> list[Command]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from manynodes.base.atomic import TEMPORARY
 from manynodes.base.errors import Refusal, one_line
+from manynodes.base.processes import process_name
 from manynodes.base.reading import is_file, read_bytes
 from manynodes.schedulers.base import Allocation, TellState, Watch
 from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler, is_here
@@ -63,7 +64,7 @@ class Ssh(AgentScheduler):
                 f"this is {socket.gethostname()}, not {hosts[0]}, the first of the hosts, where "
                 "rank 0 runs; start there, or put this machine first"
             )
-        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        owner = process_name()
         addresses = ("127.0.0.1",) if nodes == 1 else hosts
         return Allocation(owner, hosts, addresses, os.getpid())
 
@@ -115,7 +116,12 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
     for host in given:
         # ssh would take it for an option, or a shell for something else.
         if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
-            raise Refusal(f"hosts: {host} is not the name of a host")
+            remedy = (
+                "user names and ports belong into ~/.ssh/config" if "@" in host
+                else "give a list: 'hosts=[n1, n2]'" if "," in host
+                else "give its name or address"
+            )  # fmt: skip
+            raise Refusal(f"hosts: {host} is not the name of a host; {remedy}")
     return tuple(dict.fromkeys(given))
 
 
@@ -130,16 +136,28 @@ def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
         command = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
 
         def described(number: int) -> dict[str, Any] | str:
-            return describe(scheduler.start(number, hosts[number], command))
+            return describe(hosts[number], scheduler.start(number, hosts[number], command))
 
         with ThreadPoolExecutor(SIMULTANEOUS) as pool:
             found = list(pool.map(described, range(len(hosts))))
     ours = found[0]
     lines = [objection(host, one, ours, folder) for host, one in zip(hosts, found, strict=True)]
-    return [line for line in lines if line]
+    return [line for line in lines if line] + named_twice(hosts, found)
 
 
-def describe(command: Sequence[str]) -> dict[str, Any] | str:
+def named_twice(hosts: Sequence[str], found: Sequence[Any]) -> list[str]:
+    """One line for each host that is one of the others under another name."""
+    first: dict[tuple[str, ...], str] = {}
+    lines = []
+    for host, one in zip(hosts, found, strict=True):
+        if not isinstance(one, dict) or not (machine := one.get("machine")):
+            continue
+        if (same := first.setdefault(tuple(machine), host)) != host:
+            lines.append(f"hosts: {same} and {host} are the same machine; name each once")
+    return lines
+
+
+def describe(host: str, command: Sequence[str]) -> dict[str, Any] | str:
     """What node_agent.py says of a host; as text, why it says nothing."""
     try:
         done = subprocess.run(
@@ -157,6 +175,12 @@ def describe(command: Sequence[str]) -> dict[str, Any] | str:
         # A login shell may have printed something before.
         return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
+        # Not killed by a signal.
+        if not said and done.returncode >= 0:
+            return (
+                f"says nothing (status {done.returncode}); a start file of the shell there "
+                f"(~/.bashrc) may end it; try: ssh {host} echo ok"
+            )
         last = said[-1] if said else f"status {done.returncode}"
         return f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"
 

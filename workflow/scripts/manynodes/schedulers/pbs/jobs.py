@@ -28,7 +28,7 @@ from manynodes.schedulers.pbs.commands import (
     shown_jobs,
 )
 from manynodes.schedulers.pbs.requests import options
-from manynodes.schedulers.pbs.scheduler import AGAIN, NOT_SAVED, SAVED
+from manynodes.schedulers.pbs.scheduler import AGAIN, FIRST, NOT_SAVED, SAVED
 from manynodes.schedulers.pbs.states import State, state_of
 
 # Everything about a job: its script, PBS's log, its exit status. Seen by all nodes.
@@ -43,6 +43,11 @@ MOST_AGAIN = 3
 # Polls in a row at which PBS must say that a job can never run: a server that has just started may
 # not know its nodes yet.
 NEVER = 2
+# Of a job that has run and left no log.
+UNREACHED = (
+    "it did not reach its script: does a start file of your shell (~/.bash_profile) end it on the "
+    "node?"
+)
 # Seconds to wait for a server that does not answer or takes no more jobs while a job is submitted,
 # and in all while jobs are deleted.
 PAUSE, DELETING = 10, 60
@@ -57,6 +62,7 @@ class Job:
         base: path of its files without their suffixes: .sh, .log, .status, .again.
         options: of qsub.
         id: PBS's; another one after each new submission.
+        first: the id before the first of these; empty if there was none.
         shown: what was last said of it.
         unknown_since: when PBS first did not know it.
         never: at how many polls in a row it could never run.
@@ -68,6 +74,7 @@ class Job:
     base: Path
     options: list[str]
     id: str = ""
+    first: str = ""
     shown: str = ""
     unknown_since: float | None = None
     never: int = 0
@@ -161,9 +168,10 @@ class Jobs:
         job.unanswered = True
         if not (done and done.stdout.strip()):
             # The script on stdin: qsub understands no path with a blank. It writes its own log.
-            done = run_pbs(
-                "qsub", *job.options, "-o", "/dev/null", stdin=job.file(".sh").read_text()
-            )
+            first = f"export {FIRST}={job.first}\n" if job.first else ""
+            shebang, _, rest = job.file(".sh").read_text().partition("\n")
+            whole = f"{shebang}\n{first}{rest}"
+            done = run_pbs("qsub", *job.options, "-o", "/dev/null", stdin=whole)
         # A site's own qsub may say more, or fail after it has submitted the job.
         ids = JOB_ID.findall(done.stdout)
         if done.returncode and not ids and FULL.search(done.stderr):
@@ -185,6 +193,8 @@ class Jobs:
             job.unknown_since, job.never, job.shown = None, 0, ""
             self.known[id(job.info)] = job
             late = self.cancelled
+        # Also for the next command, if this one is killed before its first query.
+        self.tell_state(job.info.job, job.id, "is submitted", True)
         if late:
             self.cancel()
 
@@ -245,6 +255,7 @@ class Jobs:
         if not asked or count > MOST_AGAIN or self.cancelled:
             return False
         before = job.id
+        job.first = job.first or before
         try:
             self.queue(job)
         except Unanswered as error:
@@ -269,6 +280,12 @@ class Jobs:
 
     def end(self, job: Job, state: State) -> End:
         log = job.file(".log")
+        reason = one_line(f"PBS job {job.id} {state.line}")
+        if state.good and not log.exists():
+            # For when its results are missing.
+            self.tell(reason)
+            self.failures[job.info.job] = reason
+            return End(True, "", "")
         if state.good:
             for suffix in (".sh", ".log", ".status", AGAIN_SUFFIX):
                 with suppress(OSError):
@@ -276,11 +293,10 @@ class Jobs:
             return End(True, "", "")
         if state.never:
             delete([job.id])
-        reason = f"PBS job {job.id} {state.line}"
         # A job that never ran has no log.
         where = str(log) if log.exists() else ""
-        self.failures[job.info.job], self.logs[job.info.job] = one_line(reason), where
-        return End(False, one_line(reason), where)
+        self.failures[job.info.job], self.logs[job.info.job] = reason, where
+        return End(False, reason, where)
 
     def cancel(self) -> None:
         """Delete all jobs from PBS; also those that are being submitted."""
@@ -364,6 +380,9 @@ def known_state(job: Job, shown: Mapping[str, str]) -> State:
     job.unknown_since = None
     state = state_of(shown)
     job.never = job.never + 1 if state.never else 0
+    # The first line of the script makes it.
+    if state.ran and not job.file(".log").exists():
+        return replace(state, line=f"{state.line}; {UNREACHED}")
     # Said once, it may be a server that does not know its nodes yet.
     return replace(state, ended=False) if 0 < job.never < NEVER else state
 

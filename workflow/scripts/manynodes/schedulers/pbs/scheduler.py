@@ -13,13 +13,17 @@ from pathlib import Path
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds
 from manynodes.schedulers.base import Allocation, Size, TellState, Watch, end_here
-from manynodes.schedulers.pbs.commands import path_of, shown_job
+from manynodes.schedulers.pbs.commands import Unanswered, path_of, shown_job, shown_jobs
 from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
 # Seconds that a job which has just started waits for the server.
 PATIENCE = 300
 # Variable with a file: if it exists after the job, the executor submits the job again.
 AGAIN = "DDP_PBS_AGAIN"
+# And with the job's first id, if this one was submitted again.
+FIRST = "DDP_PBS_FIRST"
+# States of a job that has ended, or is about to.
+OVER = ("E", "F")
 # What stands in the file.
 SAVED, NOT_SAVED = "saved", "nothing saved"
 
@@ -29,14 +33,14 @@ class PbsJob(Allocation):
     """A job of PBS's.
 
     Attributes:
-        runs: how often PBS has started it.
+        starts: how often PBS has started it; at least 2 if the executor has submitted it again.
     """
 
-    runs: int = 1
+    starts: int = 1
 
     @property
     def requeued(self) -> bool:
-        return self.runs > 1
+        return self.starts > 1
 
 
 class Pbs(AgentScheduler):
@@ -44,6 +48,7 @@ class Pbs(AgentScheduler):
     description = "the nodes of this PBS job"
     executor = "pbs"
     job_scratch = "TMPDIR"
+    canceller = "qdel"
     ends_requeued = False
 
     def active(self, environment: Mapping[str, str]) -> bool:
@@ -69,17 +74,19 @@ class Pbs(AgentScheduler):
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
         shown = shown_job(job, PATIENCE, lambda line: print(f"pbs: {line}", file=sys.stderr))
+        runs = int(shown.get("run_count", 1))
+        first = os.environ.get(FIRST, "")
         return PbsJob(
             # A job of which PBS has lost the first node may still run there while PBS starts it
             # again elsewhere: the two must not be the same owner.
-            owner=f"PBS job {job} run {shown.get('run_count', 1)}",
+            owner=f"PBS job {f'{first}, now {job}' if first else job} run {runs}",
             hosts=hosts,
             addresses=("127.0.0.1",) if len(hosts) == 1 else hosts,
             number=int(re.sub(r"\D.*", "", job) or 0),
             end=end_of(shown, job_seconds(f"PBS_JOBID={job}")),
             job=job,
             inspect=f"qstat -x -f {job}",
-            runs=int(shown.get("run_count", 1)),
+            starts=runs + bool(first),
         )
 
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
@@ -118,6 +125,13 @@ class Pbs(AgentScheduler):
             "the job and run `snakemake --profile profiles/pbs` on the login node, or use "
             "--config hosts=$PBS_NODEFILE"
         )
+
+    def unended(self, jobs: Sequence[str]) -> list[str] | None:
+        try:
+            found = shown_jobs(jobs)
+        except (Unanswered, Refusal):
+            return None
+        return [job for job in jobs if job in found and found[job].get("job_state") not in OVER]
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.

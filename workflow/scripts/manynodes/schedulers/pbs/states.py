@@ -9,7 +9,8 @@ from dataclasses import dataclass
 # (measured): 92 is a job that has ended by itself with 0.
 GOOD_SUBSTATE = "92"
 WALLTIME = -29
-DELETED = 256 + signal.SIGTERM
+# By qdel, or by qsig, which leaves substate 93 (measured).
+TERMINATED, QDEL = 256 + signal.SIGTERM, "91"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class State:
         node_lost: whether it has ended because PBS lost one of its nodes.
         never: whether no node can run it.
         waits: whether it waits to be run.
+        ran: whether it has run, and ended by itself.
     """
 
     line: str
@@ -31,6 +33,7 @@ class State:
     node_lost: bool = False
     never: bool = False
     waits: bool = False
+    ran: bool = False
 
 
 def state_of(shown: Mapping[str, str]) -> State:
@@ -58,22 +61,23 @@ def state_of(shown: Mapping[str, str]) -> State:
 def ended(shown: Mapping[str, str], comment: str) -> State:
     status = shown.get("Exit_status")
     if status == "0" and shown.get("substate") == GOOD_SUBSTATE:
-        return State("has ended", ended=True, good=True)
+        return State("has ended", ended=True, good=True, ran=True)
     if status == "0":
         return State("has lost a node", ended=True, node_lost=True)
     if status is None:
         return State(f"was deleted before it ran{brackets(comment)}", ended=True)
     # "Job run at … and failed" says nothing more.
     why = "" if comment.startswith("Job run at") else brackets(comment)
-    return State(f"{how(int(status))}{why}", ended=True)
+    words = how(int(status), shown.get("substate", ""))
+    return State(f"{words}{why}", ended=True, ran=0 <= int(status) <= 256)
 
 
-def how(status: int) -> str:
+def how(status: int, substate: str) -> str:
     """PBS's exit status of a job in words."""
     if status == WALLTIME:
         return "has exceeded its walltime"
-    if status == DELETED:
-        return "was deleted (qdel)"
+    if status == TERMINATED:
+        return f"was {'deleted (qdel)' if substate == QDEL else 'ended by a signal (qsig?)'}"
     if status > 256:
         return f"was ended by {signal_name(status - 256)}"
     if status > 128:

@@ -2,12 +2,14 @@
 
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from manynodes.base.errors import Refusal
-from manynodes.schedulers.base import TellState, Watch, refuse_different
+from manynodes.base.processes import ignore_interrupts
+from manynodes.schedulers.base import TellState, Watch, one_at_a_time, refuse_different
 from manynodes.schedulers.pbs.commands import FULL, JOB_ID, Unanswered, error_of, run_pbs
+from manynodes.schedulers.pbs.jobs import delete
 from manynodes.schedulers.pbs.requests import options
 
 
@@ -20,7 +22,7 @@ class PbsWatch(Watch):
 
     def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
         super().__init__()
-        self.tell_state, self.tell = tell_state, tell
+        self.tell_state, self.tell = one_at_a_time(tell_state), tell
 
     def start(self, workflow: Any) -> None:
         jobs = workflow.scheduler._executor.jobs
@@ -37,12 +39,30 @@ class PbsWatch(Watch):
             wanted = tuple(options(job.resources, jobs.request))
             if wanted not in tried:
                 tried.add(wanted)
-                try_submission(wanted)
+                self.try_whole(wanted)
+
+    def try_whole(self, wanted: tuple[str, ...]) -> None:
+        """Try a submission to its end: after Ctrl-C meanwhile, the held job would stay for ever.
+
+        Raises:
+            Refusal: as `try_submission`, or Ctrl-C was pressed.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            tried = pool.submit(try_submission, wanted, self.tell)
+            try:
+                tried.result()
+            except KeyboardInterrupt:
+                ignore_interrupts()
+                tried.result()
+                raise Refusal("pbs: interrupted before the first job") from None
 
 
-def try_submission(wanted: tuple[str, ...]) -> None:
+def try_submission(wanted: tuple[str, ...], tell: Callable[[str], None]) -> None:
     """Submit a job of this size that is held, and delete it: qsub has no other test. While a limit
     on jobs is reached, there is none.
+
+    Args:
+        tell: prints one line.
 
     Raises:
         Refusal: PBS does not accept it, or does not answer.
@@ -53,8 +73,8 @@ def try_submission(wanted: tuple[str, ...]) -> None:
         ids = JOB_ID.findall(done.stdout)
         if ids:
             # -W force -x would also remove it from the history, for operators only.
-            with suppress(Unanswered):
-                run_pbs("qdel", *ids)
+            if not delete(ids):
+                tell(f"PBS does not answer; when it does: qdel {' '.join(ids)}")
         elif done.returncode and FULL.search(done.stderr):
             # Submitted when there is room.
             return

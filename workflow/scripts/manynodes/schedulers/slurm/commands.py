@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from manynodes.base.errors import Refusal
 
@@ -15,6 +16,8 @@ UNREACHABLE = re.compile(
     r"authentication error|endpoint|temporarily unavailable",
     re.IGNORECASE,
 )
+# What scancel and squeue say of a job that has ended.
+ENDED = re.compile(r"already|nvalid job id")
 
 
 def scontrol(*arguments: str, patience: float = 0) -> str:
@@ -99,6 +102,17 @@ def answer(*command: str) -> tuple[int, str, str]:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=30, check=False
         )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):
         return 0, "", ""
     return done.returncode, done.stdout, done.stderr
+
+
+def queued(jobs: Sequence[str]) -> list[str] | None:
+    """Those of these jobs that wait or run; None if squeue does not answer."""
+    # Its header distinguishes an answer without jobs from none.
+    _, out, said = answer("squeue", f"--jobs={','.join(jobs)}", "--format=%i|%T")
+    if not out:
+        # It does not know a single one any more.
+        return [] if ENDED.search(said) else None
+    states = dict(line.split("|", 1) for line in out.splitlines() if "|" in line)
+    return [job for job in jobs if states.get(job, "COMPLETING") != "COMPLETING"]

@@ -33,7 +33,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.processes import ignore_interrupts
 from manynodes.schedulers.base import SPARE_MB, TellState
-from manynodes.schedulers.slurm.commands import UNREACHABLE
+from manynodes.schedulers.slurm.commands import ENDED, UNREACHABLE
 
 TESTED = "2.8.0"
 # Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
@@ -56,8 +56,6 @@ SUBMIT_WAIT = 30
 # Seconds for which jobs are cancelled again and again if the controller is away, and between two
 # tries.
 CANCELLING, CANCEL_WAIT = 60, 5
-# What scancel says of a job that has ended.
-ENDED = re.compile(r"already|nvalid job id")
 # Shell code that removes the variables that the plugin's job removes before its step. Dollar signs
 # are escaped because the plugin writes it between double quotes.
 FORGET_VARIABLES = (
@@ -138,6 +136,8 @@ class Follower:
         def on_submission(info: Any, *arguments: Any, **options: Any) -> None:
             self.jobs[info.external_jobid] = info
             submitted(info, *arguments, **options)
+            # Also for the next command, if this one is killed before its first query.
+            self.tell_state(info.job, info.external_jobid, "is submitted", True)
 
         def on_success(info: Any) -> None:
             self.jobs.pop(info.external_jobid, None)

@@ -27,7 +27,7 @@ from manynodes.schedulers.base import (
     end_here,
     labelled,
 )
-from manynodes.schedulers.slurm.commands import field, scontrol, shown_job
+from manynodes.schedulers.slurm.commands import field, queued, scontrol, shown_job
 
 # Seconds that a job which has just started waits for the controller.
 PATIENCE = 300
@@ -58,6 +58,7 @@ class Slurm(Scheduler):
     executor = "slurm"
     task_launcher = "srun"
     job_scratch = "SLURM_TMPDIR"
+    canceller = "scancel"
     query_settings = r"(SQUEUE|SACCT|SINFO|SCONTROL)_\w+|SLURM_TIME_FORMAT"
     # It imports pandas, for a report on all jobs of a command.
     unneeded_in_jobs = "snakemake_executor_plugin_slurm.efficiency_report"
@@ -201,6 +202,9 @@ class Slurm(Scheduler):
             "and run `snakemake --profile profiles/slurm` on the login node, which submits jobs "
             "itself"
         )
+
+    def unended(self, jobs: Sequence[str]) -> list[str] | None:
+        return queued(jobs)
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.

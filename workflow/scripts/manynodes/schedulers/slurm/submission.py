@@ -12,7 +12,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.timeouts import BEFORE_THE_END, START_UP
-from manynodes.schedulers.base import TellState, Watch, refuse_different
+from manynodes.schedulers.base import TellState, Watch, one_at_a_time, refuse_different
 from manynodes.schedulers.slurm.commands import answer, scontrol
 from manynodes.schedulers.slurm.plugin import (
     FULL,
@@ -48,7 +48,7 @@ class SlurmWatch(Watch):
 
     def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
         self.tell = tell
-        self.follower = Follower(tell_state, tell)
+        self.follower = Follower(one_at_a_time(tell_state), tell)
         self.failures, self.logs = self.follower.failures, self.follower.logs
 
     def start(self, workflow: Any) -> None:
