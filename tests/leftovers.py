@@ -118,7 +118,7 @@ def in_memory(since: float) -> list[str]:
     return [
         str(path)
         for prefix in IN_MEMORY
-        for path in temporary.parent_folder().glob(f"{prefix}*")
+        for path in temporary.parent_folder().glob(f"{temporary.OURS}{prefix}*")
         if is_left(path, since)
     ]
 

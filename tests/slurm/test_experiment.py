@@ -152,6 +152,11 @@ def first(cluster: Cluster, checkout: SlurmCheckout, again: Again) -> First:
             ends.callback(end, snakemake)
             pending = re.compile(r": PENDING \(.+\)$", re.MULTILINE)
             until(lambda: pending.search(path.read_text()), snakemake)
+            # For the next experiment, which is not that of the jobs that wait.
+            config = checkout.path / "config/digits.yaml"
+            before = config.read_text()
+            ends.callback(config.write_text, before)
+            config.write_text(f"{before}\nmomentum: 0.5\n")
             watch = subprocess.Popen(
                 [sys.executable, "workflow/scripts/watch.py", "results/first", "--every", "1"],
                 cwd=checkout.path,
@@ -183,6 +188,7 @@ def test_stage_and_train_are_one_job_on_the_nodes_asked_for(
         "launcher.log", "rank=0.log", "rank=1.log", "rank=2.log", "train.log",
     ]  # fmt: skip
     assert evaluated(results) == TEST_IMAGES
+    assert json.loads((results / "run.json").read_text())["config"]["momentum"] != 0.5
     assert (checkout.path / "results/first/figures/accuracy.svg").exists()
     assert "slurm: accounting works; job states come from sacct" in first.said
     assert "Nothing to be done" in checkout.run(*FIRST)

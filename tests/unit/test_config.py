@@ -593,7 +593,8 @@ def test_names_too_long_for_a_folder_are_refused() -> None:
     config = {key: [spec["default"]] for key, spec in BUILT_IN.axes.items() if key not in site}
     with pytest.raises(
         Refusal,
-        match=r"\d+ axes make a folder name of \d+ characters; vary fewer keys \(at most 200\)",
+        match=r"\d+ axes make a folder name of \d+ characters; vary fewer keys, or give "
+        r"shorter values \(at most 200\)",
     ):
         Experiment.from_config({"experiment": "test"} | config)
 

@@ -298,6 +298,7 @@ def test_a_terminal_gets_a_progress_bar_and_the_log_plain_lines(digits, tmp_path
     (["--launcher", "mpirun", "--", "x.py"], "argument --launcher: invalid choice: 'mpirun'"),
     (["--nodes", "2", "x.py", "--timeout", "30"], "put -- before the program"),
     (["--node", "2", "--", "x.py"], "unrecognized arguments: --node"),
+    (["--nproc-per-node", "2", "x.py", "--lr", "1"], "put -- before the program, if --lr is"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, line) -> None:
     done = program("launch", *arguments)
@@ -319,6 +320,12 @@ def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("launch: device: cuda needs 2 GPUs, one per process; ")
     assert done.stderr.endswith(" has 1\n")
+
+
+def test_a_package_is_no_program() -> None:
+    done = program("launch", "--", "-m", "package.train")
+    assert done.returncode == 2
+    assert "-m is no program; to start a package, use --output FOLDER -- {python} -m" in done.stderr
 
 
 def test_more_cpus_than_there_are_is_refused() -> None:

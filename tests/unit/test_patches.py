@@ -1,14 +1,23 @@
 """What this workflow patches in Snakemake: its handler of SIGTERM, and how it finds changes."""
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Set
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from forked import server
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
+from manynodes.experiment.file import read_config
+from waiting import until
 
 RULES = Path(__file__).parents[2] / "workflow/rules"
+TERMINATING = "Terminating processes on user request, this might take some time."
 # A real scheduler object and a real signal; only what the handler uses is there.
 SIGNALLED = """
 import os, signal, threading, time
@@ -98,3 +107,71 @@ def test_the_locks_of_another_command_stay(tmp_path: Path, patched: bool) -> Non
     assert len(list(lock.parent.glob("*"))) == patched
     assert server().run([*command, "--unlock"], tmp_path).returncode == 0
     assert not lock.exists()
+
+
+INTERRUPTED = """
+{patch}
+onerror:
+    print("told how it ended")
+rule all:
+    output: "done"
+    shell: "touch begun; sleep 3; exit 1"
+"""
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_a_second_ctrl_c_keeps_no_hook_from_running(tmp_path: Path, patched: bool) -> None:
+    patch = f"import sys; sys.path.insert(0, {str(RULES)!r}); import patches; patches.cancel_once()"
+    (tmp_path / "Snakefile").write_text(INTERRUPTED.format(patch=patch if patched else ""))
+    command = [sys.executable, "-m", "snakemake", "--cores", "1"]
+    # The job gets no signal, as one that takes its time to end.
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until((tmp_path / "begun").exists, process)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    said = "".join(iter(process.stdout.readline, f"{TERMINATING}\n"))
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    said += process.communicate()[0]
+    # If Snakemake does so by itself, the patch can go.
+    assert ("told how it ended" in said, "Traceback" in said) == (patched, not patched), said
+    assert process.returncode != 0
+
+
+def test_jobs_read_the_configuration_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is edited while they wait; a table of runs is read by the job."""
+    monkeypatch.syspath_prepend(RULES)
+    from session import Session, folder_of
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    config, table = Path("mine/a.yaml"), Path("mine/runs.csv")
+    config.write_text("experiment: a\ncommand: ['true', '{lr}']\nruns: runs.csv\n")
+    table.write_text("lr\n1\n2\n")
+
+    def session(path: Path, runs: Set[str] = frozenset()) -> Session:
+        given = read_config(path)
+        experiment = Experiment.from_files(given, [folder_of(path)], runs)
+        settings = SimpleNamespace(configfiles=[path])
+        workflow = SimpleNamespace(configfiles=[path], config_settings=settings)
+        return Session(workflow, experiment, "scripts")
+
+    submitting = session(config)
+    first, *_ = submitting.experiment.runs
+    config.write_text("experiment: b\ncommand: ['false']\n")
+    submitting.keep_configuration()
+    (copy,) = submitting.workflow.config_settings.configfiles
+    assert folder_of(copy.absolute()) == Path("mine")
+    # Another run does not matter to this one's job.
+    table.write_text("lr\n1\n2\n3\n")
+    job = session(copy.absolute(), {first})
+    job.refuse_other_configuration()
+    assert job.experiment.runs[first].command == ("true", "{lr}")
+    table.write_text("lr\n1.5\n")
+    with pytest.raises(Refusal, match="has other values than when this job was submitted"):
+        session(copy).refuse_other_configuration()

@@ -90,7 +90,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
     assert [int(row["epoch"]) for row in rows_of(output)] == list(range(1, epochs + 1))
     # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
-        attempt["by"].partition(" on ")[0]: (attempt["from"]["epoch"], attempt["from"]["step"])
+        " ".join(attempt["by"].split()[:2]): (attempt["from"]["epoch"], attempt["from"]["step"])
         for attempt in attempts(output)
     }
     assert noted == saved, problem

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
+import pytest
+
+from manynodes.base import temporary
 from programs import SCRIPTS, in_namespace
 
 ASK = "from manynodes.base.temporary import parent_folder; print(parent_folder())"
@@ -39,3 +43,19 @@ def test_a_full_memory_file_system_is_not_used() -> None:
     )
     done = in_namespace(inside)
     assert done.stdout.split() == [tempfile.gettempdir()], done.stderr
+
+
+def test_only_folders_of_ours_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's `launch-data` in the same place was removed with all in it."""
+    monkeypatch.setattr(temporary, "parent_folder", lambda: tmp_path)
+    ours = tmp_path / f"{temporary.OURS}launch-abcd_123"
+    theirs = [tmp_path / name for name in (
+        "launch-data", "launch-dataset1", "sources-2024", f"{ours.name}9", f"{ours.name[:-1]}.",
+    )]  # fmt: skip
+    shared = tmp_path / f"{temporary.OURS}launch-abcdefgh"
+    for folder in (ours, *theirs, shared):
+        folder.mkdir(mode=0o755 if folder == shared else 0o700)
+    with temporary.temporary_folder("launch-"):
+        assert not ours.exists()
+    temporary.sweep(temporary.SOURCES)
+    assert all(folder.exists() for folder in (*theirs, shared))

@@ -279,8 +279,8 @@ def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -
         assert second.returncode == 1
         assert re.fullmatch(
             (
-                r"results/owned/run is being trained by process \d+ on \S+; wait until it "
-                r"has ended, .*"
+                r"results/owned/run is being trained by process \d+( \(start \d+\))? on \S+; "
+                r"wait until it has ended, .*"
             ),
             second.stdout.splitlines()[-1],
         )

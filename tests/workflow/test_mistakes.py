@@ -229,6 +229,15 @@ def test_a_dry_run_needs_neither_network_nor_activation(checkout) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_too_few_hosts_are_told_by_a_dry_run(checkout) -> None:
+    given = ["-n", "--configfile", "config/digits.yaml", "--config", "hosts=[a, b]", "nodes=[1, 4]",
+             "seed=[0]", "experiment=few"]  # fmt: skip
+    done = checkout.snakemake(*given)
+    assert done.returncode == 1
+    few = "nodes: a run wants 4, hosts has 2: a, b; name more hosts, or lower nodes"
+    assert done.stdout.splitlines()[-1] == f"config: {few}"
+
+
 def processes_in(folder: Path, program: str) -> list[Path]:
     """/proc/<pid> of the processes in a folder with a program on their command line."""
     found = []

@@ -417,6 +417,11 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     )
     command = ["--until", "evaluate", "--configfile", "mine/shell.yaml"]
     assert "shell/run: score 3, seen 1" in place.run(*command)
+    # Snakemake compares times only, or takes what is touched for new.
+    other = [*command, "--config", "evaluate=[mine/e1.py, again]"]
+    for how in (["-n", "--rerun-triggers", "mtime"], ["--touch"]):
+        done = place.snakemake(*other, *how)
+        assert "evaluation.json is of another evaluate, or of other arguments" in done.stdout
     # The numbers of the earlier evaluation are gone.
     said = place.run(*command, "--config", "evaluate=mine/e2.py")
     line = "score 3; its evaluation left no number\n"

@@ -27,15 +27,17 @@ from manynodes.launching.gpus import visible_gpus
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
-from session import Session, words_of_job
+from session import Session, folder_of, words_of_job
 from patches import (
     call_when_planned,
+    cancel_once,
     end_in_a_thread,
     leave_the_locks_of_others,
     look_behind_ancient_files,
 )
 
 end_in_a_thread()
+cancel_once()
 look_behind_ancient_files()
 leave_the_locks_of_others()
 forget_others(os.environ)
@@ -63,10 +65,11 @@ def reads(rule):
 try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
-    FOLDERS = [Path(each).parent for each in reversed(workflow.configfiles)]
+    FOLDERS = [folder_of(Path(each)) for each in reversed(workflow.configfiles)]
     EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
+    SESSION.refuse_other_configuration()
     if not EXPERIMENT.built_in:
         # Of files that may be gone when a job begins.
         _ = EXPERIMENT.sources_sha256, EXPERIMENT.evaluation_sha256

@@ -53,7 +53,11 @@ rule collect:
         "../envs/manynodes.yaml"
     params:
         collect=f"{SCRIPTS}/collect.py",
-        files=lambda wildcards: EXPERIMENT.config["files"],
+        # What begins with a dash would be an option.
+        files=lambda wildcards: [
+            f"./{path}" if path[:1] == "-" else path
+            for path in EXPERIMENT.config["files"]
+        ],
         content=lambda wildcards: SESSION.files_fingerprint,
         folder=subpath(output.manifest, parent=True),
     shell:

@@ -61,7 +61,9 @@ rule train:
         places=places_of,
         packed=PACKED_OPTION,
         directory=lambda wildcards: (
-            f" --directory {shlex.quote(SETTINGS['directory'])}"
+            # What begins with a dash would be an option.
+            f" --directory{'=' if SETTINGS['directory'][0] == '-' else ' '}"
+            f"{shlex.quote(SETTINGS['directory'])}"
             if SETTINGS["directory"]
             else ""
         ),

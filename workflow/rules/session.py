@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ OF_NETWORK = ("initial_weights", "model", "widths", "model_args", "crop_size")
 UNLIMITED = 1_000_000
 # Of Snakemake, while a command runs.
 LOCKS = Path(".snakemake/locks")
+# Copies of configuration files for jobs that wait, each in a folder of its own.
+CONFIGURATIONS = Path(".snakemake/configurations")
+ABOUT = ".about.json"  # beside a copy: the folder of the file, and SHA-256 of the runs
 
 
 class Session:
@@ -74,7 +78,11 @@ class Session:
         self.began = time.time()
         self.folders: dict[str, DataFolder] = {}
         self.states: dict[str, dict[str, str | bool]] = {}
+        self.others: dict[str, dict[str, str | bool]] = {}
         self.set_aside: list[str] = []
+        self.hashes: dict[Path, str] = {}
+        # As Snakemake has just parsed them.
+        self.contents = {path: path.read_bytes() for path in map(Path, workflow.configfiles)}
 
     def check_command_line(self) -> None:
         """Refuse incompatible options, and print the experiment and what it would replace.
@@ -216,6 +224,8 @@ class Session:
             ]
             found += ["other files"] * bool(config["files"] and self.files_changed)
             return found
+        if (initial := about.get("initial_sha256")) and initial != self.initial_sha256(run):
+            found.append("other initial_weights")
         user_network = code_of(run.values["model"])
         if about["network_sha256"] != (user_network or None):
             found.append(f"{run.values['model'].rpartition(':')[0]} has changed")
@@ -224,6 +234,15 @@ class Session:
             commit = (about["git"]["commit"] or "none")[:10]
             found.append(f"its code has changed since commit {commit}")
         return found
+
+    def initial_sha256(self, run: Run) -> str:
+        """SHA-256 of the weights from which a run would start; empty if they cannot be read."""
+        path = Path(run.values["initial_weights"])
+        if path not in self.hashes:
+            self.hashes[path] = ""
+            with suppress(OSError):
+                self.hashes[path] = file_sha256(path)
+        return self.hashes[path]
 
     @cached_property
     def code(self) -> str:
@@ -246,14 +265,21 @@ class Session:
         planned = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()
                    if self.workflow.dag.needrun(job)}  # fmt: skip
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
+        self.refuse_few_hosts(run for rule, run in planned if rule == "train")
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
-        if changes := self.replaced(kept, code=False):
+        rules = {rule for rule, _ in planned}
+        # Runs of other code would not be compared: that is told before others are trained.
+        if changes := self.replaced(kept, code={"train", "aggregate"} <= rules):
             # Snakemake sees no reason to train them, with `replace=true` neither.
-            self.refuse_replacement(changes, "put that back, or delete its run.json to train again")
+            remedy = "put that back, or delete its run.json to train again"
+            if self.experiment.config["replace"]:
+                remedy += " (all of them: --forcerun train)"
+            self.refuse_replacement(changes, remedy)
         for name in kept:
             if ("evaluate", name) in wanted - planned or not self.has_evaluation:
                 with suppress(FileNotFoundError):
                     measures.line_of(self.experiment, name, self.results)
+                    self.refuse_other_evaluation(name)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             with suppress(FileNotFoundError):
                 if self.is_of_other_runs():
@@ -274,6 +300,22 @@ class Session:
         if any(rule == "aggregate" for rule, _ in wanted) and not planned:
             # Nothing will begin, which would write it; another command may have.
             self.note_experiment()
+
+    def refuse_other_evaluation(self, name: str) -> None:
+        """Refuse the numbers of a run from another program of the user's, or other arguments of it,
+        than the one that evaluates now.
+        """
+        if not self.experiment.evaluation:
+            return
+        path = self.results / name / measures.EVALUATED
+        about = read_json(path, "evaluated", "delete evaluation.json")
+        # Earlier versions noted the code alone.
+        known = self.experiment.evaluation_sha256, self.experiment.evaluation_code
+        if about["sources_sha256"] not in known:
+            raise Refusal(
+                f"{path.with_name('evaluation.json')} is of another evaluate, or of other "
+                "arguments of it; delete it and run the same command again"
+            )
 
     def is_of_other_runs(self) -> bool:
         """Whether the tables and the page are of other runs than this experiment's.
@@ -362,6 +404,18 @@ class Session:
         if self.experiment.hosts:
             # Reads and checks their names.
             registry.on_hosts(self.experiment.hosts)
+
+    def refuse_few_hosts(self, names: Iterable[str]) -> None:
+        """Refuse runs that want more hosts than there are."""
+        if not self.experiment.hosts:
+            return
+        hosts = registry.on_hosts(self.experiment.hosts).hosts
+        wanted = max((self.experiment.runs[name].nodes for name in names), default=0)
+        if len(hosts) < wanted:
+            raise Refusal(
+                f"config: nodes: a run wants {wanted}, hosts has {len(hosts)}: "
+                f"{results.shortened(hosts)}; name more hosts, or lower nodes"
+            )
 
     def refuse_software_deployment(self) -> None:
         methods = {method.name for method in self.workflow.deployment_settings.deployment_method}
@@ -543,15 +597,17 @@ class Session:
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
-        if not self.workflow.touch:
-            self.keep_finished(planned)
+        executor = self.workflow.executor_plugin.name
+        self.refuse_unknown_executor(executor)
         self.tell_waiting_jobs({*planned, *(
             job.wildcards.run for job in self.jobs("evaluate") if self.workflow.dag.needrun(job)
         )})  # fmt: skip
-        executor = self.workflow.executor_plugin.name
-        self.refuse_unknown_executor(executor)
+        if not self.workflow.touch:
+            # Nothing is refused after this but by the scheduler.
+            self.keep_finished(planned)
         if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
             refuse_unquoted(sys.executable)
+            self.keep_configuration()
             unneeded = (s.unneeded_in_jobs for s in registry.SCHEDULERS.values())
             import_less_in_jobs(self.workflow.scheduler._executor, filter(None, unneeded))
         hosts = self.experiment.hosts
@@ -573,13 +629,79 @@ class Session:
         # refused after this.
         atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")
 
+    def keep_configuration(self) -> None:
+        """Let jobs read the configuration as it is now: while they wait, its file may be edited for
+        the next experiment.
+        """
+        kept = []
+        for path, content in self.contents.items():
+            about = {"folder": str(folder_of(path)), "runs": self.sums_of_runs}
+            text = json.dumps(about)
+            name = sha256(content + text.encode()).hexdigest()
+            copy = CONFIGURATIONS / name[:16] / path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(copy.with_name(ABOUT), text)
+            atomic.write_text(copy, content.decode())
+            kept.append(copy)
+        self.workflow.config_settings.configfiles = kept
+
+    @property
+    def sums_of_runs(self) -> dict[str, str]:
+        """SHA-256 of the values of each run."""
+        runs = self.experiment.runs.items()
+        return {name: sha256(run.to_json().encode()).hexdigest() for name, run in runs}
+
+    def refuse_other_configuration(self) -> None:
+        """Refuse to go on in a job if its run is another one than when it was submitted.
+
+        Raises:
+            Refusal: a file that the configuration names, such as a table of runs, has changed.
+        """
+        for path in map(Path, self.workflow.configfiles):
+            if is_copy(path):
+                known = json.loads(path.with_name(ABOUT).read_text())["runs"]
+                if other := [name for name, value in self.sums_of_runs.items()
+                             if known.get(name) != value]:  # fmt: skip
+                    raise Refusal(
+                        f"config: {other[0]} has other values than when this job was submitted: a "
+                        "table of runs or parameters.yaml has changed; put it back, or run the "
+                        "same command again"
+                    )
+
     def tell_waiting_jobs(self, names: Iterable[str]) -> None:
-        """Name the jobs that a command which was killed has left in the queue."""
-        jobs = progress.read_quietly(self.results / progress.JOBS, "jobs")
-        if left := [f"{jobs[name]['job']} ({name})" for name in names
-                    if name in jobs and jobs[name]["waits"]]:  # fmt: skip
+        """Refuse these runs while jobs of them are in the queue that a command which was killed has
+        left: they would begin beside those of this command, and delete their results.
+
+        Raises:
+            Refusal: with the command that cancels the jobs.
+        """
+        known = progress.read_quietly(self.results / progress.JOBS, "jobs")
+        # Not what a command would take for an option.
+        every = {entry["job"]: name for name, entry in known.items()
+                 if entry["job"][:1].isalnum()}  # fmt: skip
+        planned = {*names}
+        runs = {job: name for job, name in every.items() if name in planned}
+        scheduler, unended = registry.of_executor(self.workflow.executor_plugin.name), None
+        # Without a lock they may be of a command that lives.
+        if scheduler and every and self.workflow.execution_settings.lock:
+            unended = scheduler.unended([*every])
+        self.others = {every[job]: known[every[job]] for job in unended or () if job not in runs}
+        left = None if unended is None else [job for job in unended if job in runs]
+        if scheduler and left:
+            cancel, more = f"{scheduler.canceller} {left[0]}", ""
+            if len(left) > 1:
+                # Not in the refusal, which would be cut.
+                for start in range(0, len(left), MOST_SHOWN):
+                    some = left[start : start + MOST_SHOWN]
+                    tell(f"to cancel them: {scheduler.canceller} {' '.join(some)}")
+                cancel, more = "cancel them", f" and {len(left) - 1:,} more"
+            raise Refusal(f"job {left[0]} ({runs[left[0]]}){more} of an earlier command "
+                          f"{'are' if more else 'is'} still in the queue: {cancel}, then run the "
+                          "same command again")  # fmt: skip
+        waited = [f"{job} ({name})" for job, name in runs.items() if known[name]["waits"]]
+        if waited and left is None:
             tell(f"warning: when an earlier command was killed, these jobs waited: "
-                 f"{results.shortened(left)}; cancel them, if they still do")  # fmt: skip
+                 f"{results.shortened(waited)}; cancel them, if they still do")  # fmt: skip
 
     def keep_finished(self, planned: Mapping[str, Any]) -> None:
         """Set aside what the planned trainings will replace: Snakemake removes it before they
@@ -635,14 +757,23 @@ class Session:
                 "job": number, "state": state, "waits": waits, "since": since,
             }  # fmt: skip
         with suppress(OSError):
-            atomic.write_text(self.results / progress.JOBS, json.dumps(self.states) + "\n")
+            self.write_jobs()
+
+    def write_jobs(self) -> None:
+        """Note the jobs of this command, and those of killed ones that are in the queue."""
+        text = json.dumps(self.others | self.states) + "\n"
+        atomic.write_text(self.results / progress.JOBS, text)
 
     def end(self) -> None:
         """Print how each run ended, and make a partial report if runs are missing."""
         if not self.workflow.is_main_process:
             return
+        self.states = {}
         with suppress(OSError):
-            (self.results / progress.JOBS).unlink()
+            if self.others:
+                self.write_jobs()
+            elif self.workflow.executor_plugin.name not in NO_JOBS:
+                (self.results / progress.JOBS).unlink()
         last = "evaluate" if self.jobs("evaluate") else "train"
         measured = last == "evaluate" or not self.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
@@ -650,6 +781,8 @@ class Session:
         missing = []
         for name in names:
             try:
+                if measured and self.workflow.touch:
+                    self.refuse_other_evaluation(name)
                 lines[name] = (
                     measures.line_of(self.experiment, name, self.results)
                     if measured
@@ -709,12 +842,20 @@ class Session:
         if self.workflow.touch:
             return results.Missing(name, "some of its files are missing; leave --touch out")
         found = results.why_missing(name, self.results / name)
+        told = next((
+            results.Missing(name, reason, self.watch.logs.get(job, ""))
+            for job, reason in self.watch.failures.items()
+            if any(part.wildcards.get("run") == name for part in parts(job))
+        ), None)  # fmt: skip
         # That of an earlier command says nothing about a job that was refused or never started.
         if found.log and self.is_new(self.results / name / failure.FILE):
+            record = failure.read(self.results / name)
+            if told and record and record.kind is failure.Kind.PREEMPTED:
+                # Such as that its time was up: the program itself knows only that it was stopped.
+                return replace(found, reason=f"{found.reason}; {told.reason}")
             return found
-        for job, reason in self.watch.failures.items():
-            if any(part.wildcards.get("run") == name for part in parts(job)):
-                return results.Missing(name, reason, self.watch.logs.get(job, ""))
+        if told:
+            return told
         return self.why_without_data(name) or self.earlier(found, self.results / name)
 
     def earlier(self, found: results.Missing, folder: Path) -> results.Missing:
@@ -797,6 +938,19 @@ class Session:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def folder_of(configfile: Path) -> Path:
+    """The folder that the paths in a configuration file are relative to, also of a copy of it."""
+    if is_copy(configfile):
+        return Path(json.loads(configfile.with_name(ABOUT).read_text())["folder"])
+    return configfile.parent
+
+
+def is_copy(configfile: Path) -> bool:
+    """Whether a configuration file is one of `Session.keep_configuration`."""
+    within = configfile.parent.parent.parts[-2:] == CONFIGURATIONS.parts
+    return within and configfile.with_name(ABOUT).exists()
 
 
 def words_of_job(workflow: Any, option: str) -> list[str]:

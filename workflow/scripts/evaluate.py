@@ -118,8 +118,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         _, tested = fold_split(arrays[1], folds, fold, seed, data.extra("groups"))
     images = mapped_tensor(arrays[0])
     labels = torch.tensor(arrays[1][tested], device=process.device)
-    if fits(arrays[0], process.device):
-        images = images.to(process.device)
+    images = images.to(process.device) if fits(arrays[0], process.device) else images
     rows = torch.from_numpy(tested).to(images.device)
     batch_size = args.batch_size or images_per_pass(arrays[0], process.device.type)
 
@@ -128,22 +127,25 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             path, views, batch_size, args.trust_code, data, images, rows, labels, process
         )
 
+    kept = kept_weights(args.checkpoints)
+    before = {path: stamp(path) for path in (args.model, *(path for _, path in kept))}
     final, predicted = evaluated(args.model, args.views)
     model_sha256 = file_sha256(args.model)
     # The last epoch's checkpoint has the weights of the model: the same file is evaluated once.
     done = {model_sha256: final}
     checkpoints = []
-    for epoch, path in kept_weights(args.checkpoints):
+    for epoch, path in kept:
         sha256 = file_sha256(path)
         if sha256 not in done:
             done[sha256], _ = evaluated(path, "plain")
         if process.first:
             checkpoints.append({"epoch": epoch, "sha256": sha256} | of_plain(done[sha256]))
-    for changed in gather(guard.changed(), process):
+    others = [str(path) for path, known in before.items() if stamp(path) != known]
+    for changed in gather((others or [guard.changed()])[0], process):
         if changed:
             raise Refusal(f"{changed} changed while it was read; run the same command again")
     if predicted is not None:
-        labelled = arrays[1][tested]
+        written = write_predictions(args.output, data, split, tested, arrays[1][tested], predicted)
         about = {
             "model_sha256": model_sha256,
             "data_sha256": data.sha256,
@@ -151,15 +153,19 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             "class_names": data.class_names,
             "views": args.views,
             "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
-            "predictions_sha256": write_predictions(
-                args.output, data, split, tested, labelled, predicted
-            ),
+            "predictions_sha256": written,
         }
         plain = {"plain": of_plain(final), "checkpoints": checkpoints}
         result = about | final[args.views] | plain
         atomic.write_text(args.output, json.dumps(result, indent=2, allow_nan=False) + "\n")
         line = f"{accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}"
         print(f"evaluate: {args.output}: {line}")
+
+
+def stamp(path: Path) -> tuple[int, int, int]:
+    """Changes when a file is written or replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def write_predictions(

@@ -24,13 +24,14 @@ from typing import NoReturn
 
 from manynodes.base import atomic, signing
 from manynodes.base import failure as failures
+from manynodes.base.cpus import BINDING, OF_LIBRARIES
 from manynodes.base.environment import Environment, forget_contract, forget_others
 from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
 from manynodes.base.showing import show
-from manynodes.base.temporary import parent_folder, temporary_folder
+from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
     CANCELLED_WITHIN,
@@ -72,13 +73,6 @@ MOST_FRUITLESS = 3
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
 SHORT = 60
-# A site's module may set them. Every rank would bind its threads to the same CPUs (measured: two
-# ranks were 41 % slower).
-BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-# Snakemake sets them for each rule, to all CPUs of the job, and torch follows MKL's rather than
-# OMP_NUM_THREADS: the ranks of a program shared the CPUs with all threads of each other. Without
-# them, all of these libraries follow OMP_NUM_THREADS.
-OF_LIBRARIES = ("MKL", "OPENBLAS", "GOTO", "NUMEXPR")
 # What a launch leaves in the folder of its logs; a network file system may have its own names.
 LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?")
 HERE = Path(__file__).resolve().parent
@@ -123,8 +117,9 @@ def arguments() -> argparse.Namespace:
     add("--nodes", type=positive, default=1)
     add("--nproc-per-node", type=positive, default=1, help="processes on each node")
     add("--cpus", type=positive, default=1,
-        help="CPUs of this machine, for its nodes to share (transport local)")  # fmt: skip
-    add("--cpus-per-node", type=positive, default=1, help="CPUs of each node (other transports)")
+        help="CPUs of this machine, for all its nodes (transport local); default: 1")  # fmt: skip
+    add("--cpus-per-node", type=positive, default=1,
+        help="CPUs of each node (other transports); default: 1")  # fmt: skip
     add("--cpus-per-proc", type=positive, help="CPUs of each process; default: an even share")
     add("--device", choices=("auto", "cpu", "cuda"),
         help="cpu hides the GPUs; default: auto, with --collect cpu")  # fmt: skip
@@ -149,16 +144,27 @@ def arguments() -> argparse.Namespace:
         help="print the environment and command of every node, and start nothing")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments; with --output any command")
     add_options_of_run(parser)
-    args = parser.parse_args()
-    words = sys.argv[1:]
-    if "--" not in words and any(word[:1] == "-" for word in words[words.index(args.program[0]) :]):
-        # Of the program's own options, some would be taken for ours.
-        parser.error("put -- before the program")
+    args = parsed(parser, sys.argv[1:])
     args.device = args.device or ("cpu" if args.collect else "auto")
     args.token = secrets.token_hex(8)
     if args.output and not args.evaluate:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
+    return args
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The command line. Without `--`, of the program's own options some would be taken for ours."""
+    args, others = parser.parse_known_args(words)
+    if others and "--" not in words:
+        parser.error(f"put -- before the program, if {others[0]} is an option of it")
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if "--" not in words and any(word[:1] == "-" for word in words[words.index(args.program[0]) :]):
+        parser.error("put -- before the program")
+    if args.program[0].startswith("-"):
+        package = "to start a package, use --output FOLDER -- {python} -m PACKAGE"
+        parser.error(f"{args.program[0]} is no program; {package}")
     return args
 
 
@@ -273,30 +279,49 @@ def launch_on(
                 return
             if ended and args.rank_logs:
                 remove_logs(args.rank_logs, args.log, True, begun=True)
-        short = fruitless = 0
-        for starts in count(1):
-            began, before = time.monotonic(), furthest(args.state)
-            first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
-            if args.output and not args.evaluate and args.rank_logs:
-                keep_logs(args.rank_logs, Folders(args.output).printed)
-            if first is None:
-                end(args)
-                return
-            further = furthest(args.state) > before
-            short = short + 1 if time.monotonic() - began < SHORT and not further else 0
-            fruitless = 0 if first.saved else fruitless + 1
-            if fruitless == MOST_FRUITLESS:
-                failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
-                first = replace(first, failure=failure, in_place=False)
-            elif short == MOST_SHORT:
-                said = f"the last {short} starts lasted less than {SHORT} s each"
-                failure = first.failure.then(said)
-                first = replace(first, failure=failure, again=False, in_place=False)
-            if not (args.restart and first.in_place and time_for_a_start(scheduler, job)):
-                explain_and_end(first, args, log, scheduler, job)
-            # Processes that outlived their supervisor.
-            end_descendants()
-            tell_restart(first, starts, args, log)
+        run_to_the_end(prepare, args, scheduler, job, log)
+
+
+def run_to_the_end(
+    prepare: Callable[[], AbstractContextManager[Step]],
+    args: argparse.Namespace,
+    scheduler: Scheduler,
+    job: Allocation,
+    log: Sink,
+) -> None:
+    """Run the program, with --restart again and again, until it has ended well or no other start in
+    this job is useful.
+
+    Args:
+        prepare: as of `run`.
+
+    Raises:
+        Stopped, Failed, Refusal: as `launch`.
+    """
+    short = fruitless = 0
+    for starts in count(1):
+        began, before = time.monotonic(), furthest(args.state)
+        first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
+        if args.output and not args.evaluate and args.rank_logs:
+            keep_logs(args.rank_logs, Folders(args.output).printed)
+        if first is None:
+            end(args)
+            return
+        further = furthest(args.state) > before
+        short = short + 1 if time.monotonic() - began < SHORT and not further else 0
+        fruitless = 0 if first.saved else fruitless + 1
+        if fruitless == MOST_FRUITLESS:
+            failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
+            first = replace(first, failure=failure, in_place=False)
+        elif short == MOST_SHORT:
+            said = f"the last {short} starts lasted less than {SHORT} s each"
+            failure = first.failure.then(said)
+            first = replace(first, failure=failure, again=False, in_place=False)
+        if not (args.restart and first.in_place and time_for_a_start(scheduler, job)):
+            explain_and_end(first, args, log, scheduler, job)
+        # Processes that outlived their supervisor.
+        end_descendants()
+        tell_restart(first, starts, args, log)
 
 
 def make_ready(args: argparse.Namespace, job: Allocation) -> None:
@@ -307,8 +332,8 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     """
     if bound := [name for name in BINDING if os.environ.pop(name, "")]:
         tell(f"{' and '.join(bound)} not passed on: every rank would use the same CPUs")
-    for library in OF_LIBRARIES:
-        os.environ.pop(f"{library}_NUM_THREADS", None)
+    for name in OF_LIBRARIES:
+        os.environ.pop(name, None)
     if args.state:
         incidents.begin(args.state, job.owner, tell)
     if args.rank_logs:
@@ -546,7 +571,7 @@ def folder_for_launcher(args: argparse.Namespace, job: Allocation) -> AbstractCo
     if not job.one_machine:
         return nullcontext(launcher_folder(args))
     if args.dry_run:
-        return nullcontext(parent_folder() / "launch-XXXXXXXX")
+        return nullcontext(parent_folder() / f"{OURS}launch-XXXXXXXX")
     return temporary_folder("launch-")
 
 

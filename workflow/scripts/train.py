@@ -22,8 +22,8 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from classifier.training.timing import SlowHosts
 from manynodes.base import atomic
 from manynodes.base.environment import Environment, add_to_report, refusals_reported
 from manynodes.base.errors import LONGEST_REPORT, Refusal, Stopped, one_line, told_in_one_line
+from manynodes.base.processes import process_name
 from manynodes.base.provenance import code_sha256, git_state, now, versions
 from manynodes.base.reading import file_sha256
 from manynodes.base.sources import sources_sha256
@@ -143,12 +144,10 @@ def train(
         Stopped: it was asked to stop, and has saved its state.
         Refusal: the run cannot be trained like this, or a number is not finite.
     """
-    if process.world_size != run.world_size:
-        raise Refusal(
-            f"{process.world_size} processes were started, the run is for {run.world_size}"
-        )
+    if (started := process.world_size) != run.world_size:
+        raise Refusal(f"{started} processes were started, the run is for {run.world_size}")
     folder = args.output / "state"
-    name = contract.owner or f"process {os.getpid()} on {socket.gethostname()}"
+    name = contract.owner or process_name()
     with ExitStack() as stack:
         stop = listen(contract.stop_at, BLOCKED if process.device.type == "cuda" else None)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
@@ -160,19 +159,15 @@ def train(
         ranks = gather(placement(process, staged), process)
         probed = probed_nodes(ranks, process, data, staged) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
+        initial = sha256_of_start(run) if owner else ""
         inexact = tell_inexact(folder) if process.first else []
         training, resumed = begin(request, folder, process, data, staged, args.images_in)
         if owner:
             owner.begin_at(training.epoch, training.step)
-            training.attempts.append(attempt(training, name, ranks))
+            training.attempts.append(attempt(training, name, ranks, initial))
             clear(args.output, training)
-            if args.resume == "fresh" and not resumed:
-                incidents.forget(folder)
-                for line in inexact:
-                    incidents.add(folder, incidents.INEXACT, line)
             slow_nodes = outliers(probed["nodes"]) if probed else []
-            for line in slow_nodes:
-                tell_slow(folder, f"probe: {line}")
+            note_incidents(folder, args.resume == "fresh" and not resumed, inexact, slow_nodes)
             slow_hosts = SlowHosts([rank["host"] for rank in ranks], slow_nodes)
             owner.live = lambda: training.live() | slow_hosts.live()
         saver = stack.enter_context(
@@ -200,6 +195,25 @@ def train(
         if owner:
             owner.check()
             publish(training, request, folder, args.output, ranks, saver, probed)
+
+
+def note_incidents(
+    folder: Path, anew: bool, inexact: Sequence[str], slow_nodes: Sequence[str]
+) -> None:
+    """Note what happened at the start of a training.
+
+    Args:
+        folder: of its states.
+        anew: nothing of an earlier training is left.
+        inexact: of `tell_inexact`.
+        slow_nodes: what the probe says of nodes that are slower than others.
+    """
+    if anew:
+        incidents.forget(folder)
+        for line in inexact:
+            incidents.add(folder, incidents.INEXACT, line)
+    for line in slow_nodes:
+        tell_slow(folder, f"probe: {line}")
 
 
 def after_epoch(
@@ -391,8 +405,21 @@ def are_grey(images: np.ndarray) -> bool:
     return images.shape[3] > 1 and bool((images == images[..., :1]).all())
 
 
-def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """This attempt at the run, see docs/results.md; warns if the hardware or torch has changed."""
+def sha256_of_start(run: Run) -> str:
+    """SHA-256 of `initial_weights`; empty without them. Who resumes does not read them any more."""
+    with suppress(FileNotFoundError):
+        return file_sha256(Path(run.initial_weights)) if run.initial_weights else ""
+    return ""
+
+
+def attempt(
+    training: Training, name: str, ranks: list[dict[str, Any]], initial: str
+) -> dict[str, Any]:
+    """This attempt at the run, see docs/results.md; warns if the hardware or torch has changed.
+
+    Args:
+        initial: SHA-256 of `initial_weights` before they were read.
+    """
     this = {
         "by": name,
         "hosts": list(dict.fromkeys(rank["host"] for rank in ranks)),
@@ -405,6 +432,18 @@ def attempt(training: Training, name: str, ranks: list[dict[str, Any]]) -> dict[
         "from": {"epoch": training.epoch, "step": training.step},
         "seconds": 0.0,
     }
+    if path := training.run.initial_weights:
+        # They are read only at the start from scratch.
+        this["initial_sha256"] = (
+            training.attempts[0].get("initial_sha256") if training.attempts else initial
+        )
+        if not training.attempts and sha256_of_start(training.run) != initial:
+            raise Refusal(f"{path} changed while it was read; run the same command again")
+        if initial and initial != (this["initial_sha256"] or initial):
+            raise Refusal(
+                f"initial_weights: {path} has changed since this run began; put it back, or add "
+                "--config resume=fresh"
+            )
     for last in training.attempts[-1:]:
         keys = [
             key
@@ -480,6 +519,7 @@ def publish(
         "files": of_files(output, ["model.safetensors", "metrics.csv", *names]),
         "code_sha256": training.code_sha256,
         "network_sha256": network_sha256(training),
+        **{key: value for key, value in training.attempts[0].items() if key == "initial_sha256"},
         "augmentation": asdict(training.shares.how),
         "parameters": sum(each.numel() for each in training.classifier.parameters()),
         "trained_parameters": sum(

@@ -152,22 +152,18 @@ def build(
     Raises:
         Refusal: the user's code fails, or the arguments are not the model's.
     """
-    # Without what is as usual: the bytes of such a weights file are the same in all versions.
     description: dict[str, Any] = {"model": model, "widths": list(widths), "classes": classes}
-    if tuple(image_shape) != USUAL:
-        description["image_shape"] = list(image_shape)
-    for key, value in (
-        ("model_args", model_args),
-        ("stored_size", stored_size),
-        ("test_size", test_size),
-        ("class_names", class_names),
-    ):
-        if value:
-            description[key] = dict(value) if isinstance(value, Mapping) else list(value)
-    if dtype != "uint8":
-        description["dtype"] = dtype
-    if jpeg_scaling:
-        description["jpeg_scaling"] = True
+    given = {
+        "image_shape": () if tuple(image_shape) == USUAL else image_shape,
+        "model_args": model_args,
+        "stored_size": stored_size,
+        "test_size": test_size,
+        "class_names": class_names,
+        "dtype": "" if dtype == "uint8" else dtype,
+        "jpeg_scaling": jpeg_scaling,
+    }
+    # Without what is as usual: the bytes of such a weights file are the same in all versions.
+    description |= {name: plain(value) for name, value in given.items() if value}
     height, width, channels = image_shape
     arguments = dict(model_args or {})
     if is_user_model(model):
@@ -184,6 +180,13 @@ def build(
     else:
         network = library_network(model, classes, channels, arguments)
     return Classifier(network, description, channels)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, str | bool):
+        return value
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def library_network(

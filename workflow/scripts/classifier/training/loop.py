@@ -422,11 +422,7 @@ class Training:
         for batch, (mine, pixels), of_part, mix in zip(
             steps, batches_of, weights_of, mixes, strict=True
         ):
-            named, kept = labels[mine], 1.0
-            if mix:
-                named, kept = batches.mixed_labels(named), mix.kept
-                if of_part.images is not None:
-                    of_part = of_part._replace(images=batches.mixed_labels(of_part.images))
+            named, of_part, kept = mixed(labels[mine], of_part, mix)
             lr = learning_rate(run, len(self.sizes), self.steps_done)
             sums, gradient = self.stepper.step(lr, pixels, named, len(batch), of_part, kept)
             self.average.update()
@@ -527,3 +523,20 @@ class Training:
         self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)
         all_reduce(self.per_rank)
         self.stepper.clock.reset()
+
+
+def mixed(
+    labels: Tensor, weights: Weights, mix: batches.Mix | None
+) -> tuple[Tensor, Weights, float]:
+    """The labels of a rank's part of a batch, (b,) or of mixed images (b, 2), their weights, and
+    the share of each image that stays.
+
+    Args:
+        labels: (b,); before images are mixed (b + 1,), see `batches.mixed_labels`.
+        weights: of these images.
+    """
+    if mix is None:
+        return labels, weights, 1.0
+    if weights.images is not None:
+        weights = weights._replace(images=batches.mixed_labels(weights.images))
+    return batches.mixed_labels(labels), weights, mix.kept

@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -10,6 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
+# Nobody else's folders have such a name; and only these are removed.
+OURS = "manynodes-"
+RANDOM = re.compile(r"[a-z0-9_]{8}")  # what mkdtemp adds
 # Of copies of a user's Python files.
 SOURCES = "sources-"
 # Those that this process holds.
@@ -42,7 +47,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     process lives.
     """
     sweep(prefix)
-    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent_folder()))
+    new = Path(tempfile.mkdtemp(prefix=f".{OURS}{prefix}", dir=parent_folder()))
     path = new.with_name(new.name[1:])
     descriptor = os.open(new, os.O_RDONLY)
     HELD.add(path)
@@ -79,13 +84,17 @@ def file_without_a_name() -> IO[str]:
 
 
 def sweep(prefix: str) -> None:
-    """Remove this user's folders with this prefix whose process has ended."""
-    folder = parent_folder()
-    for path in (*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")):
+    """Remove this user's folders of `temporary_folder` with this prefix whose process has ended."""
+    folder, whole = parent_folder(), f"{OURS}{prefix}"
+    for path in (*folder.glob(f"{whole}*"), *folder.glob(f".{whole}*")):
         with suppress(OSError):
+            if not RANDOM.fullmatch(path.name.removeprefix(".").removeprefix(whole)):
+                continue
             status = path.lstat()
             young = path.name[0] == "." and time.time() - status.st_mtime < YOUNG
-            if status.st_uid != os.getuid() or young:
+            # Below a folder with setgid it has that too.
+            private = status.st_mode & (stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO) == stat.S_IRWXU
+            if status.st_uid != os.getuid() or young or not private:
                 continue
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -64,6 +64,12 @@ def word_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def without_place(word: str) -> str:
+    """A word without the folder of the Python file that it names."""
+    path = Path(word.removeprefix("{here}/"))
+    return path.name if path.suffix == ".py" and is_file(str(path)) else word
+
+
 def name_of(words: Sequence[str]) -> str:
     """The program in messages."""
     # A script, if the command is one for an interpreter.

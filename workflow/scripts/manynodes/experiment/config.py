@@ -240,6 +240,8 @@ class Experiment:
         )
         refuse_too_long(found)
         if not reading:
+            for key, each in found.axes.items():
+                refuse_equal(key, each)
             found.check({name: facts_of(name) for name in found.datasets})
         return found
 
@@ -376,9 +378,19 @@ class Experiment:
 
     @cached_property
     def evaluation_sha256(self) -> str:
-        """The same of the program that evaluates, without its environment."""
+        """SHA-256 of the program that evaluates, with its arguments and parameters, without its
+        environment; empty if there is none.
+        """
         if not self.evaluation:
             return ""
+        # Of a file the content counts, and not where it is.
+        words = [command.without_place(word) for word in self.evaluation]
+        what = words, self.parameters_for("evaluation"), self.evaluation_code
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    @cached_property
+    def evaluation_code(self) -> str:
+        """SHA-256 of the files of the program that evaluates."""
         return command.words_sha256(self.evaluation, not self.environment.is_ours)
 
     @property
@@ -512,7 +524,7 @@ def product(
             if len(name) > LONGEST_NAME:
                 raise Refusal(
                     f"config: {len(point)} axes make a folder name of {len(name)} characters; "
-                    f"vary fewer keys (at most {LONGEST_NAME})"
+                    f"vary fewer keys, or give shorter values (at most {LONGEST_NAME})"
                 )
             yield name, point
 
@@ -525,7 +537,7 @@ def all_axes(
     for pair in pairs:
         for key, value in pair.items():
             values = found.setdefault(key, [])
-            if value not in values:
+            if value not in values or value_text(value) not in map(value_text, values):
                 values.append(value)
     return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
 
@@ -622,6 +634,8 @@ def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
     for path in config["outputs"]:
         parts = PurePosixPath(path)
         unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
+        # What begins with a dash is an option of a command.
+        unfit = unfit or path.startswith("-")
         # Braces would be Snakemake's wildcards; stars are for a shell.
         if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
             raise Refusal(
@@ -752,6 +766,20 @@ def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
             f"{MOST_RUNS:,}; give some axes fewer values"
+        )
+
+
+def refuse_equal(key: str, values: Sequence[Any]) -> None:
+    """Refuse 1 beside 1.0 or true: the tables would take their runs for repetitions of one setting.
+
+    Raises:
+        Refusal: naming the axis.
+    """
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(set(numbers)) < len(numbers):
+        raise Refusal(
+            f"config: {key}: {shown(list(values))} has one number in two forms, such as 1 and 1.0; "
+            "write it in one"
         )
 
 

@@ -347,6 +347,11 @@ def takes_list(spec: Mapping[str, Any]) -> bool:
     return "array" in kinds(spec)
 
 
+# Keys whose texts are words of a command, and what these cannot have: NUL, half a character.
+OF_PROGRAM = ("command", "arguments", "evaluate", "parameters", "runs")
+NO_WORD = re.compile("[\0\ud800-\udfff]")
+
+
 def refuse_oversized(config: Any) -> None:
     """Refuse a configuration that would only consume time and memory.
 
@@ -383,6 +388,11 @@ def refuse_oversized(config: Any) -> None:
             raise Refusal(
                 f"config: {key}: a text of {len(value):,} characters is too long; use at most "
                 f"{LONGEST_TEXT:,}"
+            )
+        elif isinstance(value, str) and key in OF_PROGRAM and NO_WORD.search(value):
+            raise Refusal(
+                f"config: {key}: {shown(value)} has a character that no command line can hold; "
+                "leave it out"
             )
 
 

@@ -89,70 +89,102 @@ def first_failure(
     suspended = waited and outcome.suspended > 0
     # An earlier start has saved something, if there was one.
     worth_it = (saved or suspended or restarted) and not refused
-    # If a restart gets no further, the nodes may be the cause: a GPU is broken, or Slurm takes them
-    # for busy (seen after its controller was restarted). A new job may get others.
+    # If a restart gets no further, the nodes may be the cause: a GPU is broken, or Slurm takes
+    # them for busy (seen after its controller was restarted). A new job may get others.
     elsewhere = restarted and not saved and not outcome.stopped
     again = worth_it or (source.node_lost and not refused) or elsewhere
     in_place = worth_it and not source.node_lost
     if stopped and not failed:
-        # Rank 0 says where it has saved.
-        teller = min(stopped, key=lambda ending: "saved" not in ending.report)
-        said = teller.lines[-1] if teller.lines else f"{teller.name} stopped"
-        terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
-        if outcome.stopped or not (terminated or source.lost):
-            by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
-            return First(Failure(said + by, Kind.PREEMPTED), again=not outcome.stopped, saved=saved)
-        # Neither the scheduler nor this process sent the signal. Either a process between the
-        # scheduler and a rank was killed, which is a failure although the ranks have saved, or
-        # somebody stopped one rank.
-        if by_force := killed(outcome, errors, source):
-            failure = replace(by_force, reason=f"{by_force.reason}; {said}")
-            return First(failure, again=again, saved=saved, in_place=in_place)
-        told = min(terminated, key=lambda ending: ending.time)
-        line = f"{told.name} got SIGTERM; {said}"
-        failure = Failure(line, Kind.PREEMPTED, told.who, told.where)
-        # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
-        in_place = saved and len(terminated) < len(stopped)
-        return First(failure, again=saved or elsewhere, saved=saved, in_place=in_place)
+        usual = First(Failure(""), again=again, saved=saved, in_place=in_place)
+        return all_stopped(outcome, stopped, errors, source, usual, elsewhere)
     if outcome.stopped:
-        reason = f"; cancelled, preempted, or out of time: {source.inspect}"
-        return First(Failure("stopped" + (reason if source.inspect else ""), Kind.PREEMPTED))
+        why = f"; cancelled, preempted, or out of time: {source.inspect}" if source.inspect else ""
+        return First(Failure(f"stopped{why}", Kind.PREEMPTED))
     if late and not source.lost and (first is None or first.is_consequence):
-        # Every rank that has a state would have said so.
-        told = min(late, key=lambda ending: ending.time)
-        line = f"{told.name}: {told.report['late']}: give it more time, or let it save more often"
-        failure = Failure(line, Kind.FAILED, told.who, told.where, told.log)
-        return First(failure, again=restarted)
+        return First(of_late(min(late, key=lambda ending: ending.time)), again=restarted)
     if first:
         # When a supervisor is killed, or a node lost, the peers fail too.
         root = killed_supervisor(errors) or (of_trouble(source.lost) if source.lost else None)
         if root and first.is_consequence:
-            saved = saved or changed
-            again, in_place = again or changed, in_place or (changed and not source.node_lost)
-            return First(root, again=again, saved=saved, in_place=in_place)
-        failure, details = of_rank(first, refused), last_lines(first)
-        if suspended:
-            line = f"the job was suspended for {outcome.suspended:.0f} s; {failure.reason}"
-            failure = replace(failure, reason=line)
-        elif waited and (stuck := hung(seen)):
-            line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
-            failure = Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log)
-            details = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
-        elif finished and CLOSED.search("\n".join(first.lines)):
-            line = f"{finished[0]} ended with status 0 while {first.name} waited for it"
-            failure = replace(failure, reason=line)
-        again = worth_it or elsewhere
-        return First(failure, details, again=again, saved=saved, in_place=in_place)
-    status = f"{source.starter} {how(outcome.status)}"
-    unknown = of_trouble(source.trouble) if source.trouble else Failure(status)
-    failure = killed(outcome, errors, source) or unknown
+            in_place = in_place or (changed and not source.node_lost)
+            return First(root, (), again or changed, saved or changed, in_place)
+        if waited and not suspended and (stuck := hung(seen)):
+            failure, details = of_hung(stuck)
+        else:
+            reason = reason_of(first, outcome.suspended if suspended else 0, finished)
+            failure, details = of_rank(first, reason, refused), last_lines(first)
+        return First(failure, details, worth_it or elsewhere, saved, in_place)
+    unknown = Failure(f"{source.starter} {how(outcome.status)}")
+    told = of_trouble(source.trouble) if source.trouble else unknown
+    failure = killed(outcome, errors, source) or told
     again = source.node_lost or elsewhere or changed
     return First(failure, again=again, saved=changed, in_place=changed and not source.node_lost)
 
 
-def of_rank(ending: Ending, refused: bool) -> Failure:
+def all_stopped(
+    outcome: Outcome,
+    stopped: Sequence[Ending],
+    errors: Sequence[str],
+    source: Source,
+    usual: First,
+    elsewhere: bool,
+) -> First:
+    """What ended a launch whose ranks have all stopped in order.
+
+    Args:
+        usual: without its failure; what may be done about it after a failure.
+        elsewhere: whether other nodes may help.
+    """
+    # Rank 0 says where it has saved.
+    teller = min(stopped, key=lambda ending: "saved" not in ending.report)
+    said = teller.lines[-1] if teller.lines else f"{teller.name} stopped"
+    terminated = [ending for ending in stopped if ending.report["stopped"] == "SIGTERM"]
+    if outcome.stopped or not (terminated or source.lost):
+        by = f"; the reason: {source.inspect}" if outcome.stopped and source.inspect else ""
+        failure = Failure(said + by, Kind.PREEMPTED)
+        return First(failure, again=not outcome.stopped, saved=usual.saved)
+    # Neither the scheduler nor this process sent the signal. Either a process between the
+    # scheduler and a rank was killed, which is a failure although the ranks have saved, or
+    # somebody stopped one rank.
+    if by_force := killed(outcome, errors, source):
+        return replace(usual, failure=replace(by_force, reason=f"{by_force.reason}; {said}"))
+    told = min(terminated, key=lambda ending: ending.time)
+    line = f"{told.name} got SIGTERM; {said}"
+    failure = Failure(line, Kind.PREEMPTED, told.who, told.where)
+    # A scheduler that takes the job away may signal all of its ranks, but not `launch`.
+    in_place = usual.saved and len(terminated) < len(stopped)
+    return First(failure, again=usual.saved or elsewhere, saved=usual.saved, in_place=in_place)
+
+
+def of_late(ending: Ending) -> Failure:
+    # Every rank that has a state would have said that it has stopped.
+    said = f"{ending.name}: {ending.report['late']}"
+    return of_rank(ending, f"{said}: give it more time, or let it save more often", refused=False)
+
+
+def of_hung(stuck: Whereabouts) -> tuple[Failure, tuple[str, ...]]:
+    line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
+    frames = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
+    return Failure(line, Kind.HUNG, stuck.who, stuck.where, stuck.log), frames
+
+
+def reason_of(ending: Ending, suspended: float, finished: Sequence[str]) -> str:
+    """Why a rank failed: in its own words, or what it says nothing of.
+
+    Args:
+        suspended: seconds for which the job was suspended, so that it waited too long; 0 if not.
+        finished: ranks that have ended with 0.
+    """
+    if suspended:
+        return f"the job was suspended for {suspended:.0f} s; {ending.error}"
+    if finished and CLOSED.search("\n".join(ending.lines)):
+        return f"{finished[0]} ended with status 0 while {ending.name} waited for it"
+    return ending.error
+
+
+def of_rank(ending: Ending, reason: str, refused: bool) -> Failure:
     kind = Kind.REFUSED if refused else Kind.FAILED
-    return Failure(ending.error, kind, ending.who, ending.where, ending.log)
+    return Failure(reason, kind, ending.who, ending.where, ending.log)
 
 
 def last_lines(ending: Ending) -> tuple[str, ...]:

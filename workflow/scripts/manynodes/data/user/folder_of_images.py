@@ -5,7 +5,7 @@ import os
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -113,49 +113,65 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
                 file.checksums = []
-                for number, result in decode_all(user_data, listing, file, pool, split):
-                    if isinstance(result, str):
-                        bad[split][number] = result
-                        result = Decoded(0, (), [])
-                    for text in result.warnings:
-                        name = listing.paths[number].relative_to(user_data.path)
-                        warned.setdefault(text, []).append(name)
-                    levels += [] if result.level is None else [result.level]
-                    file.checksums.append(result.checksum)
-                    file.fingerprints.append(result.fingerprints)
+                decoded = decode_all(user_data, listing, file, pool, split)
+                levels += note_decoded(decoded, file, user_data, listing, bad[split], warned)
                 files[split] = file
         except BrokenProcessPool:
-            raise Refusal(
-                f"dataset.folder: {user_data.path}: a process that decoded an image was killed; "
-                "it ran out of memory, or an image crashed it; run the same command again with "
-                "more memory"
-            ) from None
+            where = f"dataset.folder: {user_data.path}: a process that decoded an image was killed"
+            why = "it ran out of memory, or an image crashed it"
+            raise Refusal(f"{where}; {why}; run the same command again with more memory") from None
         refuse_unreadable(user_data, listings, bad)
         tell_warned(warned, tell)
         tell_dark(levels, tell)
         kept = {}
-        for split, file in files.items():
-            rows = np.setdiff1d(np.arange(len(listings[split].paths)), list(bad[split]))
-            file.keep(rows)
-            kept[split] = listings[split].kept(rows, Path(user_data.path))
+        for split, listing in listings.items():
+            rows = np.setdiff1d(np.arange(len(listing.paths)), list(bad[split]))
+            files[split].keep(rows)
+            kept[split] = listing.kept(rows, Path(user_data.path))
         write_labels(user_data, folder, class_names, kept)
         write_extra(folder, kept["train"].paths, extra)
         equal = equal_images(files["train"], files["test"], kept["train"].labels)
         similar = list(similar_images(files["train"], files["test"]))
     tell_similar(similar, kept, tell)
+    left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
     return Imported(
         class_names,
         (*size, channels),
         "uint8",
         {split: len(listing.paths) for split, listing in kept.items()},
-        tuple(
-            str(listings[split].paths[number].relative_to(user_data.path))
-            for split in SPLITS
-            for number in sorted(bad[split])
-        ),
+        tuple(str(path.relative_to(user_data.path)) for path in left_out),
         equal,
         len(similar),
     )
+
+
+def note_decoded(
+    decoded: Iterable[tuple[int, Decoded | str]],
+    file: ArrayFile,
+    user_data: UserData,
+    listing: Listing,
+    bad: dict[int, str],
+    warned: dict[str, list[object]],
+) -> list[int]:
+    """Note what was found in the images of a split; returns their levels, see `Decoded`.
+
+    Args:
+        decoded: of `decode_all`.
+        bad: gets the reasons why images cannot be used, by their number.
+        warned: gets the names of images by Pillow's warnings.
+    """
+    levels = []
+    for number, result in decoded:
+        if isinstance(result, str):
+            bad[number] = result
+            result = Decoded(0, (), [])
+        for text in result.warnings:
+            name = listing.paths[number].relative_to(user_data.path)
+            warned.setdefault(text, []).append(name)
+        levels += [] if result.level is None else [result.level]
+        file.checksums.append(result.checksum)
+        file.fingerprints.append(result.fingerprints)
+    return levels
 
 
 def write_labels(

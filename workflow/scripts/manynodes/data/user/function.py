@@ -60,13 +60,8 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     shape = next((f.shape for f in files.values()), array.shape)
                     files[split] = ArrayFile(folder / f"{split}_images.npy", kind, shape)
                     stack.callback(files[split].close)
-                file = files[split]
-                if array.shape != file.shape or array.dtype != file.dtype:
-                    raise Refusal(
-                        f"{where} is {array.dtype} {array.shape}, the first one is {file.dtype} "
-                        f"{file.shape}; give all images one shape and type"
-                    )
-                file.append(array)
+                refuse_other_form(array, files[split], where)
+                files[split].append(array)
                 labels[split].append(user_label(label, where))
             if not labels[split]:
                 raise Refusal(
@@ -88,6 +83,14 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             {split: files[split].rows for split in SPLITS},
             (),
             equal_images(files["train"], files["test"], labels["train"]),
+        )
+
+
+def refuse_other_form(array: np.ndarray, file: ArrayFile, where: str) -> None:
+    if array.shape != file.shape or array.dtype != file.dtype:
+        raise Refusal(
+            f"{where} is {array.dtype} {array.shape}, the first one is {file.dtype} {file.shape}; "
+            "give all images one shape and type"
         )
 
 

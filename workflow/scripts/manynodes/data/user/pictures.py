@@ -94,6 +94,9 @@ def metadata_follow(image: Image.Image) -> bool:
             size, kind = struct.unpack(">I4s", head)
             if pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
                 return True
+            # A file may go on behind its end: a gigabyte of zeros took three minutes.
+            if kind == b"IEND" or not kind.isalpha():
+                break
             pixels = pixels or kind == b"IDAT"
             file.seek(size + 4, os.SEEK_CUR)
     finally:
