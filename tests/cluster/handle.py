@@ -272,6 +272,10 @@ class PbsCluster(Cluster):
     def cancel(self, jobs: Collection[str]) -> None:
         self.run("qdel", *jobs, as_root=True)
 
+    def configure(self, change: str) -> None:
+        """Change the server or a queue: `set queue workq started = True`."""
+        assert self.run("qmgr", "-c", change, as_root=True).returncode == 0
+
     def state(self, node: str) -> str:
         """Its state in `pbsnodes`: free, job-busy, down …"""
         shown = json.loads(self.ask("pbsnodes", "-F", "json", node).stdout)

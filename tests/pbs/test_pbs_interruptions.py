@@ -257,8 +257,7 @@ def test_a_job_that_a_killed_snakemake_has_left_in_the_queue_is_refused(
     cluster: PbsCluster, checkout: PbsCheckout
 ) -> None:
     def change(started: bool) -> None:
-        command = f"set queue workq started = {started}"
-        assert cluster.run("qmgr", "-c", command, as_root=True).returncode == 0
+        cluster.configure(f"set queue workq started = {started}")
 
     command = [*cheap(checkout), "experiment=queued"]
     record = checkout.path / "results/queued/jobs.json"
@@ -306,8 +305,7 @@ def test_without_job_history_the_job_s_own_status_counts(
     cluster: PbsCluster, checkout: PbsCheckout
 ) -> None:
     def history(value: bool) -> None:
-        command = f"set server job_history_enable = {value}"
-        assert cluster.run("qmgr", "-c", command, as_root=True).returncode == 0
+        cluster.configure(f"set server job_history_enable = {value}")
 
     history(False)
     try:
@@ -322,13 +320,10 @@ def test_without_job_history_the_job_s_own_status_counts(
 def test_jobs_beyond_a_limit_are_submitted_when_others_have_ended(
     cluster: PbsCluster, checkout: PbsCheckout
 ) -> None:
-    def change(what: str) -> None:
-        assert cluster.run("qmgr", "-c", what, as_root=True).returncode == 0
-
-    change("set server max_queued = [u:PBS_GENERIC=1]")
+    cluster.configure("set server max_queued = [u:PBS_GENERIC=1]")
     try:
         said = checkout.run(*cheap(checkout), "seed=[0, 1]", "experiment=limited")
     finally:
-        change("unset server max_queued")
+        cluster.configure("unset server max_queued")
     assert said.count("; jobs are submitted when others have ended") == 1, said
     assert len(list((checkout.path / "results/limited").glob("*/result.json"))) == 2

@@ -35,7 +35,7 @@ from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.reading import file_sha256
 from manynodes.data.folder import DataFolder
-from manynodes.data.guard import Guard
+from manynodes.data.guard import Guard, stamp
 from manynodes.data.user.origins import files_of
 from manynodes.launching.gpus import claimed_gpus
 from manynodes.ranks.device import told_when_full
@@ -160,12 +160,6 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         atomic.write_text(args.output, json.dumps(result, indent=2, allow_nan=False) + "\n")
         line = f"{accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}"
         print(f"evaluate: {args.output}: {line}")
-
-
-def stamp(path: Path) -> tuple[int, int, int]:
-    """Changes when a file is written or replaced."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def write_predictions(

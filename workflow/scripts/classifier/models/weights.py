@@ -183,7 +183,8 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 def shapes_of(file: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in an open safetensors file, by name."""
-    return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    names = file.keys()  # it is no mapping
+    return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -68,8 +68,8 @@ fi
 SHARED = r"""
 IFS=$' \t\n'
 program_shared=("${TMPDIR:-/tmp}" "$program_here" "$program_start")
-IFS=: read -ra _mn_path <<< "${PYTHONPATH:-}"
-program_shared+=("${_mn_path[@]}")
+IFS=: read -ra program_path <<< "${PYTHONPATH:-}"
+program_shared+=("${program_path[@]}")
 for program_name in "${!LAUNCH_@}"; do program_shared+=("${!program_name}"); done
 for program_name in "${LAUNCH_FILES:-/nowhere}"/*; do
   [ ! -L "$program_name" ] || program_shared+=("$(readlink -f "$program_name")")
