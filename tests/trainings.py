@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,13 @@ class Training:
         ]
 
     def reach(self, epoch: int) -> None:
-        until(lambda: self.epochs[-1:] >= [epoch] or self.process.poll() is not None)
+        """Wait until it has printed this epoch.
+
+        Each line is read as it comes: four epochs of a small network passed between two questions
+        of `until`, so that a signal found a training that had ended (measured).
+        """
+        while self.epochs[-1:] < [epoch] and self.process.poll() is None:
+            select.select([self.process.stdout], [], [], 1)
         assert self.epochs[-1:] >= [epoch], self.said
 
     def await_start(self, what: str) -> list[int]:

@@ -86,7 +86,8 @@ def test_auto_is_what_the_processor_has(digits, tmp_path, cheap) -> None:
 def test_a_training_goes_on_as_it_began_whatever_auto_is_here(
     digits, tmp_path, cheap, precision
 ) -> None:
-    how = cheap | {"epochs": 5}
+    # Of 0.03 s each: there must be some left when the signal comes.
+    how = cheap | {"epochs": 60, "checkpoint_every": 30}
     complete(tmp_path / "alone", digits, precision=precision, **how)
     output = tmp_path / "out"
     training = Training(output, digits, precision=precision, **how)
