@@ -34,6 +34,9 @@ RUN = {
 }
 # Like a rank that a launch starts: direct and launched trainings must be equal.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+SIMULATED = Path(__file__).with_name("simulated")
+# By how ranks are connected: their environment. NCCL is simulated, see nccl_over_gloo.py.
+CONNECTED = {"gloo": {}, "nccl": {"PYTHONPATH": str(SIMULATED)}}
 
 
 class Training:

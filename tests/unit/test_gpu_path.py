@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import last_words
 from manynodes.checkpointing.owner import acquire
+from manynodes.launching import gpus, whereabouts
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
@@ -38,33 +40,12 @@ from manynodes.ranks.device import (
 )
 from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, program, train_command
-from trainings import RUN, complete, result
+from simulated.nccl_texts import DUMP, LONG, WATCHDOG
+from trainings import RUN, SIMULATED, complete, result
 from waiting import until
 
 # As torch describes a GPU.
 CARD = SimpleNamespace(uuid="8f3a", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
-LONG = "/pytorch/" + "torch/csrc/distributed/c10d/" * 7 + "ProcessGroupNCCL.cpp"
-# What two ranks on an H200 said (torch 2.11), without frames and with a longer path.
-WATCHDOG = f"""\
-[rank0]:[E1127 14:50:12.988827508 {LONG}:689] [Rank 0] Watchdog caught collective operation \
-timeout: WorkNCCL(SeqNum=61, OpType=GATHER, NumelIn=20800, NumelOut=41600, Timeout(ms)=30110) ran \
-for 30142 milliseconds before timing out.
-[rank0]:[E1127 14:50:12.989015092 {LONG}:2303] [PG ID 1 PG GUID 0(default_pg) Rank 0]  failure \
-detected by watchdog at work sequence id: 61 PG status: last enqueued work: 61, last completed \
-work: 60
-[rank0]:[E1127 14:50:14.989612733 {LONG}:750] [Rank 0] Some NCCL operations have failed or timed \
-out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on \
-corrupted/incomplete data.
-[rank0]:[E1127 14:50:14.989650186 {LONG}:764] [Rank 0] To avoid data inconsistency, we are taking \
-the entire process down.
-terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG ID 1 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with \
-exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=61, \
-OpType=GATHER, NumelIn=20800, NumelOut=41600, Timeout(ms)=30110) ran for 30142 milliseconds before \
-timing out.
-Exception raised from checkTimeout at {LONG}:692 (most recent call first):
-Exception raised from run at {LONG}:2125 (most recent call first):
-""".splitlines()
 ASSERT = f"""\
 /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex: block: [0,0,0], \
 thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
@@ -83,11 +64,6 @@ triggered (function ~CUDAEvent)
   what():  [PG ID 1 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with \
 exception: CUDA error: device-side assert triggered
 Exception raised from run at {LONG}:2125 (most recent call first):
-""".splitlines()
-# In the form of torch 2.14's ProcessGroupNCCL.cpp.
-DUMP = f"""\
-[rank1]:[E1126 09:00:01.123456789 {LONG}:1685] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a \
-dump signal due to a collective timeout from rank 0 and we will try our best to dump the debug info.
 """.splitlines()
 ECC = f"""\
 [rank1]:[E1126 09:00:00.123456789 {LONG}:2057] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process \
@@ -131,6 +107,23 @@ def test_a_hang_is_named_although_the_watchdog_has_ended_all_ranks() -> None:
     waits = Whereabouts("rank 0", "n1", frames=("synchronize (cuda/streams.py:9)",), waits=True)
     reads = Whereabouts("rank 1", "n2", frames=("read (mine.py:3)",), frame="read (mine.py:3)")
     assert told(endings, [waits, reads]).startswith("rank 1 on n2 hung (in read (mine.py:3)), and")
+
+
+def test_a_rank_in_a_network_that_ddp_has_called_does_not_wait_for_others(monkeypatch) -> None:
+    torch_of = "/usr/local/lib/python3.12/{}-packages/torch/"
+    called = ["nn/modules/module.py", "nn/parallel/distributed.py"]
+
+    def waits(*paths: str) -> bool:
+        frames = [{"name": "name", "filename": path, "line": 1} for path in paths]
+        monkeypatch.setattr(whereabouts, "stack", lambda _pid: frames)
+        return whereabouts.seen(os.getpid(), "").waits
+
+    for torch_here in (torch_of.format("site"), torch_of.format("dist")):
+        ddp = [torch_here + path for path in called]
+        assert not waits("/mine/nets.py", *ddp, "/mine/train.py")
+        assert waits(*ddp, "/mine/train.py")
+        assert waits(torch_here + "cuda/streams.py", "/ours/manynodes/ranks/vote.py", *ddp)
+    assert waits("/ours/manynodes/ranks/device.py", "/ours/train.py")
 
 
 def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
@@ -206,7 +199,7 @@ def test_of_ranks_that_all_abort_at_once_the_one_that_hung_is_named(tmp_path: Pa
 
 
 RANKS = """
-import ctypes, sys, time
+import ctypes, os, sys, time
 import torch.distributed as dist
 from manynodes.base.errors import told_in_one_line
 from manynodes.ranks import process_group
@@ -236,14 +229,27 @@ def test_a_rank_that_fails_does_not_wait_to_destroy_the_group(tmp_path: Path) ->
     assert one.stdout.rstrip().endswith("ValueError: mine")
 
 
-def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path) -> None:
-    code = """
+ABSENT = "dist.init_process_group = lambda *_args, **_options: ctypes.CDLL(None).pause()\n"
+# By the ranks that do not come; of two, the other one waits as with NCCL.
+NEVER = {
+    "both": ABSENT,
+    "rank 1": f"""
+sys.path.append({str(SIMULATED)!r})
+import nccl_over_gloo
+nccl_over_gloo.install()
+if os.environ["RANK"] == "1":
+    {ABSENT}""",
+}
+
+
+@pytest.mark.parametrize("absent", NEVER)
+def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path, absent: str) -> None:
+    code = NEVER[absent] + dedent("""
     process_group.CONNECT = 1
-    dist.init_process_group = lambda *_args, **_options: ctypes.CDLL(None).pause()
     with failing_at_once(), told_in_one_line("ranks"):
         with process_group.process_group("cpu"):
             pass
-    """
+    """)
     for rank in run_both(tmp_path, code):
         assert rank.returncode == 1
         line = r"^ranks: preflight: \S+ \(\S+\): no answer within 1 s; the test all-reduce failed"
@@ -450,6 +456,8 @@ def test_launches_at_once_have_different_gpus_and_one_too_many_waits(tmp_path: P
         (tmp_path / "over").touch()
         for each in launches:
             each.communicate()
+        for folder, name in product(gpus.folders_of_claims(), names):
+            (folder / name).unlink()
     assert [each.returncode for each in launches] == [-signal.SIGKILL, 0, 0, 0]
 
 

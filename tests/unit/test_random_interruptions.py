@@ -5,11 +5,22 @@ import random
 import re
 import signal
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from classifier.states import state
-from trainings import Training, attempts, complete, complete_on_ranks, newest_place, result, rows_of
+from trainings import (
+    CONNECTED,
+    Training,
+    attempts,
+    complete,
+    complete_on_ranks,
+    newest_place,
+    result,
+    rows_of,
+)
 
 SEED = 20261121
 FAULTS = (
@@ -25,18 +36,33 @@ FAULTS = (
 )
 # If any of its processes is asked to stop, a training saves and ends with status 75.
 STOPPED_IN_ORDER = tuple(fault for fault in FAULTS if not fault.startswith("SIGKILL"))
+# Those that reach a rank itself: what the others do is all that GPUs change.
+OF_RANKS = tuple(fault for fault in FAULTS if fault.endswith(("train.py", " launch.py")))
+PROCESSES = 2
+# Many more epochs than pass between the faults.
+EPOCHS = 60
+LONGER = {"epochs": EPOCHS, "checkpoint_every": 10}
+
+
+@pytest.fixture(scope="module")
+def alone(digits, tmp_path_factory) -> dict[str, Any]:
+    """The result of the same training without interruptions."""
+    output = tmp_path_factory.mktemp("alone") / "out"
+    complete_on_ranks(output, digits, PROCESSES, **LONGER)
+    return result(output)
 
 
 @pytest.mark.faults
-def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None:
-    processes = 2
+@pytest.mark.parametrize(
+    ("connection", "possible"), [("gloo", FAULTS), ("nccl", OF_RANKS)], ids=CONNECTED
+)
+def test_interrupted_again_and_again_at_random_moments(
+    digits, alone, tmp_path, connection: str, possible: Sequence[str]
+) -> None:
     rng = random.Random(SEED)
     output = tmp_path / "out"
-    # Many more epochs than pass between the faults.
-    epochs = 60
-    longer = {"epochs": epochs, "checkpoint_every": 10}
     told, saved = [f"seed {SEED}"], {}
-    faults = rng.sample(FAULTS, len(FAULTS))
+    faults = rng.sample(possible, len(possible))
     # One fault comes during the start; an orderly stop needs a running training.
     early = rng.choice([fault for fault in faults if fault not in STOPPED_IN_ORDER])
     for fault in faults:
@@ -48,7 +74,9 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
             if fault == "time is up"
             else {}
         )
-        training = Training(output, digits, processes=processes, environment=environment, **longer)
+        environment |= CONNECTED[connection]
+        how = {"processes": PROCESSES, "environment": environment}
+        training = Training(output, digits, **how, **LONGER)
         if fault not in (early, "time is up"):
             training.reach(before[0] + 1)
         if fault != "time is up":
@@ -73,7 +101,7 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
         if fault in STOPPED_IN_ORDER:
             said = re.search(
                 (
-                    rf"^launch: train was interrupted: .* after (.*), of {epochs} epochs; saved in "
+                    rf"^launch: train was interrupted: .* after (.*), of {EPOCHS} epochs; saved in "
                     rf"{output}/state; run the same command"
                 ),
                 training.said,
@@ -83,11 +111,11 @@ def test_interrupted_again_and_again_at_random_moments(digits, tmp_path) -> None
             assert said[1] == state.progress(*after), problem
         # At most an interval, here an epoch, is lost.
         assert after >= max(before, (max(training.epochs, default=0) - 1, 0)), problem
-    last = complete(output, digits, processes=processes, **longer)
+    how = {"processes": PROCESSES, "environment": CONNECTED[connection]}
+    last = complete(output, digits, **how, **LONGER)
     saved[f"process {last.process.pid}"] = after
-    complete_on_ranks(tmp_path / "alone", digits, processes, **longer)
-    assert result(output) == result(tmp_path / "alone"), problem
-    assert [int(row["epoch"]) for row in rows_of(output)] == list(range(1, epochs + 1))
+    assert result(output) == alone, problem
+    assert [int(row["epoch"]) for row in rows_of(output)] == list(range(1, EPOCHS + 1))
     # Each attempt resumed the newest state; attempts that saved nothing are not recorded.
     noted = {
         " ".join(attempt["by"].split()[:2]): (attempt["from"]["epoch"], attempt["from"]["step"])

@@ -11,7 +11,7 @@ import pytest
 
 from classifier.states import state
 from forked import SCRIPTS, run_ranks
-from trainings import Training
+from trainings import CONNECTED, Training
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,12 @@ def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
     assert verdicts["step 3"][2] == 0
 
 
-def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path) -> None:
-    training = Training(tmp_path / "out", digits, processes=2, learning_rate=1e6, crop_size=32)
+@pytest.mark.parametrize("connection", ["gloo", pytest.param("nccl", marks=pytest.mark.faults)])
+def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path, connection: str) -> None:
+    training = Training(
+        tmp_path / "out", digits, processes=2, environment=CONNECTED[connection],
+        learning_rate=1e6, crop_size=32,
+    )  # fmt: skip
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(

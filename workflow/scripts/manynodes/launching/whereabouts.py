@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from threading import Thread
 
@@ -199,8 +199,11 @@ def seen(pid: int, state: str) -> Whereabouts:
         found = stack(each)
         if found and not found[0]["filename"].endswith(WAITING):
             break
-    outside = next((frame for frame in found if not is_library(frame["filename"])), None)
-    waits = any(part in frame["filename"] for frame in found for part in COLLECTIVE)
+    inside = list(takewhile(lambda frame: is_library(frame["filename"]), found))
+    outside = next(iter(found[len(inside) :]), None)
+    # Not in what has called that: DDP calls the network, in which a rank may hang.
+    innermost = found[: len(inside) + 1]
+    waits = any(part in frame["filename"] for frame in innermost for part in COLLECTIVE)
     return Whereabouts(
         state=state,
         frames=tuple(map(in_words, found[:MOST_FRAMES])),
@@ -234,4 +237,8 @@ def in_words(frame: dict) -> str:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to Python or to an installed package."""
-    return "/site-packages/" in path or path.startswith((f"{sys.base_prefix}/lib/", "<"))
+    # NVIDIA's containers have torch in the second one.
+    packages = ("/site-packages/", "/dist-packages/")
+    return any(folder in path for folder in packages) or path.startswith(
+        (f"{sys.base_prefix}/lib/", "<")
+    )
