@@ -24,7 +24,7 @@ import torch.distributed as dist
 import yaml
 from matplotlib.axes import Axes
 from measured import Measured
-from step_fits import Compute, fit_compute, fit_network, step_seconds
+from step_fits import Compute, TreeNetwork, fit_compute, fit_network, step_seconds
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -255,7 +255,7 @@ def on_gpus(published: Published, gigabits: float) -> tuple[Compute, Network, in
     compute = Compute(counter.get_total_flops() / 2 / published.flops_per_second)
     return (
         compute,
-        Network(NCCL_RING_HOP, gigabits * 1e9 / 8, NCCL_TREE_HOP),
+        TreeNetwork(NCCL_RING_HOP, gigabits * 1e9 / 8, NCCL_TREE_HOP),
         parameters(classifier),
     )
 

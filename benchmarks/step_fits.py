@@ -1,5 +1,6 @@
 """Fits of the network and of the computation to steps that were measured for it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,27 @@ class Compute:
     step: float = 0.0
 
 
+@dataclass(frozen=True)
+class TreeNetwork(Network):
+    """A network that also sends along a tree, as NCCL does.
+
+    Attributes:
+        tree_hop: seconds per level of the tree.
+    """
+
+    tree_hop: float
+
+    def latency_seconds(self, processes: int) -> float:
+        """Around the ring and back, or up and down the tree, whichever is faster."""
+        tree = 2 * math.log2(processes) * self.tree_hop
+        return min(super().latency_seconds(processes), tree)
+
+
+def all_reduce_seconds(network: Network, processes: int, size: float) -> float:
+    """Seconds of an all-reduce of `size` bytes."""
+    return network.latency_seconds(processes) + network.bandwidth_seconds(processes, size)
+
+
 def step_seconds(
     processes: int,
     batch: float,
@@ -37,9 +59,8 @@ def step_seconds(
         at_once: the most processes that can compute at the same time, if they share CPUs.
     """
     sharing = processes / min(processes, at_once or processes)
-    return sharing * (
-        compute.step + compute.image * batch / processes
-    ) + network.all_reduce_seconds(processes, size)
+    computation = compute.step + compute.image * batch / processes
+    return sharing * computation + all_reduce_seconds(network, processes, size)
 
 
 def fit_network(measured: Sequence[tuple[int, float, float]]) -> Network:
@@ -66,7 +87,7 @@ def fit_compute(
         ]
     )
     left = [
-        max(seconds - network.all_reduce_seconds(processes, size), 1e-9)
+        max(seconds - all_reduce_seconds(network, processes, size), 1e-9)
         for processes, _, seconds in measured
     ]
     step, image = nonnegative(rows, left)

@@ -120,7 +120,7 @@ def test_a_host_that_is_none_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "remedy"), [("alice@n2", "belong into ~/.ssh/config"), ("n1,n2", "'hosts=[n1, n2]'")]
+    ("host", "remedy"), [("alice@n2", "belong into ~/.ssh/config"), ("n1,n2", "--hosts n1 n2")]
 )
 def test_a_host_with_more_than_a_name_is_refused_with_what_to_do(host: str, remedy: str) -> None:
     with pytest.raises(Refusal, match=re.escape(remedy)):

@@ -47,7 +47,6 @@ from manynodes.reporting.sums import refuse_changed
 gc.freeze()
 gc.enable()
 
-MAKE = "snakemake --profile profiles/local --force"
 # The metrics of one weights file, by views; `plain` is always there.
 Found = dict[str, dict[str, Any]]
 
@@ -78,8 +77,8 @@ def main() -> None:
     args = options().parse_args()
     with (
         failing_at_once(),
-        told_in_one_line("evaluate", MAKE),
-        recorded(args.output.parent, "evaluate", MAKE),
+        told_in_one_line("evaluate"),
+        recorded(args.output.parent, "evaluate"),
         told_when_full("use a smaller --batch-size, or device: cpu"),
         one_gpu(args.device),
     ):

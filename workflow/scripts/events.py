@@ -8,13 +8,16 @@ training nothing, and may be started, stopped and started again at any time.
 """
 
 import argparse
-import time
+import sys
 from contextlib import suppress
 from pathlib import Path
 
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from manynodes.base.errors import told_in_one_line
 from manynodes.reporting.events import RunEvents, points_of
-from manynodes.reporting.progress import interval, is_over, read_all, read_record
+from manynodes.reporting.progress import interval, looks, read_record
 
 
 def main() -> None:
@@ -30,9 +33,7 @@ def main() -> None:
     with told_in_one_line("events"), suppress(KeyboardInterrupt):
         experiment = read_record(args.results)
         runs: dict[str, RunEvents] = {}
-        while True:
-            # Before the files are read: a run that ends meanwhile is looked at once more.
-            over = is_over(read_all(experiment, args.results), args.results)
+        for _ in looks(experiment, args.results, None if args.once else args.every):
             for name in experiment.runs:
                 folder = args.results / name
                 points, times = points_of(experiment, folder)
@@ -42,9 +43,6 @@ def main() -> None:
                     runs[name] = RunEvents(folder / "events", settings)
                 if name in runs:
                     runs[name].update(points, times)
-            if args.once or over:
-                break
-            time.sleep(args.every)
         for run in runs.values():
             run.close()
         print(f"{len(runs)} of {len(experiment.runs)} runs: tensorboard --logdir {args.results}")

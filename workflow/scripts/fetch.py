@@ -23,9 +23,9 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, one_line, os_error_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.locks import locked
-from manynodes.base.reading import file_sha256
 from manynodes.data import sources
 from manynodes.data.datasets import ARRAYS, DATASETS, EXTRA
+from manynodes.data.files import known
 from manynodes.data.folder import (
     MANIFEST,
     SOURCE,
@@ -109,7 +109,6 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
         OSError: the disk is full.
     """
     spec = DATASETS[args.dataset]
-    origin = sources.Origin(args.archive, args.url)
     candidates = spec.sources
     if args.source != "auto":
         candidates = (args.source,)
@@ -120,7 +119,7 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
         folder = work / source
         folder.mkdir()
         try:
-            arrays = sources.READERS[source](spec, origin, folder)
+            arrays = sources.READERS[source](spec, args.archive, args.url, folder)
             refuse_wrong_content(args.dataset, arrays, source)
             return source, arrays
         except (Refusal, OSError) as error:
@@ -171,32 +170,7 @@ def imported(user_data: UserData, work: Path) -> dict[str, Any]:
     from manynodes.data.user.importing import import_user_data
 
     user_data.refuse_missing()
-    found = import_user_data(user_data, work, lambda line: tell(one_line(line)))
-    if found.skipped:
-        tell(f"warning: {len(found.skipped):,} unreadable images are left out, see the manifest")
-    return {
-        "dataset": user_data.name,
-        "source": user_data.kind,
-        "classes": len(found.class_names),
-        "class_names": list(found.class_names),
-        "image_shape": list(found.shape),
-        "dtype": found.dtype,
-        "images": found.images,
-        "settings": user_data.settings,
-        "skipped": list(found.skipped),
-        # Only then: the manifest of an import of an earlier version stays what it is.
-        **(
-            {"in_train": {"same": found.equal.shared, "similar": found.similar}}
-            if found.equal.shared or found.similar
-            else {}
-        ),
-        **({"copies": found.equal.copies} if found.equal.copies else {}),
-    }
-
-
-def array_sha256(path: Path) -> str:
-    """SHA-256 of the content of an .npy file."""
-    return content_sha256(np.load(path, mmap_mode="r"))
+    return import_user_data(user_data, work, lambda line: tell(one_line(line)))
 
 
 def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
@@ -207,15 +181,12 @@ def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
     with ThreadPoolExecutor() as threads:
         # All at once: the images of the train split take most of the time.
         written = threads.map(atomic.fsync, paths.values())
-        of_files = threads.map(file_sha256, paths.values())
-        of_arrays = threads.map(array_sha256, paths.values())
-        whole = dict(zip(names, of_files, strict=True))
+        of_files = threads.map(known, paths.values())
+        arrays = [np.load(path, mmap_mode="r") for path in paths.values()]
+        of_arrays = threads.map(content_sha256, arrays)
+        files = {path.name: each for path, each in zip(paths.values(), of_files, strict=True)}
         content = dict(zip(names, of_arrays, strict=True))
         list(written)
-    files: dict[str, dict[str, Any]] = {
-        path.name: {"sha256": whole[name], "bytes": path.stat().st_size}
-        for name, path in paths.items()
-    }
     for path in paths.values():
         path.replace(folder / path.name)
     # Of an earlier import.

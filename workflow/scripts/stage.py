@@ -14,8 +14,6 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 
-MAKE = "snakemake --profile profiles/local --force"
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -29,7 +27,7 @@ def main() -> None:
         help="node-local folders to try in order; $NAME is expanded on the node",
     )  # fmt: skip
     args = parser.parse_args()
-    with told_in_one_line("stage", MAKE):
+    with told_in_one_line("stage"):
         sources = [DataFolder.read(args.data)] if args.data else []
         sources += [read_files(args.files)] if args.files else []
         own = Environment.read().job_scratch

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,8 +73,8 @@ def refuse_unusable_model(run: Any, dataset: Mapping[str, Any]) -> None:
 
 
 def refuse_unfit_weights(run: Any, dataset: Mapping[str, Any]) -> None:
-    """Refuse weights to start from that are of another network; for images that are not known yet,
-    the training does.
+    """Refuse weights to start from that are of another network. A training finds that out when it
+    reads them, and for images that are not known yet it must; this is for the time before any job.
 
     Args:
         dataset: as of `check`.
@@ -82,9 +83,11 @@ def refuse_unfit_weights(run: Any, dataset: Mapping[str, Any]) -> None:
         Refusal: naming the file.
     """
     if run.initial_weights and (form := form_of(dataset)):
-        from classifier.training.data import refuse_unfit_start
+        from classifier.models import weights
+        from classifier.training.data import untrained
 
-        refuse_unfit_start(run, form)
+        path = Path(run.initial_weights)
+        weights.refuse_unfit_weights(weights.shapes_in(path), path, untrained(run, form))
 
 
 def parameters(run: Any, dataset: Mapping[str, Any]) -> int:

@@ -163,7 +163,7 @@ def build(
         "jpeg_scaling": jpeg_scaling,
     }
     # Without what is as usual: the bytes of such a weights file are the same in all versions.
-    description |= {name: plain(value) for name, value in given.items() if value}
+    description |= {name: value for name, value in given.items() if value}
     height, width, channels = image_shape
     arguments = dict(model_args or {})
     if is_user_model(model):
@@ -176,17 +176,10 @@ def build(
     elif model in BUILT_IN_MODELS:
         if arguments:
             raise Refusal(f"model_args: {model} takes none; leave it out")
-        network = getattr(networks, BUILT_IN_MODELS[model].builder)(widths, classes, channels)
+        network = getattr(networks, model)(widths, classes, channels)
     else:
         network = library_network(model, classes, channels, arguments)
     return Classifier(network, description, channels)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, str | bool):
-        return value
-    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def library_network(
@@ -242,12 +235,10 @@ def user_network(
         network = make(classes, channels, size, **arguments)
     except Exception as error:
         raise Refusal(user_error(error, file)) from None
-    if isinstance(network, nn.Module) and any(
-        isinstance(parameter, UninitializedParameter) for parameter in network.parameters()
-    ):
-        raise Refusal(f"{name} of {file.name} has lazy layers; give them their sizes")
     if not isinstance(network, nn.Module):
         raise Refusal(f"{name} of {file.name} returns {type(network).__name__}, not a torch module")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in network.parameters()):
+        raise Refusal(f"{name} of {file.name} has lazy layers; give them their sizes")
     return network
 
 

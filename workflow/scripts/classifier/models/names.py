@@ -11,35 +11,11 @@ from manynodes.base.optional import timm, torchvision
 from manynodes.base.reading import read_bytes
 from manynodes.base.sources import MOST_BYTES, local_sources, sources_sha256
 
-
-@dataclass(frozen=True)
-class Model:
-    """A built-in model.
-
-    Attributes:
-        builder: function in networks.py that makes it from the widths and the number of classes.
-        widths: it uses the key `widths`.
-        muon: its network has filters for Muon, see `Airbench.parameter_groups`.
-    """
-
-    builder: str
-    widths: bool = False
-    muon: bool = False
-
-
-BUILT_IN_MODELS = {
-    "airbench": Model("airbench", widths=True, muon=True),
-    "airbench96": Model("airbench96", widths=True, muon=True),
-    "resnet9": Model("resnet9"),
-    "resnet18": Model("resnet18"),
-    "resnet18_imagenet": Model("resnet18_imagenet"),
-}
-
-
-def with_muon() -> list[str]:
-    return [name for name, model in BUILT_IN_MODELS.items() if model.muon]
-
-
+# Their first filters bring the principal directions of patches to unit variance, and they have
+# filters for Muon, see `networks.Airbench`.
+AIRBENCH = ("airbench", "airbench96")
+# Each is a function in networks.py, of the widths, the number of classes and of channels.
+BUILT_IN_MODELS = (*AIRBENCH, "resnet9", "resnet18", "resnet18_imagenet")
 TIMM = "timm/"
 
 
@@ -122,22 +98,19 @@ def refuse_unknown_model(name: str) -> None:
             raise Refusal(f"model: {name} is not FILE.py:NAME, such as my_models.py:Net")
         user_sources(name)
         return
-    if name.startswith(TIMM):
-        known = timm().list_models()
-        if name.removeprefix(TIMM) not in known:
-            near = difflib.get_close_matches(name.removeprefix(TIMM), known, n=1)
-            hint = f"; did you mean {TIMM}{near[0]}?" if near else ""
-            raise Refusal(f"model: timm has no {name.removeprefix(TIMM)}{hint}")
-        return
-    try:
-        models = torchvision().models
-    except Refusal as refusal:
-        raise Refusal(f"model: {name} is not built in, and {refusal}") from None
-    known = [*BUILT_IN_MODELS, *models.list_models(module=models)]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise Refusal(
-            f"model: {name} is neither {', '.join(BUILT_IN_MODELS)} nor a classifier of "
-            f"torchvision.models{hint}"
-        )
+    prefix = TIMM if name.startswith(TIMM) else ""
+    plain = name.removeprefix(prefix)
+    if prefix:
+        known, problem = timm().list_models(), f"timm has no {plain}"
+    else:
+        try:
+            models = torchvision().models
+        except Refusal as refusal:
+            raise Refusal(f"model: {name} is not built in, and {refusal}") from None
+        known = [*BUILT_IN_MODELS, *models.list_models(module=models)]
+        built_in = ", ".join(BUILT_IN_MODELS)
+        problem = f"{name} is neither {built_in} nor a classifier of torchvision.models"
+    if plain not in known:
+        near = difflib.get_close_matches(plain, known, n=1)
+        hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+        raise Refusal(f"model: {problem}{hint}")

@@ -37,10 +37,6 @@ class GlobalMaxPool(nn.Module):
         return nn.functional.max_pool2d(hidden, hidden.shape[2:])
 
 
-# The models whose first filters bring the principal directions of patches to unit variance.
-WHITENING = ("airbench", "airbench96")
-
-
 class Airbench(nn.Module):
     """The network of airbench94 with three blocks of the given widths; with residual layers, of
     airbench96.

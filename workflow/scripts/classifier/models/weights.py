@@ -253,34 +253,12 @@ def described(text: str) -> dict[str, Any]:
     """
     found = parse_json(text)
     usual = {"model", "widths", "classes"}
-    more = {
-        "image_shape",
-        "model_args",
-        "sources",
-        "stored_size",
-        "test_size",
-        "class_names",
-        "dtype",
-        "jpeg_scaling",
-    }
-    if not isinstance(found, dict) or not usual <= set(found) <= usual | more:
+    if not isinstance(found, dict) or not usual <= set(found) <= {*CHECKS, "sources"}:
         raise ValueError("it has no description of a network")
-    model, widths, classes = found["model"], found["widths"], found["classes"]
-    shape = found.get("image_shape", [1, 1, 1])
-    sizes = [found.get(key, [1, 1]) for key in ("stored_size", "test_size")]
-    names = found.get("class_names", [])
+    model = found["model"]
     good = (
-        isinstance(model, str)
-        and whole_numbers(widths, 3, MOST_CHANNELS)
-        and whole_numbers([classes], 1, MOST_CLASSES)
-        and whole_numbers(shape, 3, MOST_EDGE)
-        and all(whole_numbers(size, 2, MOST_EDGE) for size in sizes)
-        and isinstance(found.get("model_args", {}), dict)
-        and isinstance(names, list)
-        and len(names) in (0, classes)
-        and all(isinstance(name, str) for name in names)
-        and found.get("dtype", "uint8") in ("uint8", "float32")
-        and found.get("jpeg_scaling", True) is True
+        all(check(found[key]) for key, check in CHECKS.items() if key in found)
+        and len(found.get("class_names", [])) in (0, found["classes"])
         and is_user_model(model) == ("sources" in found)
     )
     if not good or not (is_user_model(model) or known(model)):
@@ -297,6 +275,23 @@ def whole_numbers(value: Any, count: int, most: int) -> bool:
         and len(value) == count
         and all(type(number) is int and 1 <= number <= most for number in value)
     )
+
+
+# What a description may say besides the code of a user's network.
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    "model": lambda value: isinstance(value, str),
+    "widths": lambda value: whole_numbers(value, 3, MOST_CHANNELS),
+    "classes": lambda value: whole_numbers([value], 1, MOST_CLASSES),
+    "image_shape": lambda value: whole_numbers(value, 3, MOST_EDGE),
+    "stored_size": lambda value: whole_numbers(value, 2, MOST_EDGE),
+    "test_size": lambda value: whole_numbers(value, 2, MOST_EDGE),
+    "model_args": lambda value: isinstance(value, dict),
+    "class_names": lambda value: (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    ),
+    "dtype": lambda value: value in ("uint8", "float32"),
+    "jpeg_scaling": lambda value: value is True,
+}
 
 
 def good_source(entry: tuple[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,7 +61,9 @@ def chosen(key: str, patterns: Iterable[str], network: nn.Module) -> dict[str, s
     names = [name for name, _ in network.named_parameters()]
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
-            near = difflib.get_close_matches(pattern, beginnings(names), n=1)
+            # The names of the layers too: a, a.b and a.b.c of a.b.c.
+            known = [each for name in names for each in accumulate(name.split("."), "{}.{}".format)]
+            near = difflib.get_close_matches(pattern, known, n=1)
             layers = ", ".join(name for name, _ in network.named_children())
             hint = f"did you mean {near[0]}?" if near else f"it has {one_line(layers, 150)}"
             raise Refusal(f"{key}: {pattern} matches no parameter of the network; {hint}")
@@ -70,15 +73,3 @@ def chosen(key: str, patterns: Iterable[str], network: nn.Module) -> dict[str, s
 
 def first(patterns: Iterable[str], name: str) -> str | None:
     return next((pattern for pattern in patterns if re.search(pattern, name)), None)
-
-
-def beginnings(names: Iterable[str]) -> list[str]:
-    """The names of the layers and parameters: a, a.b and a.b.c of a.b.c."""
-    return list(
-        dict.fromkeys(
-            ".".join(parts[: end + 1])
-            for name in names
-            for parts in [name.split(".")]
-            for end in range(len(parts))
-        )
-    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor
 from classifier.models.classifier import Classifier, build
 from classifier.models.fitting import refuse_unfit_model
 from classifier.models.names import Form, is_user_model
-from classifier.models.weights import refuse_unfit_weights, shapes_in
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.trivial_augment import operations
 from classifier.training.choosing import freeze, rates
@@ -135,20 +133,6 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
         network = untrained(run, form).network
         freeze(run, network)
         rates(run, network)
-
-
-def refuse_unfit_start(run: Any, form: Form) -> None:
-    """Refuse weights to start from that are of another network. A training finds that out when it
-    reads them; this is for the time before any job.
-
-    Args:
-        form: of the data set's images and of its classes.
-
-    Raises:
-        Refusal: naming the file.
-    """
-    path = Path(run.initial_weights)
-    refuse_unfit_weights(shapes_in(path), path, untrained(run, form))
 
 
 def untrained(run: Any, form: Form) -> Classifier:

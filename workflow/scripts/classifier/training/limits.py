@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from classifier.models.names import BUILT_IN_MODELS, with_muon
+from classifier.models.names import AIRBENCH, BUILT_IN_MODELS
 from classifier.training.sizes import edges
 from manynodes.base.errors import Refusal, one_line
 
@@ -37,9 +37,9 @@ def refuse_contradictions(run: Any) -> None:
             "sampling: balanced draws images from anywhere, and order: blocks reads neighbours; "
             "keep one of them"
         )
-    if run.optimizer == "muon" and run.model not in with_muon():
+    if run.optimizer == "muon" and run.model not in AIRBENCH:
         raise Refusal(
-            f"optimizer: muon knows the filters of {' and '.join(with_muon())}, not those "
+            f"optimizer: muon knows the filters of {' and '.join(AIRBENCH)}, not those "
             f"of {run.model}; use sgd or adamw"
         )
     if run.fold is not None and not run.folds:

@@ -94,8 +94,7 @@ class Training:
         self.frozen = freeze(run, self.classifier.network)
         self.classifier.average_recent_steps(run.epochs * len(self.sizes) * run.micro_batches)
         self.classifier.move_to(process.device)
-        colour = self.classifier.mean
-        self.shares.colour = colour.round().to(torch.uint8) if data.is_uint8 else colour
+        self.shares.colour = batches.levels(self.classifier.mean, self.shares.images)
         self.network, gradients = distributed(run, self.classifier, self.first_batches())
         self.optimizer = make_optimizer(run, self.classifier)
         self.average = WeightAverage(run.ema, self.classifier)

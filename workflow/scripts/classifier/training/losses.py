@@ -40,14 +40,13 @@ Loss = Callable[[Tensor, Tensor, float, Weights], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float, weights: Weights) -> Tensor:
-    if weights.images is None:
-        return F.cross_entropy(
-            logits, labels, weight=weights.classes, label_smoothing=smoothing, reduction="sum"
-        )
-    # torch weights the smoothed part of the label by all classes.
+    how = "sum" if weights.images is None else "none"
     losses = F.cross_entropy(
-        logits, labels, weight=weights.classes, label_smoothing=smoothing, reduction="none"
+        logits, labels, weight=weights.classes, label_smoothing=smoothing, reduction=how
     )
+    if weights.images is None:
+        return losses
+    # torch has weighted by the classes, and the smoothed part of a label by all of them.
     return weights._replace(classes=None).total(losses, labels)
 
 

@@ -59,7 +59,8 @@ def local_sources(
             continue
         file = folder / name
         try:
-            found[name] = decoded(read_bytes(file, MOST_BYTES))
+            content = read_bytes(file, MOST_BYTES)
+            found[name] = content.decode(encoding_of(content))
             tree = parsed(found[name], other_python)
         except FileNotFoundError:
             raise Refusal(f"{file} is not there") from None
@@ -77,17 +78,12 @@ def local_sources(
     return found
 
 
-def decoded(content: bytes) -> str:
-    """The text of a Python file, which may say its encoding or begin with a mark of UTF-8.
+def encoding_of(content: bytes) -> str:
+    """The encoding that a Python file says that it has, or UTF-8, perhaps with a mark of it.
 
     Raises:
-        SyntaxError, ValueError: it is not of its encoding.
+        SyntaxError: it says another one than the mark, or one that nobody knows.
     """
-    return content.decode(encoding_of(content))
-
-
-def encoding_of(content: bytes) -> str:
-    """The encoding that a Python file says that it has, or UTF-8."""
     return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
 
 

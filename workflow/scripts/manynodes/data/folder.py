@@ -122,10 +122,6 @@ class DataFolder:
         return height, width, channels
 
     @property
-    def is_uint8(self) -> bool:
-        return self.manifest["dtype"] == "uint8"
-
-    @property
     def sha256(self) -> str:
         return self.manifest["sha256"]
 
@@ -191,16 +187,13 @@ class DataFolder:
         return np.dtype(label_type(self.classes)), (n,)
 
     def array(self, name: str) -> np.ndarray:
-        path = self.path / f"{name}.npy"
         dtype, shape = self.form(name)
         with self.opened(name) as file:
-            size = self.manifest["files"][path.name]["bytes"]
-            # Without the header, which is not trusted: the last bytes of the file are the array's.
             # Read-only: Linux refuses a writable mapping that is larger than memory and swap.
-            return np.memmap(file, dtype, "r", size - math.prod(shape) * dtype.itemsize, shape)
+            return np.memmap(file, dtype, "r", file.tell(), shape)
 
     def opened(self, name: str) -> io.BufferedReader:
-        """The file of an array, of the manifest's size.
+        """The file of an array, of the manifest's size, at the array's first byte.
 
         Raises:
             Refusal: it is missing, or of another size.
@@ -214,9 +207,12 @@ class DataFolder:
             ) from None
         dtype, shape = self.form(name)
         known = self.manifest["files"][path.name]["bytes"]
-        if os.fstat(file.fileno()).st_size != known or known < math.prod(shape) * dtype.itemsize:
+        header = known - math.prod(shape) * dtype.itemsize
+        if os.fstat(file.fileno()).st_size != known or header < 0:
             file.close()
             raise self.differs(path, "size")
+        # The file's own header is not trusted: its last bytes are the array's.
+        file.seek(header)
         return file
 
     def refuse_changed(self, *splits: str) -> None:
@@ -228,18 +224,12 @@ class DataFolder:
             Refusal: an array does not match.
         """
         for split in splits:
-            names = [name for name in self.manifest["content_sha256"] if name.startswith(split)]
-            for name in names:
-                path = self.path / f"{name}.npy"
-                dtype, shape = self.form(name)
-                with self.opened(name) as file:
-                    file.seek(
-                        self.manifest["files"][path.name]["bytes"]
-                        - math.prod(shape) * dtype.itemsize
-                    )
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != self.manifest["content_sha256"][name]:
-                    raise self.differs(path, "SHA-256")
+            for name, known in self.manifest["content_sha256"].items():
+                if name.startswith(split):
+                    with self.opened(name) as file:
+                        found = hashlib.file_digest(file, "sha256").hexdigest()
+                    if found != known:
+                        raise self.differs(self.path / f"{name}.npy", "SHA-256")
 
     def differs(self, path: Path, what: str) -> Refusal:
         return Refusal(

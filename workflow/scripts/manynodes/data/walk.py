@@ -28,39 +28,30 @@ def walk(
     Raises:
         Refusal: a folder cannot be read.
     """
+
+    def below(folder: Path, above: frozenset[Identity]) -> Iterator[tuple[Path, list[str]]]:
+        try:
+            here = identity(folder)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Refusal(
+                f"{error.filename}: {error.strerror}; change its mode, or move it away"
+            ) from None
+        if here in above or (visited is not None and here in visited):
+            left_out.append(folder)
+            return
+        if visited is not None:
+            visited.add(here)
+        inside = [(entry.name, is_folder(entry)) for entry in entries if wanted(entry.name)]
+        yield folder, [name for name, is_one in inside if not is_one]
+        for inner in (folder / name for name, is_one in inside if is_one):
+            more = ancestors(inner) if inner.is_symlink() else frozenset()
+            yield from below(inner, above | {here} | more)
+
     above = ancestors(path) | {identity(other) for other in closed} - {identity(path)}
-    return below(path, wanted, left_out, above, visited)
-
-
-def below(
-    path: Path,
-    wanted: Callable[[str], bool],
-    left_out: list[Path],
-    above: frozenset[Identity],
-    visited: set[Identity] | None,
-) -> Iterator[tuple[Path, list[str]]]:
-    try:
-        here, entries = identity(path), sorted(os.scandir(path), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise Refusal(
-            f"{error.filename}: {error.strerror}; change its mode, or move it away"
-        ) from None
-    if here in above or (visited is not None and here in visited):
-        left_out.append(path)
-        return
-    if visited is not None:
-        visited.add(here)
-    folders: list[Path] = []
-    files: list[Path] = []
-    for entry in entries:
-        if wanted(entry.name):
-            (folders if is_folder(entry) else files).append(path / entry.name)
-    yield path, [file.name for file in files]
-    for folder in folders:
-        more = ancestors(folder) if folder.is_symlink() else frozenset()
-        yield from below(folder, wanted, left_out, above | {here} | more, visited)
+    return below(path, above)
 
 
 def ancestors(path: Path) -> frozenset[Identity]:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from manynodes.base.errors import Refusal
 from manynodes.base.timeouts import RENDEZVOUS
-from manynodes.launching import torch_distributed_launch
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,6 @@ FILE_CONFIGURATION = f"store_type=file,keep_alive_interval=1000000,{TIMEOUTS}"
 # Additional variables, and the command that stands before the program.
 Started = tuple[dict[str, str], tuple[str, ...]]
 Launcher = Callable[[Geometry, Place], Started]
-
-
-def module(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
-    return ("-m", name, *as_options(options))
 
 
 def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
@@ -211,15 +206,22 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
 
 
 def legacy(geometry: Geometry, place: Place) -> Started:
-    """torch.distributed.launch, torchrun's predecessor; with `--use-env` it passes the rank like
-    torchrun.
+    """torch.distributed.launch, torchrun's predecessor, which torch will drop; with `--use-env` it
+    passes the rank like torchrun.
 
     Raises:
         Refusal: the installed torch no longer has it.
     """
-    torch_distributed_launch.refuse_if_dropped()
+    module = "torch.distributed.launch"
+    # Looked up as a file: find_spec on the module would import torch, which takes seconds.
+    torch = importlib.util.find_spec("torch")
+    origin = torch.origin if torch else None
+    if not origin or not Path(origin).with_name("distributed").joinpath("launch.py").exists():
+        raise Refusal(
+            f"launcher: the installed torch has no {module} any more; use torchrun, its successor"
+        )
     options = {"use-env": None} | rendezvous(geometry, place)
-    return {}, (*module(torch_distributed_launch.MODULE, options), "--")
+    return {}, ("-m", module, *as_options(options), "--")
 
 
 LAUNCHERS: dict[str, Launcher] = {

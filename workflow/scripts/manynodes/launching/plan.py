@@ -5,6 +5,7 @@ Pure functions; tests compare their result with golden files.
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from manynodes.base.environment import Environment
 from manynodes.base.errors import Refusal
@@ -29,18 +30,14 @@ def find_launcher(name: str, scheduler: Scheduler) -> Launcher:
     """
     owner = task_launchers().get(name)
     if owner is None:
-        return LAUNCHERS.get(name, program_itself)
+        # `none` starts the program itself, once per node.
+        return LAUNCHERS.get(name, lambda _geometry, _place: ({}, ()))
     if owner is not scheduler:
         raise Refusal(
             f"launcher: {name} needs transport {owner.transport}; "
             f"with transport {scheduler.transport} use torchrun"
         )
-    return lambda geometry, place: tasks(scheduler.task_variables, geometry, place)
-
-
-def program_itself(_geometry: Geometry, _place: Place) -> Started:
-    """The program itself, once per node."""
-    return {}, ()
+    return partial(tasks, scheduler.task_variables)
 
 
 def tasks(variables: Mapping[str, str], geometry: Geometry, place: Place) -> Started:

@@ -75,8 +75,9 @@ def join(
         try:
             store.wait(keys, wait)
         except RuntimeError:
-            there = [rank for rank in range(world_size) if store.check([keys[rank]])]
-            fault: str | None = missing(world_size, there, wait)
+            absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+            late = f"{absent} of {world_size} did not connect within {wait.seconds} s"
+            fault: str | None = f"ranks {late}; see their logs"
         else:
             reports = [RankReport(**told(store, key)) for key in keys]
             fault = judge(reports)
@@ -116,12 +117,6 @@ def summary(reports: Sequence[RankReport]) -> str:
     hosts = list(dict.fromkeys(report.host for report in reports))
     devices = sorted({report.device_name or report.device for report in reports})
     return f"preflight: {len(reports)} ranks on {', '.join(hosts)}: {', '.join(devices)}"
-
-
-def missing(world_size: int, there: Sequence[int], wait: timedelta) -> str:
-    absent = ", ".join(str(rank) for rank in range(world_size) if rank not in there)
-    late = f"{absent} of {world_size} did not connect within {wait.seconds} s"
-    return f"ranks {late}; see their logs"
 
 
 def judge(reports: Sequence[RankReport]) -> str | None:

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
@@ -56,7 +57,7 @@ def read_metrics(path: Path) -> list[Row]:
             lines = lines[:-1]
         if len(set(header)) < len(header) or not all(header) or len(header) > MOST_COLUMNS:
             raise ValueError(f"its first line must name every column, each once{OTHERS}")
-        if any(is_number(name) for name in header):
+        if any(numeric(name) for name in header):
             raise ValueError("its first line has numbers; it must name every column")
         rows: dict[float, Row] = {}
         for number, line in enumerate(lines[1:], 2):
@@ -74,12 +75,17 @@ def read_metrics(path: Path) -> list[Row]:
     return [rows[count] for count in sorted(rows)]
 
 
-def is_number(text: str) -> bool:
+def numeric(value: Any) -> bool:
+    """Whether a value can stand in a column of numbers; nothing can."""
     try:
-        float(text)
-    except ValueError:
+        number_of(value)
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
+
+
+def number_of(value: Any) -> float:
+    return math.nan if value in (None, "") else float(value)
 
 
 def cell(text: str, row: int) -> float | None:

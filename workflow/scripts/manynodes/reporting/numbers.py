@@ -213,11 +213,9 @@ def summary_row(run: Run, numbers: Numbers) -> dict[str, Any]:
 
 def curves(axes: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
     """A run's rows, with its axes in front."""
-    found = rows.copy()
+    own = {key: unused(key, "measured", [*axes, *rows]) for key in axes if key in rows}
+    found = rows.rename(columns=own)
     for position, (key, value) in enumerate(axes.items()):
-        if key in found.columns:
-            own = unused(key, "measured", [*axes, *found.columns])
-            found = found.rename(columns={key: own})
         found.insert(position, key, value)
     return found
 

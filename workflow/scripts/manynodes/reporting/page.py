@@ -390,18 +390,13 @@ def images_row(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (key, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-        for key, value in flat(config).items()
-    ]
-
-
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value["name"] if key == "dataset" and value else value
-        for key, value in config.items()
-        if key != "experiment" and value not in (None, [], {})
-    }
+    found = []
+    for key, given in config.items():
+        if key != "experiment" and given not in (None, [], {}):
+            value = given["name"] if key == "dataset" else given
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            found.append((key, text))
+    return found
 
 
 def table(frame: pd.DataFrame) -> Markup:

@@ -56,11 +56,8 @@ PANEL_COLUMNS = 3
 PANEL_CHARACTERS = 46  # of the title of a panel
 MOST_LINES = 24  # of a legend
 MOST_PANELS = 24  # of a figure; 240 took minutes to draw
-WIDTH, PANEL_WIDTH, CHARACTER = (
-    5.0,
-    3.2,
-    0.1,
-)  # inches: of an axis alone, and of several; of a label
+# Inches: of an axis alone, and of several; of a label.
+WIDTH, PANEL_WIDTH, CHARACTER = 5.0, 3.2, 0.1
 MOST_IN_PANEL = 12  # lines of the legend of one panel, with so many characters in two columns
 SHORT = 22
 MOST_FIGURES = 24  # of an experiment; a program may write hundreds of columns

@@ -175,10 +175,7 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     first = runs[0]
     accuracies = [run["accuracy"] for run in runs]
     times = [
-        at
-        for run in runs
-        for at in [next((at for at, reached in run["curve"] if reached >= target), None)]
-        if at is not None
+        next((at for at, reached in run["curve"] if reached >= target), math.nan) for run in runs
     ]
     shares = [run["input_share"] for run in runs if run["input_share"] is not None]
     return first | {
@@ -192,8 +189,8 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
         "accuracy": mean(accuracies),
         "lowest_accuracy": min(accuracies),
         "highest_accuracy": max(accuracies),
-        "target_accuracy": None if math.isnan(target) else target,
-        "seconds_to_target": mean(times) if len(times) == len(runs) else None,
+        "target_accuracy": target,
+        "seconds_to_target": mean(times),
     }
 
 
@@ -275,14 +272,12 @@ def shown(experiment: Experiment, sizes: pd.DataFrame) -> pd.DataFrame:
     """The table as the page shows it: the columns that say something here; a few sizes stand side
     by side.
     """
+    unit = "gpu" if sizes["gpus"].any() else "cpu"
     forms = {
         "nodes": ("nodes", "{:d}"),
         "nproc_per_node": ("processes per node", "{:d}"),
         "threads": ("threads", "{:d}"),
-        "gpus" if sizes["gpus"].any() else "cpus": (
-            "GPUs" if sizes["gpus"].any() else "CPUs",
-            "{:d}",
-        ),
+        f"{unit}s": (f"{unit.upper()}s", "{:d}"),
         "global_batch_size": ("batch", "{:,d}"),
         "runs": ("runs (n)", "{:d}"),
         "images_per_second": ("images/s", "{:,.0f}"),
@@ -293,10 +288,7 @@ def shown(experiment: Experiment, sizes: pd.DataFrame) -> pd.DataFrame:
         "weak_efficiency": ("weak efficiency", "{:.0%}"),
         "communication_share": ("communication", "{:.0%}"),
         "input_share": ("input", "{:.0%}"),
-        "gpu_hours" if sizes["gpus"].any() else "cpu_hours": (
-            "GPU-hours" if sizes["gpus"].any() else "CPU-hours",
-            "{:.3g}",
-        ),
+        f"{unit}_hours": (f"{unit.upper()}-hours", "{:.3g}"),
         "accuracy": ("accuracy", "{:.2%}"),
         "seconds_to_target": ("s to target", "{:.1f}"),
     }

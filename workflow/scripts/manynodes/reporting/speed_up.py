@@ -65,9 +65,7 @@ def sizes(
             of_runs = [measured[name] for name in names]
             rows.append({
                 "run": names[0],
-                "nodes": run.nodes,
-                "nproc_per_node": run.nproc_per_node,
-                "cpus_per_proc": run.cpus_per_proc,
+                **dict(zip(SIZE, size_of(run), strict=True)),
                 "processes": run.world_size,
                 "runs": len(names),
                 rate or WHOLE: mean(rates[rate] if rate else time for rates, time in of_runs),

@@ -17,29 +17,18 @@ class Network:
     Attributes:
         hop: seconds per message to the next process of a ring.
         bandwidth: of each process, in bytes per second and direction.
-        tree_hop: seconds per level of a tree; None if there is no tree.
     """
 
     hop: float
     bandwidth: float
-    tree_hop: float | None = None
 
     def latency_seconds(self, processes: int) -> float:
-        """Latency of an all-reduce: around the ring and back, or up and down the tree,
-        whichever is faster.
-        """
-        ring = 2 * (processes - 1) * self.hop
-        return (
-            ring if self.tree_hop is None else min(ring, 2 * math.log2(processes) * self.tree_hop)
-        )
+        """Latency of an all-reduce: around the ring and back."""
+        return 2 * (processes - 1) * self.hop
 
     def bandwidth_seconds(self, processes: int, size: float) -> float:
         """Seconds that `size` bytes take; a ring sends 2 (P - 1) / P of them from each process."""
         return 2 * (processes - 1) / processes * size / self.bandwidth
-
-    def all_reduce_seconds(self, processes: int, size: float) -> float:
-        """Seconds of an all-reduce of `size` bytes."""
-        return self.latency_seconds(processes) + self.bandwidth_seconds(processes, size)
 
 
 @dataclass(frozen=True)

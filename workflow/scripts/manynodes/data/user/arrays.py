@@ -14,18 +14,16 @@ import numpy as np
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import open_file
-from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    Imported,
+    about,
     chosen_for_test,
-    equal_images,
     pixels,
     progress,
-    refuse_empty_class,
+    write_labels,
 )
 
 # What reading a damaged file raises, besides ValueError.
@@ -85,7 +83,7 @@ class NpyRows:
             left -= some
 
 
-def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
+def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
@@ -103,13 +101,12 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 f"dataset.arrays: the label {classes - 1:,} is too large; labels are 0 to the "
                 "number of classes - 1"
             )
-        names = tuple(map(str, range(classes)))
         in_test = split_by_class(labels["all"], user_data, classes) if "all" in splits else None
         shape, kind = shape_and_kind({split: rows for split, (rows, _) in splits.items()})
         files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
         for file in files.values():
             stack.callback(file.close)
-        kept: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+        kept: dict[str, list[int]] = {split: [] for split in SPLITS}
         for split, (rows, _) in splits.items():
             if len(labels[split]) != rows.shape[0]:
                 which = "" if split == "all" else f"{split} has "
@@ -130,18 +127,9 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             bar.close()
         if in_test is None:
             tell_other_ranges(files, tell)
-        for split in SPLITS:
-            found = np.asarray(kept[split], np.int64)
-            refuse_empty_class(found, names, split, user_data)
-            np.save(folder / f"{split}_labels.npy", found.astype(label_type(classes)))
-        return Imported(
-            names,
-            shape,
-            kind,
-            {split: files[split].rows for split in SPLITS},
-            (),
-            equal_images(files["train"], files["test"], kept["train"]),
-        )
+        names = list(map(str, range(classes)))
+        write_labels(user_data, folder, names, kept)
+        return about(user_data, names, files, kept["train"], tell)
 
 
 def tell_other_ranges(files: Mapping[str, ArrayFile], tell: Callable[[str], None]) -> None:
@@ -217,26 +205,25 @@ def open_arrays(user_data: UserData, stack: ExitStack) -> dict[str, tuple[NpyRow
             f"dataset.arrays: {path} has {' and '.join(names[0] for names in whole)}; keep those "
             "that are meant"
         )
-    for names in NAMES:
-        if set(names) <= set(found):
-            if user_data.test_fraction is not None:
-                raise Refusal(
-                    f"dataset.test_fraction: {path} has test images already; leave test_fraction "
-                    "out"
-                )
-            arrays = [found[name]() for name in names]
-            return {"train": (arrays[0], arrays[1]), "test": (arrays[2], arrays[3])}
-    for one in ONE_SPLIT:
-        if set(one) <= set(found):
-            if user_data.test_fraction is None:
-                raise Refusal(
-                    f"dataset.arrays: {path} has one split; give dataset.test_fraction, such as 0.2"
-                )
-            return {"all": (found[one[0]](), found[one[1]]())}
-    raise Refusal(
-        f"dataset.arrays: {path} has {', '.join(found) or 'no arrays'}; it needs "
-        f"{', '.join(NAMES[0])}; or images, labels and test_fraction"
-    )
+    if not whole:
+        raise Refusal(
+            f"dataset.arrays: {path} has {', '.join(found) or 'no arrays'}; it needs "
+            f"{', '.join(NAMES[0])}; or images, labels and test_fraction"
+        )
+    has_test = whole[0] in NAMES
+    if has_test and user_data.test_fraction is not None:
+        raise Refusal(
+            f"dataset.test_fraction: {path} has test images already; leave test_fraction out"
+        )
+    if not has_test and user_data.test_fraction is None:
+        raise Refusal(
+            f"dataset.arrays: {path} has one split; give dataset.test_fraction, such as 0.2"
+        )
+    images, labels, *of_test = (found[name]() for name in whole[0])
+    if not has_test:
+        return {"all": (images, labels)}
+    test_images, test_labels = of_test
+    return {"train": (images, labels), "test": (test_images, test_labels)}
 
 
 def open_npy(path: Path, stack: ExitStack) -> NpyRows:

@@ -19,7 +19,6 @@ import numpy as np
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.data.datasets import EXTRA
-from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import (
     BY_FOLDER,
     PREVIEWS,
@@ -38,14 +37,13 @@ from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    Imported,
+    about,
     chosen_for_test,
-    equal_images,
     named,
     progress,
-    refuse_empty_class,
     tell_dark,
     tell_warned,
+    write_labels,
 )
 from manynodes.data.walk import Identity, walk
 
@@ -83,7 +81,7 @@ class Decoded(NamedTuple):
     level: int | None = None
 
 
-def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
+def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """The arrays `{train,test}_{images,labels}.npy` in a folder, and those of EXTRA.
 
     Args:
@@ -128,21 +126,17 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             rows = np.setdiff1d(np.arange(len(listing.paths)), list(bad[split]))
             files[split].keep(rows)
             kept[split] = listing.kept(rows, Path(user_data.path))
-        write_labels(user_data, folder, class_names, kept)
+        labels = {split: listing.labels for split, listing in kept.items()}
+        write_labels(user_data, folder, class_names, labels)
+        origins = {split: (listing.labels, listing.paths) for split, listing in kept.items()}
+        write_origins(folder / FILE, class_names, origins)
         write_extra(folder, kept["train"].paths, extra)
-        equal = equal_images(files["train"], files["test"], kept["train"].labels)
         similar = list(similar_images(files["train"], files["test"]))
-    tell_similar(similar, kept, tell)
-    left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
-    return Imported(
-        class_names,
-        (*size, channels),
-        "uint8",
-        {split: len(listing.paths) for split, listing in kept.items()},
-        tuple(str(path.relative_to(user_data.path)) for path in left_out),
-        equal,
-        len(similar),
-    )
+        tell_similar(similar, kept, tell)
+        left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
+        skipped = [str(path.relative_to(user_data.path)) for path in left_out]
+        train = labels["train"]
+        return about(user_data, class_names, files, train, tell, skipped, len(similar))
 
 
 def note_decoded(
@@ -172,22 +166,6 @@ def note_decoded(
         file.checksums.append(result.checksum)
         file.fingerprints.append(result.fingerprints)
     return levels
-
-
-def write_labels(
-    user_data: UserData, folder: Path, class_names: Sequence[str], kept: Mapping[str, Listing]
-) -> None:
-    """Write the labels and the names of the images that could be read.
-
-    Raises:
-        Refusal: none is left of a class.
-    """
-    for split, listing in kept.items():
-        labels = np.asarray(listing.labels, label_type(len(class_names)))
-        refuse_empty_class(labels, class_names, split, user_data)
-        np.save(folder / f"{split}_labels.npy", labels)
-    origins = {split: (listing.labels, listing.paths) for split, listing in kept.items()}
-    write_origins(folder / FILE, class_names, origins)
 
 
 def tell_similar(

@@ -10,24 +10,22 @@ import numpy as np
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.sources import member, run_file, user_error
-from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.pictures import GREY, Unreadable, prepared, warnings_told
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    Imported,
-    equal_images,
+    about,
     pixels,
     progress,
-    refuse_empty_class,
     tell_dark,
     tell_warned,
+    write_labels,
 )
 
 
-def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
+def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
@@ -55,7 +53,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     array = user_pixels(image, user_data, where, levels.append)
                 for text in texts:
                     warned.setdefault(text, []).append(f"{split} image {number}")
-                if not files or split not in files:
+                if split not in files:
                     kind = next((f.dtype for f in files.values()), array.dtype)
                     shape = next((f.shape for f in files.values()), array.shape)
                     files[split] = ArrayFile(folder / f"{split}_images.npy", kind, shape)
@@ -71,19 +69,8 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         tell_dark(levels, tell)
         classes = 1 + max(max(found) for found in labels.values())
         names = class_names(getattr(module, "CLASSES", None), path, classes)
-        for split in SPLITS:
-            found = np.asarray(labels[split], np.int64)
-            refuse_empty_class(found, names, split, user_data)
-            np.save(folder / f"{split}_labels.npy", found.astype(label_type(len(names))))
-        shape = files["train"].shape
-        return Imported(
-            names,
-            (shape[0], shape[1], shape[2]),
-            str(files["train"].dtype),
-            {split: files[split].rows for split in SPLITS},
-            (),
-            equal_images(files["train"], files["test"], labels["train"]),
-        )
+        write_labels(user_data, folder, names, labels)
+        return about(user_data, names, files, labels["train"], tell)
 
 
 def refuse_other_form(array: np.ndarray, file: ArrayFile, where: str) -> None:

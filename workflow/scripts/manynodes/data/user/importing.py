@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.folder_of_images import from_folder
 from manynodes.data.user.function import from_python
-from manynodes.data.user.writing import Imported
 
 
-def import_user_data(user_data: UserData, folder: Path, tell: Callable[[str], None]) -> Imported:
-    """Write the arrays `{train,test}_{images,labels}.npy` of a user's data set.
+def import_user_data(
+    user_data: UserData, folder: Path, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the arrays `{train,test}_{images,labels}.npy` of a user's data set; returns what their
+    manifest says about them.
 
     Args:
         folder: to write; nothing else writes there.
@@ -20,24 +23,5 @@ def import_user_data(user_data: UserData, folder: Path, tell: Callable[[str], No
     Raises:
         Refusal: the data cannot be used.
     """
-    if user_data.kind == "folder":
-        found = from_folder(user_data, folder, tell)
-    elif user_data.kind == "arrays":
-        found = from_arrays(user_data, folder, tell)
-    else:
-        found = from_python(user_data, folder, tell)
-    equal = found.equal
-    if equal.shared:
-        tell(
-            f"warning: {equal.shared:,} of the {found.images['test']:,} test images are in the "
-            "train split too; accuracy on them says nothing about new images"
-        )
-    if equal.copies:
-        others = equal.of_other_classes
-        grouped = user_data.group or "group" in user_data.columns
-        tell(
-            f"warning: {equal.copies:,} of the {found.images['train']:,} train images are "
-            f"copies of others{f', {others:,} of them in another class' if others else ''}"
-            + ("" if grouped else "; validation and folds have some on both sides")
-        )
-    return found
+    of_kind = {"folder": from_folder, "arrays": from_arrays, "python": from_python}
+    return of_kind[user_data.kind](user_data, folder, tell)

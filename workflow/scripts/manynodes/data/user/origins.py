@@ -71,5 +71,5 @@ def damaged(path: Path, why: str) -> Refusal:
 
 
 def cell(text: str) -> str:
-    """A name from a file system: safe for a spreadsheet and a terminal."""
+    """A name from a file or of a path: safe for a spreadsheet and a terminal."""
     return spreadsheet_text(printable(text))

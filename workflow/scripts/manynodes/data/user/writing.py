@@ -8,7 +8,6 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from manynodes.base.errors import Refusal, shown
+from manynodes.data.folder import label_type
 from manynodes.data.user.declaration import UserData
 
 SPLITS = ("train", "test")
@@ -23,42 +23,6 @@ SPLITS = ("train", "test")
 MOST_CLASSES = 1000
 # Files that are named in a line.
 MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Equal:
-    """Images with the same pixels.
-
-    Attributes:
-        shared: images of the test split that are in the train split too.
-        copies: images of the train split of which an earlier one there is equal.
-        of_other_classes: those of them that are of another class than that one.
-    """
-
-    shared: int
-    copies: int
-    of_other_classes: int
-
-
-@dataclass(frozen=True)
-class Imported:
-    """What was imported into a folder, besides its files.
-
-    Attributes:
-        shape: of an image, (h, w, c).
-        dtype: of the images: `uint8` or `float32`.
-        images: number by split.
-        skipped: names of unreadable images that were left out.
-        similar: images of the test split that are in the train split in another size or quality.
-    """
-
-    class_names: tuple[str, ...]
-    shape: tuple[int, int, int]
-    dtype: str
-    images: dict[str, int]
-    skipped: tuple[str, ...]
-    equal: Equal
-    similar: int = 0
 
 
 class ArrayFile:
@@ -124,8 +88,10 @@ class ArrayFile:
         self.file.close()
 
 
-def equal_images(train: ArrayFile, test: ArrayFile, labels: Sequence[Any]) -> Equal:
-    """How many images have the same pixels as another one.
+def equal_images(train: ArrayFile, test: ArrayFile, labels: Sequence[Any]) -> tuple[int, int, int]:
+    """How many images have the same pixels as another one: those of the test split that are in the
+    train split too, those of the train split of which an earlier one there is equal, and of these
+    those that are of another class than that one.
 
     Args:
         labels: of the train split.
@@ -146,7 +112,7 @@ def equal_images(train: ArrayFile, test: ArrayFile, labels: Sequence[Any]) -> Eq
     for row, content in contents(train):
         copies += content in first
         others += labels[first.setdefault(content, row)] != labels[row]
-    return Equal(sum(content in first for _, content in contents(test)), copies, others)
+    return sum(content in first for _, content in contents(test)), copies, others
 
 
 def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
@@ -156,20 +122,80 @@ def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
     return np.random.default_rng((user_data.split_seed, number)).permutation(n)[:count]
 
 
-def refuse_empty_class(
-    labels: np.ndarray, names: Sequence[str], split: str, user_data: UserData
+def write_labels(
+    user_data: UserData, folder: Path, names: Sequence[str], labels: Mapping[str, Sequence[int]]
 ) -> None:
+    """Write the labels of both splits.
+
+    Args:
+        names: of the classes.
+
+    Raises:
+        Refusal: there is one class, or a class has no images in a split.
+    """
     if len(names) < 2:
         raise Refusal(f"dataset.{user_data.kind}: there is one class; two or more are needed")
-    counts = np.bincount(labels, minlength=len(names))
-    if empty := np.flatnonzero(counts == 0).tolist():
-        remedy = "add some, or remove the class"
-        if empty == [0] and names[0] == "0":
-            remedy = "add some, or count the labels from 0"
-        raise Refusal(
-            f"dataset.{user_data.kind}: the class {shown(names[empty[0]])} has no {split} images; "
-            f"{remedy}"
+    for split, of_split in labels.items():
+        found = np.asarray(of_split, label_type(len(names)))
+        if empty := np.flatnonzero(np.bincount(found, minlength=len(names)) == 0).tolist():
+            remedy = "add some, or remove the class"
+            if empty == [0] and names[0] == "0":
+                remedy = "add some, or count the labels from 0"
+            raise Refusal(
+                f"dataset.{user_data.kind}: the class {shown(names[empty[0]])} has no {split} "
+                f"images; {remedy}"
+            )
+        np.save(folder / f"{split}_labels.npy", found)
+
+
+def about(
+    user_data: UserData,
+    names: Sequence[str],
+    files: Mapping[str, ArrayFile],
+    labels: Sequence[int],
+    tell: Callable[[str], None],
+    skipped: Sequence[str] = (),
+    similar: int = 0,
+) -> dict[str, Any]:
+    """What the manifest says about imported images; tells how many of them are equal or left out.
+
+    Args:
+        names: of the classes.
+        files: of the images, by split.
+        labels: of the train split.
+        skipped: names of unreadable images that were left out.
+        similar: images of the test split that are in the train split in another size or quality.
+    """
+    train, test = (files[split] for split in SPLITS)
+    shared, copies, others = equal_images(train, test, labels)
+    if shared:
+        tell(
+            f"warning: {shared:,} of the {test.rows:,} test images are in the train split too; "
+            "accuracy on them says nothing about new images"
         )
+    if copies:
+        grouped = user_data.group or "group" in user_data.columns
+        tell(
+            f"warning: {copies:,} of the {train.rows:,} train images are copies of others"
+            + (f", {others:,} of them in another class" if others else "")
+            + ("" if grouped else "; validation and folds have some on both sides")
+        )
+    if skipped:
+        tell(f"warning: {len(skipped):,} unreadable images are left out, see the manifest")
+    return {
+        "dataset": user_data.name,
+        "source": user_data.kind,
+        "classes": len(names),
+        "class_names": list(names),
+        "image_shape": list(train.shape),
+        "dtype": str(train.dtype),
+        "images": {split: files[split].rows for split in SPLITS},
+        "settings": user_data.settings,
+        "skipped": list(skipped),
+        # Only then: the manifest of an import of an earlier version stays what it is.
+        **({"in_train": {"same": shared, "similar": similar}} if shared or similar else {}),
+        **({"copies": copies} if copies else {}),
+    }
 
 
 def pixels(chunk: np.ndarray, kind: str, name: str) -> np.ndarray:

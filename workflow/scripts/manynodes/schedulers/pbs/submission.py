@@ -7,7 +7,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import ignore_interrupts
-from manynodes.schedulers.base import TellState, Watch, one_at_a_time, refuse_different
+from manynodes.schedulers.base import TellState, Watch, jobs_to_submit, one_at_a_time
 from manynodes.schedulers.pbs.commands import FULL, JOB_ID, Unanswered, error_of, run_pbs
 from manynodes.schedulers.pbs.jobs import delete
 from manynodes.schedulers.pbs.requests import options
@@ -29,13 +29,7 @@ class PbsWatch(Watch):
         jobs.tell_state, jobs.tell = self.tell_state, self.tell
         jobs.failures, jobs.logs = self.failures, self.logs
         tried: set[tuple[str, ...]] = set()
-        dag = workflow.dag
-        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
-            if job.is_local:
-                continue
-            if job.is_group():
-                refuse_different(job, ("pbs_queue", "pbs_project"))
-                job.finalize()
+        for job in jobs_to_submit(workflow.dag, ("pbs_queue", "pbs_project")):
             wanted = tuple(options(job.resources, jobs.request))
             if wanted not in tried:
                 tried.add(wanted)

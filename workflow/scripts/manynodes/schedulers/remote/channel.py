@@ -80,10 +80,7 @@ async def accept(
     writer.write(ours.encode())
     channel = Channel(reader, writer, ours, "step")
     try:
-        hello = await asyncio.wait_for(channel.receive(MOST_FROM_STRANGERS), INTRODUCTION)
-        if hello is None:
-            writer.close()
-            return None
+        hello = await asyncio.wait_for(channel.receive(MOST_FROM_STRANGERS), INTRODUCTION) or {}
         channel.session, channel.received = f"{ours} {hello['nonce']}", 0
         return channel, int(hello["node"])
     except (Refusal, OSError, ValueError, KeyError, TypeError, TimeoutError):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from manynodes.base.errors import Refusal
 
@@ -94,25 +93,14 @@ def field(line: str, name: str) -> str:
     return found[1]
 
 
-def answer(*command: str) -> tuple[int, str, str]:
+def answer(*command: str, patience: float = 30) -> tuple[int, str, str]:
     """The exit status of a command of Slurm's, and what it writes to stdout and stderr; 0 and
-    nothing if it fails to answer.
+    nothing if it fails to answer in so many seconds.
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=30, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=patience, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0, "", ""
     return done.returncode, done.stdout, done.stderr
-
-
-def queued(jobs: Sequence[str]) -> list[str] | None:
-    """Those of these jobs that wait or run; None if squeue does not answer."""
-    # Its header distinguishes an answer without jobs from none.
-    _, out, said = answer("squeue", f"--jobs={','.join(jobs)}", "--format=%i|%T")
-    if not out:
-        # It does not know a single one any more.
-        return [] if ENDED.search(said) else None
-    states = dict(line.split("|", 1) for line in out.splitlines() if "|" in line)
-    return [job for job in jobs if states.get(job, "COMPLETING") != "COMPLETING"]

@@ -33,7 +33,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.processes import ignore_interrupts
 from manynodes.schedulers.base import SPARE_MB, TellState
-from manynodes.schedulers.slurm.commands import ENDED, UNREACHABLE
+from manynodes.schedulers.slurm.commands import ENDED, UNREACHABLE, answer
 
 TESTED = "2.8.0"
 # Seconds for a status query; sacct was seen to wait for ever for a stopped slurmdbd.
@@ -416,21 +416,9 @@ def details(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
     """State, pending reason and nodes of each job that squeue lists; none if squeue does not
     answer.
     """
-    command = [
-        "squeue",
-        "--noheader",
-        "--states=all",
-        f"--jobs={','.join(jobs)}",
-        "--format=%i|%T|%r|%N",
-    ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace",
-            timeout=QUERY_TIMEOUT, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = [line.split("|") for line in done.stdout.splitlines()]
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}"]
+    _, out, _ = answer(*command, "--format=%i|%T|%r|%N", patience=QUERY_TIMEOUT)
+    rows = [line.split("|") for line in out.splitlines()]
     return {row[0]: (row[1], row[2], row[3]) for row in rows if len(row) == 4}
 
 

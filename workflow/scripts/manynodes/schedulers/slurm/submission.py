@@ -12,7 +12,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.timeouts import BEFORE_THE_END, START_UP
-from manynodes.schedulers.base import TellState, Watch, one_at_a_time, refuse_different
+from manynodes.schedulers.base import TellState, Watch, jobs_to_submit, one_at_a_time
 from manynodes.schedulers.slurm.commands import answer, scontrol
 from manynodes.schedulers.slurm.plugin import (
     FULL,
@@ -83,12 +83,7 @@ class SlurmWatch(Watch):
     def check_submissions(self, dag: Any, executor: Any) -> None:
         limits = partitions()
         checked: set[tuple[str, ...]] = set()
-        for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
-            if job.is_local:
-                continue
-            if job.is_group():
-                refuse_different(job, OF_THE_PLACE)
-                job.finalize()
+        for job in jobs_to_submit(dag, OF_THE_PLACE):
             refuse_foreign_account(str(job.resources.get("slurm_account") or ""))
             options = submission(executor, job)
             if options in checked:
