@@ -137,6 +137,106 @@ def test_last_words_of_a_refusal_are_its_line() -> None:
     ) == ("epochs: too few",)
 
 
+RAISED = ("Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    main()")
+CAUGHT = ("ERROR:root:retrying", RAISED[0], '  File "a.py", line 9, in get', "    fetch()")
+
+
+def test_an_error_that_python_only_ignores_is_not_the_one_that_ended_it() -> None:
+    ignored = ["Exception ignored in: <function Pool.__del__ at 0x7f5b>", RAISED[0],
+               '  File "pool.py", line 8, in __del__', "AttributeError: 'close'"]  # fmt: skip
+    thread = ["Exception in thread Thread-1 (send):", RAISED[0],
+              '  File "threading.py", line 1, in _bootstrap_inner', "KeyError: 'a'", "",
+              "During handling of the above exception, another exception occurred:", "",
+              RAISED[0], '  File "a.py", line 1, in send', "OSError: full"]  # fmt: skip
+    real = [*RAISED, "RuntimeError: the loss is nan"]
+    assert last_words([*thread, *real, *ignored], "") == tuple(real)
+    assert last_words([*real, *ignored, *thread], "") == tuple(real)
+    assert last_words(["loading", *ignored], "") == tuple(ignored[1:])
+    # Without a message, it is told where that one was raised.
+    silent = last_words([*RAISED, "AssertionError", *ignored], "")
+    assert Ending("rank 1", "n2", 1, 1.0, lines=silent).error.endswith("(a.py:3): main()")
+
+
+@pytest.mark.parametrize("later", [
+    ["a.py:9: UserWarning: leaked", "  warnings.warn()"], [WARNING],
+    # Of an error in a hook of torch's.
+    ["Exception raised from wait at a.cc:9 (most recent call first):", "frame #0: f", "", "At:",
+     "  /a.py(9): hook"],
+])  # fmt: skip
+@pytest.mark.parametrize(("status", "traceback", "fatal"), [
+    (3, [*CAUGHT, "OSError: try 1"], True), (3, [*RAISED, "OSError: try 1"], True),
+    (1, [*CAUGHT, "OSError: try 1"], True), (1, [*RAISED, "OSError: try 1"], False),
+    (-6, [*RAISED, "OSError: try 1"], False),
+])  # fmt: skip
+def test_an_error_that_the_program_has_survived_is_not_the_one_that_ended_it(
+    status, traceback, fatal, later
+) -> None:
+    start = traceback.index(RAISED[0])
+    words = last_words(["a", *traceback, "fatal: the folder is full", *later], "", status)
+    if fatal:
+        assert words == ("fatal: the folder is full",)
+    assert last_words([*traceback, *later], "", status)[: len(traceback) - start] == tuple(
+        traceback[start:]
+    )
+    assert fatal or words[:4] == tuple(traceback)
+
+
+def test_of_a_group_of_errors_the_first_one_is_told() -> None:
+    """As Python prints it."""
+    program = (
+        "import asyncio\n"
+        "async def read(shard):\n"
+        "    if shard == 9:\n"
+        "        async with asyncio.TaskGroup() as group:\n"
+        "            group.create_task(read(7))\n"
+        "    raise ValueError(f'shard {shard} is damaged')\n"
+        "async def main(shard):\n"
+        "    async with asyncio.TaskGroup() as group:\n"
+        "        group.create_task(read(shard))\n"
+        "        group.create_task(read(8))\n"
+        "asyncio.run(main(SHARD))\n"
+    )
+    for shard in (7, 9):
+        text = program.replace("SHARD", str(shard))
+        done = subprocess.run(
+            [sys.executable, "-c", text], check=False, capture_output=True, text=True
+        )
+        assert "  + Exception Group Traceback" in done.stderr
+        words = last_words(["begun", *done.stderr.splitlines()], "")
+        told = Ending("rank 1", "n2", 1, 1.0, lines=words).error
+        shard = 7 if shard == 7 else 8
+        assert told == f"rank 1 on n2: ValueError: shard {shard} is damaged", done.stderr
+        assert "in <module>" in words[1]
+        assert words[-1].endswith("is damaged")
+
+
+def test_a_status_that_is_no_error_of_python_s_is_told() -> None:
+    bar = "Epoch 1: 100%|##########| 2/2 [00:02<00:00,  1.0s/it]"
+    for status, line, told in (
+        (3, bar, f"ended with status 3; it last said: {' '.join(bar.split())}"),
+        (1, bar, f"ended with status 1; it last said: {' '.join(bar.split())}"),
+        (137, "a", "ended with status 137, which is SIGKILL; the system does that when memory runs "
+                   "out; it last said: a"),
+        (3, "", "ended with status 3"),
+    ):  # fmt: skip
+        lines = last_words([line] if line else [], "", status)
+        assert Ending("rank 1", "n2", status, 1.0, lines=lines).error == f"rank 1 on n2 {told}"
+    assert Ending("rank 1", "n2", 1, 1.0, lines=("a",)).error == "rank 1 on n2: a"
+
+
+def test_a_connection_of_the_program_s_own_is_no_peer_but_perhaps_to_one() -> None:
+    download = Ending("rank 0", "n1", 1, 1.0, lines=(
+        *RAISED, "ConnectionResetError: [Errno 104] Connection reset by peer"))  # fmt: skip
+    config = "ValueError: NCCL_SOCKET_IFNAME must be set in config.yaml"
+    own = Ending("rank 1", "n2", 1, 1.1, lines=(*RAISED, config))
+    ended = Ending("rank 0", "n1", 1, 1.0, lines=(*RAISED, "EOFError"))
+    assert not any(each.lost_a_peer for each in (download, own, ended))
+    assert cause([ended, own]) == own
+    assert cause([download]) == download
+    gloo = Ending("rank 1", "n2", 1, 0.9, lines=(*RAISED, GLOO))
+    assert cause([download, gloo]) == download
+
+
 def test_last_words_are_few() -> None:
     words = last_words([f"line {number} " + 100 * "x" for number in range(60)], "train")
     assert words[-1].startswith("line 59 ")

@@ -20,7 +20,8 @@ from manynodes.programs.task import Task
 from manynodes.programs.variables import OUTSIDE, gloo_interface, safely
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
-from programs import SCRIPTS
+from manynodes.schedulers.slurm.scheduler import forget_step_options
+from programs import SCRIPTS, program
 
 OTHERS = {
     "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
@@ -55,6 +56,27 @@ def test_settings_of_queries_are_forgotten() -> None:
     environment = kept | dict.fromkeys(settings.split(), "1")
     registry.forget_query_settings(environment)
     assert environment == kept
+
+
+def test_a_step_keeps_what_its_job_is_and_none_of_its_options(monkeypatch) -> None:
+    kept = (
+        "SLURM_JOB_ID SLURM_JOB_NAME SLURM_ARRAY_TASK_ID SLURM_ARRAY_JOB_ID SLURM_SUBMIT_DIR "
+        "SLURM_RESTART_COUNT PATH"
+    )
+    options = "SLURM_NTASKS SLURM_JOB_NUM_NODES SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SBATCH_GRES"
+    environment = dict.fromkeys([*kept.split(), *options.split()], "1")
+    monkeypatch.setattr(os, "environ", environment)
+    forget_step_options()
+    assert environment == dict.fromkeys(kept.split(), "1")
+
+
+@pytest.mark.parametrize(
+    "name", ["launch", "train", "check", "difference", "events", "predict", "watch", "node_agent"]
+)
+def test_what_is_started_by_hand_or_by_ssh_finds_its_modules(name: str) -> None:
+    """The rules and `launch` start the others without it."""
+    done = program(name, "--help", env=os.environ | {"PYTHONSAFEPATH": "1"})
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")

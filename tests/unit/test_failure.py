@@ -289,6 +289,39 @@ def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bo
     assert (last.name, last.state) == ("rank 1 on n2", "stopped by a signal")
 
 
+def test_a_download_that_breaks_off_has_waited_for_no_rank() -> None:
+    for words, told in (
+        ("ConnectionResetError: Connection reset by peer: https://hub/bert", "rank 0 on n1: Conn"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "rank 0 on n1: BrokenPipeError"),
+        ("RuntimeError: [gloo/tcp/pair.cc:9] Connection closed by peer", "rank 1 on n2 ended with"),
+    ):
+        lost = rank(0, 1, 1.0, "Traceback (most recent call last):", words)
+        source, finished = Source("srun"), ["rank 1 on n2"]
+        found = found_failure(FAILED, [lost], [], [], source, finished=finished)
+        assert found.failure.line.startswith(told)
+
+
+def test_what_failed_before_it_was_told_to_stop_has_failed() -> None:
+    """It fails again, and is not started again: somebody asked it to stop."""
+    told_to = Outcome(stopped=True, failed=0, status=1, asked=5.0)
+    own = rank(1, 1, 4.0, "ValueError: x", saved="epoch 2")
+    peer = rank(0, 1, 3.0, "RuntimeError: [gloo/tcp/pair.cc:9] Connection closed by peer")
+    found = found_failure(told_to, [own, peer], [], [], Source("srun"), restarted=True)
+    assert judged(found) == ("rank 1 on n2: ValueError: x", Kind.FAILED, "saved")
+    for endings in ([replace(own, time=6.0), peer], [peer], [replace(own, status=-15)]):
+        found = found_failure(told_to, endings, [], [], Source("srun"))
+        assert found.failure == Failure("stopped", Kind.PREEMPTED)
+
+
+def test_what_ended_well_because_it_was_told_to_end_is_named_if_nothing_else_is_known() -> None:
+    ended = rank(1, 0, 2.0)
+    line = "rank 1 on n2 was told to end, and ended with status 0, not with 75"
+    assert judged(first_failure(FAILED, [ended], [], "7")) == (line, Kind.FAILED, "")
+    assert first_failure(FAILED, [ended], [TIMED_OUT], "7").failure.line.startswith("Slurm ended")
+    own = rank(0, 1, 3.0, "ValueError: x")
+    assert first_failure(FAILED, [ended, own], [], "7").failure.line == own.error
+
+
 NODE_LOST = Trouble("n3 is lost: it has not answered for 20 s", "n3", Cause.NODE_LOST)
 
 

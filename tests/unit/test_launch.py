@@ -12,14 +12,17 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from launch import folder_of_job
 from manynodes.base.errors import Refusal
 from manynodes.base.temporary import parent_folder
 from manynodes.launching.ports import refuse_ipv6_only
+from manynodes.schedulers.base import Allocation
 from programs import SCRIPTS, program, train_command
 from trainings import RUN
 from waiting import until
@@ -149,13 +152,65 @@ def test_what_is_no_log_is_not_removed(tmp_path) -> None:
     assert " there is no log of a launch; give a folder of its own" in done.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine"
     # What an editor keeps beside an open log, and in the folder of a run anything.
-    (tmp_path / ".rank=0.log.swp").touch()
-    (tmp_path / "rank=7.log").touch()
+    kept = [
+        *(".rank=0.log.swp", "mine.log", "rank=best/model", "rank=0.log.png", "launcher/model"),
+        *("start=1/model", "start=one/rank=0.log", "node=0.log.old/model"),
+    ]
+    removed = ["rank=7.log", "rank=7.log.old", "launcher.log.old", "start=2/rank=0.log"]
+    for name in (*kept, *removed):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     done = program("launch", "--state", tmp_path / "state", *launch)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert (tmp_path / ".rank=0.log.swp").exists()
-    assert not (tmp_path / "rank=7.log").exists()
+    assert [name for name in kept if not (tmp_path / name).exists()] == []
+    assert [name for name in removed if (tmp_path / name).exists()] == []
+    # In a folder of a user's choice, each of them is something else.
+    for name in kept[1:]:
+        folder = tmp_path / "chosen" / name
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+        options = ["--launcher", "none", "--rank-logs", folder]
+        done = program("launch", *options, "--", script(tmp_path, ""))
+        assert " there is no log of a launch; give a folder" in done.stderr
+        assert (folder / name).exists()
+
+
+def test_each_launch_of_a_job_has_a_folder_and_has_it_again_when_the_job_starts_again(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Allocation("Slurm job 7", ("n1", "n2"), ("n1", "n2"), 7, job="7")
+    again = replace(job, restarts=1)
+    Path("launch-7.1").mkdir()
+    mine, other = ["--", "a.py"], ["--", "b.py"]
+    found = [str(folder_of_job(*each)) for each in ((job, mine), (job, other), (job, mine))]
+    assert found == ["launch-7", "launch-7.2", "launch-7.3"]
+    commands = (other, mine, mine, mine)
+    found = [str(folder_of_job(again, command)) for command in commands]
+    assert found == ["launch-7.2", "launch-7", "launch-7.3", "launch-7.4"]
+
+
+def test_a_log_that_is_there_goes_on_and_what_is_no_log_stays(tmp_path) -> None:
+    log, rest = tmp_path / "all.log", ["--rank-logs", tmp_path / "logs", "--", script(tmp_path, "")]
+    log.write_text("mine\n")
+    for logs in ("logs", "others"):
+        rest[1] = tmp_path / logs
+        done = program("launch", "--launcher", "none", "--log", log, *rest)
+        assert done.returncode == 0, done.stderr
+        assert log.readlink() == Path(logs, "all.log")
+    assert (tmp_path / "logs/all.log").read_text() == "mine\n"
+    own, device, folder = (tmp_path / name for name in ("own", "device", "folder"))
+    own.symlink_to("some_program.py")
+    os.mkfifo(device)
+    folder.mkdir()
+    for path in (own, device, folder):
+        before = path.lstat()
+        done = program("launch", "--launcher", "none", "--log", path, *rest)
+        told = f"launch: --log {path} is no file; give the name of a file, or leave it out\n"
+        assert (done.returncode, done.stderr) == (1, told)
+        assert path.lstat().st_ino == before.st_ino
+    assert not (tmp_path / "failure.json").exists()
 
 
 def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
@@ -187,7 +242,7 @@ def environment(path: Path) -> dict[bytes, bytes]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_ends_everything_that_was_started(tmp_path, number) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -304,6 +359,33 @@ def test_bad_arguments(arguments, line) -> None:
     done = program("launch", *arguments)
     assert done.returncode == 2
     assert line in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("options", "variables", "line"), [
+    (["--launcher", "none", "--nproc-per-node", 4], {},
+     "--launcher none starts the program once per node; leave --nproc-per-node out, or take "
+     "--launcher torchrun"),
+    (["--transport", "local", "--hosts", "a"], {},
+     "transport local is this machine alone; leave --transport or --hosts out"),
+    ([], {"LAUNCH_STOP_AT": "abc"}, "LAUNCH_STOP_AT: abc is not a number"),
+    ([], {"LAUNCH_STOP_AT": "12"},
+     "LAUNCH_STOP_AT: 12 is not in the future; unset it, or give the seconds since 1970 at which "
+     "to stop"),
+    ([], {"LAUNCH_STOP_AT": "nan"},
+     "LAUNCH_STOP_AT: nan is not in the future; unset it, or give the seconds since 1970 at which "
+     "to stop"),
+])  # fmt: skip
+def test_what_would_be_ignored_is_refused(options, variables, line) -> None:
+    done = program("launch", *options, "--", "x.py", env=os.environ | variables)
+    assert (done.returncode, done.stderr) == (1, f"launch: {line}\n")
+
+
+def test_every_host_is_a_node_and_a_node_has_its_cpus_on_one_machine_too() -> None:
+    done = program("launch", "--dry-run", "--hosts", "a", "b", "--", "x.py")
+    assert [line[:11] for line in done.stdout.splitlines()[-2:]] == ["[node 0, a]", "[node 1, b]"]
+    shape = ["--nodes", 2, "--nproc-per-node", 2, "--cpus-per-node", 8]
+    done = program("launch", "--dry-run", "--transport", "local", *shape, "--", "x.py")
+    assert done.stdout.count(" OMP_NUM_THREADS=4 ") == 2
 
 
 def test_cuda_without_enough_gpus_is_refused_before_anything_starts() -> None:

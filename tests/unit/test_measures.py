@@ -16,6 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
+from manynodes.base.bars import parts_of
 from manynodes.base.errors import Refusal
 from manynodes.data.files import below, collect, fingerprint, read_files
 from manynodes.experiment.command import apart, filled, unseen
@@ -677,10 +678,35 @@ def test_a_line_without_a_count_belongs_to_the_newest_one(tmp_path) -> None:
     for line in lines:
         rows.take(line)
     rows.write()
+    rows.end()
+    rows.write()
     # The first one came before any count: it may be of weights that were loaded.
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "epoch,loss,acc", "0,5,8", "1,3,25", "2,2,",
     ]  # fmt: skip
+
+
+def test_what_a_start_prints_without_a_count_belongs_to_the_row_before_it(tmp_path: Path) -> None:
+    """A program that was killed in its last test only tests again."""
+    patterns = [r"Epoch (?P<epoch>\d+) loss (?P<loss>\S+)", r"^Test: (?P<test>\S+)"]
+    starts = [
+        "Epoch 1 loss 3\nEpoch 2 loss 2\nTest: 0.5\n",
+        "Test: 0.75\n7it [00:03, 2.33it/s]Test: 0.93\n",
+    ]
+    found: list[dict[str, float | None]] = []
+    printed = Folders(tmp_path).printed
+    printed.mkdir(parents=True)
+    for number, text in enumerate(starts, 1):
+        (printed / f"{number:06}.log").write_text(text)
+        rows = LogRows(patterns, tmp_path / "metrics.csv", found)
+        for line in text.splitlines():
+            for part in parts_of(line):
+                rows.take(part)
+        rows.end()
+        rows.write()
+        found = read_metrics(tmp_path / "metrics.csv")
+    expected = [{"epoch": 1, "loss": 3, "test": None}, {"epoch": 2, "loss": 2, "test": 0.93}]
+    assert found == metrics_of(tmp_path, {"log": patterns}) == expected
 
 
 def test_a_group_that_is_not_in_the_line_changes_nothing(tmp_path) -> None:
@@ -737,7 +763,11 @@ def test_lines_of_both_streams_are_heard_in_their_order(tmp_path: Path) -> None:
     assert heard == expected
     assert "".join(output.errors) == "".join(heard)
     # Padded, as tqdm does behind a shorter one; with brackets of its own.
-    for line in ("100%|#| 3/3 [00:01<00:00, loss=5]   ", "1%|#| 1/9 [0:1<0:2, a=[1], b=2]"):
+    for line in (
+        "100%|#| 3/3 [00:01<00:00, loss=5]   ",
+        "1%|#| 1/9 [0:1<0:2, a=[1], b=2]",
+        "Epoch 3 [00:12, loss=0.5] accuracy 0.7",
+    ):
         heard.clear()
         with (tmp_path / "log").open("w") as log:
             output = Output(log, log, heard=heard.append, together=True)

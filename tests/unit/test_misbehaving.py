@@ -20,6 +20,7 @@ import pytest
 from manynodes.base import processes
 from manynodes.launching import agents
 from manynodes.programs.folders import Folders
+from manynodes.schedulers.base import Command
 from programs import SCRIPTS, program
 from waiting import until, until_none
 
@@ -289,11 +290,73 @@ def test_a_signal_may_come_while_another_is_handled() -> None:
     assert (done.stdout, done.stderr) == ("handled\n", "")
 
 
+def test_a_daemon_that_holds_the_output_open_is_not_waited_for(tmp_path) -> None:
+    """But what a child writes shortly after the end of its parent is not lost."""
+    text = """
+    import os, sys, time
+    for seconds in (0.3, 3600):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(seconds)
+            print("late", flush=True)
+            os._exit(0)
+    print(time.time(), flush=True)
+    """
+    done = launched(tmp_path, text, capture_output=True)
+    ended, late = done.stdout.split()
+    assert (done.returncode, late) == (0, "late")
+    # It was two times 5 s.
+    assert time.time() - float(ended) < 9
+
+
+def test_closed_streams_and_names_that_are_no_text_hide_no_failure(tmp_path) -> None:
+    text = """
+    import os, sys
+    for number in range(20_000):
+        print(number, file=sys.stderr)
+    os.write(1, b"here")
+    raise ValueError("mine")
+    """
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, SCRIPTS / "launch.py"]
+        options = ["--launcher", "none", "--rank-logs", os.fsencode(tmp_path) + b"/lo gs\xff"]
+        script = tmp_path / "program.py"
+        script.write_text(dedent(text))
+        log = tmp_path / "log"
+        done = subprocess.run(
+            [*command, *options, "--log", log, "--", script], capture_output=True, timeout=100
+        )
+        assert done.returncode == 1
+        assert b"Traceback" not in done.stderr or b"ValueError: mine" in done.stderr
+        *_, last = log.read_text().splitlines()
+        assert "ValueError: mine; its own log is " in last
+        assert last.endswith("/lo gs\\udcff/node=0.log")
+
+
 def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
     program = Program(tmp_path, "", command=["no-such-solver"])
     assert program.end() == 1
     assert "no-such-solver: No such file or directory; check program, command" in program.text
     assert "Traceback" not in program.text
+
+
+def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -> None:
+    """In the order in which they were printed, and behind a bar that has not ended its line."""
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text(
+        "import sys\n"
+        "for epoch in range(200):\n"
+        "    print('Epoch', epoch, file=sys.stderr)\n"
+        "    print('\\r7it [00:03, 2.33it/s]', end='', file=sys.stderr, flush=True)\n"
+        "    print('loss', epoch, flush=True)\n"
+    )
+    reads = {"metrics": {"log": [r"^Epoch (?P<epoch>\d+)", r"^loss (?P<loss>\S+)"]}}
+    done = program(
+        "launch", "--reads", json.dumps(reads), "--output", run, "--", "{python}", script
+    )
+    assert done.returncode == 0, done.stderr
+    rows = (run / "state/metrics.csv").read_text().splitlines()
+    assert rows == ["epoch,loss", *[f"{epoch},{epoch}" for epoch in range(200)]]
 
 
 @pytest.mark.faults
@@ -316,6 +379,26 @@ def test_inputs_that_change_meanwhile_end_it_for_good(digits: Path, tmp_path: Pa
         done = program("launch", *where, "--", "{python}", script)
         assert done.returncode == 1
         assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.parametrize("resume", ["exact", "fresh"])
+@pytest.mark.parametrize(
+    "name", ["work/x", "evaluation/x", "outputs/x", "logs/x.log", "state/saved/x"]
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str, resume: str) -> None:
+    script, mine = tmp_path / "one.py", tmp_path / "run" / name
+    script.touch()
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    launch = ["launch", "--output", tmp_path / "run", "--resume", resume, "--", "{python}", script]
+    done = program(*launch)
+    assert done.returncode == 1
+    assert "give a folder of its own" in done.stderr
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "run/state/request.json").exists()
+    # It may lie beside other things.
+    mine.rename(tmp_path / "run/mine")
+    assert program(*launch).returncode == 0
 
 
 def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: Path) -> None:
@@ -434,6 +517,50 @@ def test_a_program_of_launch_alone_is_told_that_its_time_is_up(tmp_path) -> None
     done = launched(tmp_path, "import time; time.sleep(1000)", env=soon, capture_output=True)
     assert done.returncode == 1
     assert "its time was nearly up, and it did not end with 75: give it more time" in done.stderr
+    ends_well = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit()); time.sleep(99)"
+    soon = os.environ | {"LAUNCH_STOP_AT": str(time.time() + 5)}
+    done = launched(tmp_path, ends_well, env=soon, capture_output=True)
+    assert done.returncode == 1
+    assert "its time was nearly up, and it ended with status 0, not with 75:" in done.stderr
+
+
+@pytest.mark.parametrize("ends", ["raise ValueError('x')", "sys.exit('program: x')"])
+def test_a_program_s_own_log_lines_are_no_refusals_and_it_may_add_to_its_report(
+    tmp_path, ends
+) -> None:
+    text = f"""
+    import os, sys
+    from pathlib import Path
+    for epoch in (1, 2):
+        print("program: epoch", epoch, file=sys.stderr)
+        with Path(os.environ["LAUNCH_REPORT"]).open("a") as report:
+            print('{{"refused": "epoch ' + str(epoch) + '"}}', file=report)
+    {ends}
+    """
+    log = tmp_path / "log"
+    how = os.environ | {"PYTHONWARNINGS": "error"}
+    done = launched(tmp_path, text, "--log", log, env=how, capture_output=True)
+    assert done.returncode == 1
+    said = "ValueError: x" if "raise" in ends else "x"
+    assert re.search(rf"^launch: program failed: node 0 on \S+: {said}; see ", done.stderr, re.M)
+    assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "refused"
+    # Of ours, none leaves a pipe to be closed.
+    assert "ResourceWarning" not in done.stderr
+
+
+def test_a_failure_before_a_request_to_stop_is_known_as_the_first(tmp_path) -> None:
+    waits = "import time; time.sleep(1000)"
+    for text, before in (("raise SystemExit(3)", True), (waits, False)):
+        stop = agents.Stop()
+
+        def look(_pid: int, last: bool, stop: agents.Stop = stop, waits: bool = not before) -> None:
+            stop.asked = last or waits
+
+        commands = [Command((sys.executable, "-c", each)) for each in (text, waits)]
+        with (tmp_path / "log").open("w") as log:
+            outcome = agents.run_all(commands, agents.Output(log, log), stop, 5, look=look)
+        assert outcome.stopped
+        assert (outcome.asked > time.time()) == before
 
 
 def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:

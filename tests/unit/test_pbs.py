@@ -384,10 +384,20 @@ def test_a_job_that_did_not_reach_its_script_is_told(tmp_path: Path, status: str
     assert len(told) == (status == "0")
 
 
+def shown(number: str, state: str, user: str = "$(id -un)", folder: str = "$PWD") -> str:
+    variables = f"PBS_O_HOME=/root,PBS_O_WORKDIR={folder},PBS_O_QUEUE=batch"
+    return (
+        f'printf "Job Id: {number}.site\\037job_state={state}\\037Job_Owner={user}@n1'
+        f'\\037Variable_List={variables}\\n"'
+    )
+
+
 @pytest.mark.parametrize(
     ("qstat", "left"),
     [
-        ("printf 'Job Id: 7.site\\037job_state=Q\\nJob Id: 8.site\\037job_state=F\\n'", ["7.site"]),
+        (f"{shown('7', 'Q')}; {shown('8', 'F')}", ["7.site"]),
+        # Of another user, and of another folder.
+        (f"{shown('7', 'R', user='other')}; {shown('8', 'R', folder='/elsewhere')}", []),
         ("exit 153", []),
         ("exit 1", None),
     ],

@@ -231,9 +231,14 @@ def test_a_refusal_is_final(follower, slurm, told) -> None:
     assert told == []
 
 
+HEADER = "echo 'JOBID|STATE|UID|WORK_DIR'"
+
+
 @pytest.mark.parametrize(("squeue", "left"), [
-    ("echo 'JOBID|STATE'; echo '7|PENDING'; echo '8|COMPLETING'", ["7"]),
-    ("echo 'JOBID|STATE'", []),
+    (f'{HEADER}; echo "7|PENDING|$(id -u)|$PWD"; echo "8|COMPLETING|$(id -u)|$PWD"', ["7"]),
+    # Of another user, and of another folder: the numbers are those of another cluster.
+    (f'{HEADER}; echo "7|RUNNING|12345|$PWD"; echo "8|RUNNING|$(id -u)|/somewhere/a|b"', []),
+    (HEADER, []),
     ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", []),
     ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", None),
 ])  # fmt: skip

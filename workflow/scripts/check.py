@@ -5,7 +5,11 @@ A dry run checks more, but Snakemake reads the file first, and shows a traceback
 
 import argparse
 import json
+import sys
 from pathlib import Path
+
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.errors import told_in_one_line
 from manynodes.data.files import fingerprint

@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 from statistics import mean, stdev
 
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference

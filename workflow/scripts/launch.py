@@ -22,6 +22,9 @@ from pathlib import Path
 from threading import Thread
 from typing import NoReturn
 
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from manynodes.base import atomic, signing
 from manynodes.base import failure as failures
 from manynodes.base.cpus import BINDING, OF_LIBRARIES
@@ -30,7 +33,7 @@ from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
-from manynodes.base.showing import show
+from manynodes.base.showing import open_closed_streams, show
 from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
     BEFORE_THE_END,
@@ -48,6 +51,7 @@ from manynodes.launching.agents import (
     Output,
     Sink,
     log_file,
+    opened,
     run_all,
     stop_signals,
     stopping_signals,
@@ -61,7 +65,7 @@ from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.whereabouts import whereabouts
-from manynodes.programs.folders import Folders, trace
+from manynodes.programs.folders import Folders, is_run, refuse_links
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
@@ -73,8 +77,12 @@ MOST_FRUITLESS = 3
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
 SHORT = 60
-# What a launch leaves in the folder of its logs; a network file system may have its own names.
-LOGS = re.compile(r"(rank|node|start)=.*|launcher|.*\.log(\.old)?")
+# The logs of a launch, and in the folder of a run those of the rules; the logs of a start before
+# the last one; and in a folder that has its name from a job, the command whose logs are there.
+LOGS = re.compile(r"((rank|node)=\d+|launcher)\.log(\.old)?")
+LOGS_OF_RULES = re.compile(r"(train|preflight)\.log(\.old)?")
+START = re.compile(r"start=\d+")
+COMMAND = ".command={}"
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
@@ -83,17 +91,19 @@ C10D_WARNING = (
 
 
 def main() -> None:
+    open_closed_streams()
     args = arguments()
     forget_others(os.environ)
     forget_contract(os.environ)
     registry.forget_query_settings(os.environ)
     # What gets away from a killed supervisor comes to this process.
     adopt_orphans()
-    with told_in_one_line("launch"), logged(args.log, args.rank_logs):
-        for number in stopping_signals():
-            signal.signal(number, stopped)
+    with told_in_one_line("launch"):
         try:
-            launch(args, scheduler_of(args))
+            with logged(args):
+                for number in stopping_signals():
+                    signal.signal(number, stopped)
+                launch(args, scheduler_of(args))
         finally:
             end_descendants()
 
@@ -114,12 +124,12 @@ def arguments() -> argparse.Namespace:
         "with one host a line, such as $PBS_NODEFILE")  # fmt: skip
     add("--launcher", choices=launcher_names(), default="torchrun",
         help="none: the program once per node")  # fmt: skip
-    add("--nodes", type=positive, default=1)
+    add("--nodes", type=positive, help="default: 1, or as many as --hosts names")
     add("--nproc-per-node", type=positive, default=1, help="processes on each node")
-    add("--cpus", type=positive, default=1,
-        help="CPUs of this machine, for all its nodes (transport local); default: 1")  # fmt: skip
-    add("--cpus-per-node", type=positive, default=1,
-        help="CPUs of each node (other transports); default: 1")  # fmt: skip
+    add("--cpus", type=positive,
+        help="CPUs of this machine, for all its nodes (transport local alone)")  # fmt: skip
+    add("--cpus-per-node", type=positive,
+        help="CPUs of each node; default: 1, or its part of --cpus")  # fmt: skip
     add("--cpus-per-proc", type=positive, help="CPUs of each process; default: an even share")
     add("--device", choices=("auto", "cpu", "cuda"),
         help="cpu hides the GPUs; default: auto, with --collect cpu")  # fmt: skip
@@ -146,7 +156,7 @@ def arguments() -> argparse.Namespace:
     add_options_of_run(parser)
     args = parsed(parser, sys.argv[1:])
     args.device = args.device or ("cpu" if args.collect else "auto")
-    args.token = secrets.token_hex(8)
+    args.token, args.begun = secrets.token_hex(8), False
     if args.output and not args.evaluate:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
@@ -228,6 +238,8 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         Failed: it failed.
         Refusal: it cannot be started, or another job trains the run.
     """
+    args.nodes = args.nodes or len(scheduler.hosts) or 1
+    refuse_options(args)
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     if not scheduler.shared_cpus:
@@ -242,6 +254,25 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             launch_on(args, scheduler, launcher, geometry, gpus)
 
 
+def refuse_options(args: argparse.Namespace) -> None:
+    """Refuse what the program would not get.
+
+    Raises:
+        Refusal: an option, or the deadline that the shell has.
+    """
+    if args.launcher == "none" and args.nproc_per_node > 1:
+        raise Refusal(
+            "--launcher none starts the program once per node; leave --nproc-per-node out, or "
+            "take --launcher torchrun"
+        )
+    stop_at = Environment.read().stop_at
+    if stop_at is not None and not stop_at > time.time():
+        raise Refusal(
+            f"LAUNCH_STOP_AT: {stop_at:.0f} is not in the future; unset it, or give the seconds "
+            "since 1970 at which to stop"
+        )
+
+
 def launch_on(
     args: argparse.Namespace,
     scheduler: Scheduler,
@@ -254,10 +285,6 @@ def launch_on(
     if example:
         print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
     job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
-    if not (job.one_machine or args.rank_logs or args.launcher == "none" or args.dry_run):
-        # The launchers' files need a folder that every node sees.
-        args.rank_logs = Path(f"launch-{job.job or job.number}")
-        tell(f"the logs of the ranks are in {args.rank_logs}/")
     if not (job.one_machine or example):
         refuse_ipv6_only(job.addresses)
     prepare = partial(step_of, args, launcher, geometry, gpus, scheduler, job)
@@ -266,13 +293,14 @@ def launch_on(
             print(*scheduler.preview(step), sep="\n")
         return
     make_ready(args, job)
-    with log_of(args) as log, refusals_in(log, args):
+    with log_of(args) as log:
+        args.begun = True
         if args.output and not args.evaluate:
             # Only here: it needs numpy, 0.2 s of a CPU.
             from manynodes.programs import attempt
 
             ended = has_ended(args)
-            of_run = (task_of(args), args.sources, args.resume, job.owner, tell, job.requeued)
+            of_run = (task_of(args), args.sources, args.resume, job.owner, tell, job.restarts > 0)
             if not attempt.begin(*of_run):
                 if args.log:
                     failures.end(args.log.parent)
@@ -328,14 +356,27 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     """Remove what an earlier launch has left, and what would spoil this one.
 
     Raises:
-        Refusal: another job trains the run, or the folder of the logs has something else in it.
+        Refusal: another job trains the run, a folder of it is a link, or the folder of the logs has
+            something else in it.
     """
     if bound := [name for name in BINDING if os.environ.pop(name, "")]:
         tell(f"{' and '.join(bound)} not passed on: every rank would use the same CPUs")
     for name in OF_LIBRARIES:
         os.environ.pop(name, None)
+    if args.output:
+        refuse_links(args.output, args.evaluate)
+    # The rules know their folder.
+    alone = bool(args.output) and not (args.evaluate or args.sources)
+    run = is_run(Folders(args.output), args.resume) if alone else bool(args.state)
+    # Otherwise the launchers' files have no folder that every node sees.
+    in_folder_of_job = not (job.one_machine or args.rank_logs or args.launcher == "none")
+    if args.log and (args.rank_logs or in_folder_of_job):
+        refuse_no_log(args.log)
     if args.state:
         incidents.begin(args.state, job.owner, tell)
+    if in_folder_of_job:
+        args.rank_logs = folder_of_job(job, sys.argv[1:])
+        tell(f"the logs of the ranks are in {args.rank_logs}/")
     if args.rank_logs:
         if args.state and args.rank_logs == args.state.parent / "logs":
             # No folder of ours is a link: it would lead to somebody else's files.
@@ -343,11 +384,34 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
                 args.rank_logs.readlink()
                 args.rank_logs.unlink()
         if not has_ended(args):
-            remove_logs(args.rank_logs, args.log, bool(args.state))
+            remove_logs(args.rank_logs, args.log, run)
         # A network file system may keep the folder as long as files in it are open.
         args.rank_logs.mkdir(parents=True, exist_ok=True)
     if args.log:
         failures.begin(args.log.parent)
+
+
+def folder_of_job(job: Allocation, command: Sequence[str]) -> Path:
+    """A new folder for the logs of a launch of this job; if the job was started again, that of the
+    same command's last start. The job may have other launches, also at the same time.
+    """
+    name = f"launch-{job.job or job.number}"
+    folders = (Path(f"{name}.{number}" if number else name) for number in count())
+    return next(folder for folder in folders if taken(folder, job.restarts, json.dumps(command)))
+
+
+def taken(folder: Path, start: int, command: str) -> bool:
+    """Take a folder that is new, or that the command had in an earlier start of the job."""
+    # Only one launch of a start can make it.
+    mine = folder / COMMAND.format(start)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        atomic.write_text(mine, command)
+        return True
+    with suppress(OSError):
+        earlier = [path.read_text() for path in folder.glob(COMMAND.format("*"))]
+        return command in earlier and atomic.create(mine, command)
+    return False
 
 
 def has_ended(args: argparse.Namespace) -> bool:
@@ -393,7 +457,7 @@ def remove_logs(folder: Path, log: Path | None, of_run: bool, begun: bool = Fals
         paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except FileNotFoundError:
         return
-    ours = [path for path in paths if LOGS.fullmatch(path.name) or (log and path.name == log.name)]
+    ours = [path for path in paths if is_log(path, log, of_run)]
     if not of_run and (others := set(paths) - set(ours)):
         raise Refusal(
             f"--rank-logs {folder}: {min(others).name} there is no log of a launch; give a folder "
@@ -404,6 +468,16 @@ def remove_logs(folder: Path, log: Path | None, of_run: bool, begun: bool = Fals
             continue
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def is_log(path: Path, log: Path | None, of_run: bool) -> bool:
+    """Whether a path in the folder of a launch's logs is one of them, or has those of a start."""
+    if path.is_symlink() or not path.is_dir():
+        named = log and path.name in (log.name, f"{log.name}.old")
+        of_rules = of_run and LOGS_OF_RULES.fullmatch(path.name)
+        return bool(LOGS.fullmatch(path.name) or named or of_rules)
+    inside = (each for each in path.iterdir() if not each.name.startswith("."))
+    return bool(START.fullmatch(path.name)) and all(is_log(each, log, of_run) for each in inside)
 
 
 def furthest(states: Path | None) -> tuple[str, int]:
@@ -420,7 +494,12 @@ def furthest(states: Path | None) -> tuple[str, int]:
 
 def state_of(args: argparse.Namespace) -> object:
     """Changes when the program saves what it continues from, as far as its files tell."""
-    return trace(Folders(args.output).saved) if args.output else furthest(args.state)[0]
+    if not args.output or args.evaluate:
+        return furthest(args.state)[0]
+    # Only here: it needs numpy, 0.2 s of a CPU.
+    from manynodes.programs.rank import saved_now
+
+    return saved_now(Folders(args.output), task_of(args))
 
 
 def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
@@ -429,17 +508,6 @@ def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
     with suppress(Refusal):
         end = scheduler.end(job)
     return end is None or time.time() < end - BEFORE_THE_END - START_UP
-
-
-@contextmanager
-def refusals_in(log: Sink, args: argparse.Namespace) -> Iterator[None]:
-    """Write a refusal to the log that this launch has begun, and its record."""
-    try:
-        yield
-    except (Refusal, OSError) as error:
-        write(log, f"launch: {error_line(error)}")
-        record(args, failures.of_error(error))
-        raise
 
 
 def record(args: argparse.Namespace, failure: Failure) -> None:
@@ -474,7 +542,9 @@ def step_of(
         listener.listen(geometry.world_size)
         port, open_port = free.getsockname()[1], listener.getsockname()[1]
         free.close()
-        program = supervised(args)
+        logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
+        what = ["--task", task_of(args, all_values=True).to_json()] if args.output else args.program
+        program = [str(HERE / "supervise.py"), *logs, *what]
         ranks = args.launcher == scheduler.task_launcher
         step = Step(
             nodes=make_plan(launcher, geometry, program, job, port, str(folder), gpus),
@@ -500,23 +570,14 @@ def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
         Refusal: there are too few CPUs.
     """
     if scheduler.shared_cpus:
-        sharing, cpus, remedy = args.nproc_per_node * args.nodes, args.cpus, "more --cores"
+        sharing, remedy = args.nproc_per_node * args.nodes, "more --cores"
+        cpus = args.cpus or (args.cpus_per_node or 0) * args.nodes or 1
     else:
-        sharing, cpus, remedy = args.nproc_per_node, args.cpus_per_node, "a larger cpus_per_task"
+        sharing, remedy = args.nproc_per_node, "a larger cpus_per_task"
+        cpus = args.cpus_per_node or 1
     share = cpus_per_process(args.cpus_per_proc, sharing, cpus, remedy)
     wanted = str(args.cpus_per_proc or "auto")
     return Geometry(args.nodes, args.nproc_per_node, share, wanted, args.device)
-
-
-def supervised(args: argparse.Namespace) -> list[str]:
-    """The supervisor of a process, with its program.
-
-    Raises:
-        Refusal: --run or --settings is no JSON object.
-    """
-    logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
-    what = ["--task", task_of(args, all_values=True).to_json()] if args.output else args.program
-    return [str(HERE / "supervise.py"), *logs, *what]
 
 
 def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
@@ -579,7 +640,7 @@ def launcher_folder(args: argparse.Namespace) -> Path:
     """For files that all nodes see, beside the logs."""
     if args.rank_logs:
         # Whole: a program may start in another folder.
-        return args.rank_logs.absolute() / "launcher"
+        return args.rank_logs.absolute() / ".launcher"
     return args.log.parent if args.log else Path()
 
 
@@ -619,7 +680,7 @@ def run(
         with stop_signals() as stop, warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
             outcome = run_all(scheduler.commands(step), output, stop, LAUNCH_GRACE, args.end_with)
         found = records(output.records or [])
-    if not outcome.good:
+    if outcome.stopped or outcome.failed is not None:
         endings = [ending(record["ending"]) for record in found if "ending" in record]
         seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
         finished = [record["finished"] for record in found if "finished" in record]
@@ -646,14 +707,17 @@ def run(
 
 def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
-    after = f"starting again, with what was saved (start {starts + 1} of this job)"
+    number = f"(start {starts + 1} of this job)"
+    nothing = f"nothing new was saved in this start; starting again {number}"
+    after = f"starting again, with what was saved {number}" if first.saved else nothing
     failure = first.failure.then(after, Again.HERE)
     if args.rank_logs:
         kept = args.rank_logs / f"start={starts}"
         with suppress(OSError):
             kept.mkdir(exist_ok=True)
-            for path in [*args.rank_logs.glob("*=*.log*"), *args.rank_logs.glob("launcher.log*")]:
-                path.rename(kept / path.name)
+            for path in [*args.rank_logs.iterdir()]:
+                if LOGS.fullmatch(path.name):
+                    path.rename(kept / path.name)
         if failure.log:
             failure = replace(failure, log=str(kept / Path(failure.log).name))
     write(log, *first.details, f"launch: {failure.line}")
@@ -720,17 +784,21 @@ def explain_and_end(
 
 
 @contextmanager
-def logged(log: Path | None, rank_logs: Path | None) -> Iterator[None]:
+def logged(args: argparse.Namespace) -> Iterator[None]:
     """Write a refusal to the log and its record, unless another launch may be using them: then the
-    log exists, or with `rank_logs` is a link to a file there.
+    log exists before this one has begun it, or with --rank-logs is a link to a file there.
     """
+    log, in_rank_logs = args.log, bool(args.rank_logs)
     try:
         yield
     except (Refusal, OSError) as error:
-        if log and not (log.is_symlink() if rank_logs else log.exists()):
-            with suppress(OSError), log.open("a") as file:
+        other = log and (log.is_symlink() or not is_new(log) if in_rank_logs else log.exists())
+        if log and (args.begun or not other):
+            # Not where a link in somebody's results leads to.
+            kept = args.rank_logs / log.name if args.begun and in_rank_logs else log
+            with suppress(OSError), opened(kept, "a") as file:
                 file.write(f"launch: {error_line(error)}\n")
-            failures.write(log.parent, log.stem, failures.of_error(error))
+            record(args, failures.of_error(error))
         raise
 
 
@@ -742,7 +810,7 @@ def log_of(args: argparse.Namespace) -> Iterator[Sink]:
     it: then only the link is gone, and it is made again at the end.
     """
     if not args.log:
-        with open(os.devnull, "w", encoding="utf-8") as file:
+        with log_file(Path(os.devnull)) as file:
             yield file
         return
     args.log.parent.mkdir(parents=True, exist_ok=True)
@@ -757,10 +825,32 @@ def log_of(args: argparse.Namespace) -> Iterator[Sink]:
 
 
 def link(path: Path, target: Path) -> None:
-    """Make the path a relative link to the target, unless it is the target."""
-    if path != target:
-        path.unlink(missing_ok=True)
-        path.symlink_to(os.path.relpath(target, path.parent))
+    """Make the path a relative link to the target, unless it is the target. A file that is there
+    goes on in the target.
+    """
+    with suppress(FileNotFoundError):
+        if path.samefile(target):
+            return
+    if path.is_file() and not path.is_symlink():
+        with path.open("rb") as file, target.open("ab") as log:
+            shutil.copyfileobj(file, log)
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.path.relpath(target, path.parent))
+
+
+def is_new(path: Path) -> bool:
+    """Whether there is nothing that a log could not go on in: a device, a folder."""
+    return path.is_file() or not path.exists()
+
+
+def refuse_no_log(path: Path) -> None:
+    """Refuse what is no file, and would give way to a link to the log.
+
+    Raises:
+        Refusal: it is a device, a folder, or a link that no launch has made, such as /dev/stdout.
+    """
+    if not (path.readlink().name == path.name if path.is_symlink() else is_new(path)):
+        raise Refusal(f"--log {path} is no file; give the name of a file, or leave it out")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, told_in_one_line
@@ -244,17 +248,12 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
 
 def merged(environment: dict[str, str]) -> dict[str, str]:
     """The environment of `remote_step`, with this node's own values where nodes differ."""
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if name in OWN or name.startswith(OWN_PREFIXES)
-    }
-    theirs = {
-        name: value
-        for name, value in environment.items()
-        if name not in OWN and not name.startswith(OWN_PREFIXES)
-    }
-    return theirs | own
+
+    def differs(name: str) -> bool:
+        return name in OWN or name.startswith(OWN_PREFIXES)
+
+    theirs = {name: value for name, value in environment.items() if not differs(name)}
+    return theirs | {name: value for name, value in os.environ.items() if differs(name)}
 
 
 async def obey(channel: Channel) -> bool:

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from classifier.evaluation.views import predict_with_views
 from classifier.models import weights
 from classifier.models.classifier import USUAL, Classifier
 from classifier.pixels.batches import centred
-from manynodes.base.errors import (
-    Refusal,
-    error_line,
-    printable,
-    spreadsheet_text,
-    told_in_one_line,
-)
+from manynodes.base.errors import Refusal, error_line, told_in_one_line
 from manynodes.data.datasets import DATASETS
 from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
+from manynodes.data.user.origins import cell
 from manynodes.data.user.pictures import Unreadable, read_image
 from manynodes.data.walk import walk
 from manynodes.reporting.results import VIEWS, read_about
@@ -125,11 +123,6 @@ def rows(
             cell(names[best]),
             *(f"{value:.6f}" for value in (probabilities[best], *probabilities)),
         ]
-
-
-def cell(text: str) -> str:
-    """Text from a file or of a path: safe for a spreadsheet and a terminal."""
-    return spreadsheet_text(printable(text))
 
 
 def about_of(model: Path) -> dict[str, Any]:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 # Bytes that a rank may show in the log of all ranks and in the terminal; its own log has more.
 MOST_SHOWN = 10_000_000
-MAKE = "snakemake --profile profiles/local --force"
 # For NCCL's watchdog, which ends a rank that has waited too long for another one. What they change
 # was seen on an H200.
 WATCHDOG = {
@@ -141,16 +140,17 @@ def supervise(
     last = observer.last(aborted=end.status == -signal.SIGABRT)
     if last and (last.state or not waited):
         send(last.record())
-    # A program that ends because we are told to end only tells what it has saved.
-    if end.status and (not end.stopped or end.report):
+    if not end.status and not end.stopped:
+        result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}
+        send({"finished": f"{who} on {here}"} | result)
+    # A program that ends because we are told to end only tells what it has saved, or that it has
+    # ended well all the same, which fails nevertheless.
+    elif not (end.status and end.stopped) or end.report:
         killed = end.stopped and end.status == -signal.SIGKILL
         late = SUPERVISE_GRACE if killed else 0
         report = end.report | gpu
         ended = Ending(who, here, end.status, time.time(), late, end.words, str(log or ""), report)
         send(ended.record())
-    elif not end.status and not end.stopped:
-        result = {"result": {"node_rank": contract.node_rank} | end.report} if end.report else {}
-        send({"finished": f"{who} on {here}"} | result)
     return max(end.status, 1) if end.status or end.stopped else 0
 
 
@@ -193,17 +193,20 @@ def run_ours(
     with file_without_a_name() as file:
         variables = Environment(report=Path(f"/dev/fd/{file.fileno()}")).variables() | caches
         command = Command((sys.executable, *program), variables, pass_fds=(file.fileno(),))
-        outcome = run_all([command], output, stop, SUPERVISE_GRACE, look=look)
-        end_descendants()
+        outcome = run_all([command], output, stop, SUPERVISE_GRACE, None, look, end_descendants)
         # One that was killed has left its own.
         sweep(SOURCES)
         report = read_report(file)
     if outcome.status == STOPPED:
         report.setdefault("stopped", f"exit status {STOPPED}")
-    words = last_words(output.errors, Path(program[0]).stem)
-    if outcome.stopped and time.time() >= end and outcome.status not in (0, STOPPED):
-        report["late"] = "its time was nearly up, and it did not end with 75"
-    return End(outcome.status, outcome.stopped, words, report)
+    if outcome.told_to_end and time.time() >= end and outcome.status != STOPPED:
+        said = "it did not end with 75" if outcome.status else "it ended with status 0, not with 75"
+        report["late"] = f"its time was nearly up, and {said}"
+    # Other programs may begin more lines than a refusal with their name.
+    name = Path(program[0]).stem
+    words = last_words(output.errors, name if knows else "", outcome.status)
+    words = (*words[:-1], *(word.removeprefix(f"{name}: ") for word in words[-1:]))
+    return End(outcome.status, outcome.told_to_end, words, report)
 
 
 def run_task(
@@ -236,7 +239,7 @@ def run_task(
     except Stopped as stopped:
         return End(STOPPED, True, (str(stopped),), {"stopped": "SIGTERM"} | report)
     except Refusal as refusal:
-        return End(1, False, (error_line(refusal, MAKE),), report | {"refused": True})
+        return End(1, False, (error_line(refusal),), report | {"refused": True})
     except OSError as error:
         return End(1, False, (os_error_line(error),), report)
 
@@ -266,12 +269,10 @@ def run_ready(
 
     try:
         if rows := rank.rows:
-            # What one line counts, another has, perhaps on stderr: their order matters. But what is
-            # asked for at the begin of a line would stand behind another program's progress bar.
-            anchored = any(each.pattern.startswith("^") for each in rows.patterns)
-            several = len(rows.patterns) > 1 and not anchored
-            output = replace(output, heard=rows.take, together=several)
-        outcome = run_all([rank.command], output, stop, SUPERVISE_GRACE, look=look)
+            # What one line counts, another has, perhaps on stderr: their order matters.
+            output = replace(output, heard=rows.take, together=len(rows.patterns) > 1)
+        command = [rank.command]
+        outcome = run_all(command, output, stop, SUPERVISE_GRACE, None, look, end_descendants)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}"
         raise Refusal(f"{where}; check program, command or directory") from None
@@ -279,11 +280,15 @@ def run_ready(
         end_descendants()
     if errors:
         raise errors[0]
-    asked = stopping.reason or ("a signal" if outcome.stopped else None)
+    asked = stopping.reason or ("a signal" if outcome.told_to_end else None)
     in_container = (rank.task.environment or {}).get("container")
     status = of_container(outcome.status) if in_container else outcome.status
     rank.end(status, asked)
-    return End(status, outcome.stopped, last_words(output.errors, ""), rank.report)
+    words = last_words(output.errors, "", status)
+    # Of one that is killed, both streams are only what it had printed before.
+    if output.together and status == -signal.SIGKILL and words and words[0][:10] != "Traceback ":
+        words = ()
+    return End(status, outcome.told_to_end, words, rank.report)
 
 
 def interrupted_by_signals(report: dict[str, Any]) -> None:
@@ -300,12 +305,15 @@ def interrupted_by_signals(report: dict[str, Any]) -> None:
 
 
 def read_report(file: IO[str]) -> dict[str, Any]:
-    """The program's report; empty if the program was killed while it wrote."""
-    try:
-        report = json.loads(file.read() or "{}")
-    except ValueError:
-        return {}
-    return report if isinstance(report, dict) else {}
+    """The program's report: the whole file, or of a program that adds a line each time the last one
+    that is complete; empty if the program was killed while it wrote.
+    """
+    text = file.read()
+    for each in (text, *reversed(text.splitlines())):
+        with suppress(ValueError):
+            report = json.loads(each)
+            return report if isinstance(report, dict) else {}
+    return {}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
@@ -38,8 +38,10 @@ import torch
 import torch._dynamo  # DDP and the optimizers import it anyway
 from tqdm import tqdm
 
-from classifier.models.names import with_network
-from classifier.models.networks import WHITENING
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from classifier.models.names import AIRBENCH, with_network
 from classifier.states.kept import best_epoch, kept_epochs, scheduled
 from classifier.states.saver import Saver
 from classifier.states.state import (
@@ -99,7 +101,6 @@ WHEN_FULL = "use a smaller global_batch_size, more processes, or images_in: disk
 # Bytes of data that are checked again before the last state is saved: ten seconds of the minute
 # that a job has left when it is asked to stop.
 CHECKED_WHEN_STOPPED = 10_000_000_000
-MAKE = "snakemake --profile profiles/local --force"
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ def main() -> None:
     add("--resume", choices=("exact", "anyway", "fresh"), default="exact",
         help="a state of the same world size; of any; or none of another job")  # fmt: skip
     args = parser.parse_args()
-    with failing_at_once(), told_in_one_line("train", MAKE), told_when_full(WHEN_FULL):
+    with failing_at_once(), told_in_one_line("train"), told_when_full(WHEN_FULL):
         if min(args.save_every_epochs, args.save_every_seconds) < 1:
             raise Refusal("--save-every-epochs and --save-every-seconds must be at least 1")
         contract = Environment.read()
@@ -282,11 +283,6 @@ def probed_nodes(
     return probe(process, hosts, data.path / images, Path(staged.path) / images)
 
 
-def first_tells(process: Process) -> Callable[[str], None]:
-    """Prints a line on rank 0 only."""
-    return tell if process.first else lambda _text: None
-
-
 def tell(text: str) -> None:
     print(f"train: {one_line(text, LONGEST_REPORT)}", flush=True)
 
@@ -360,7 +356,7 @@ def begin(
         staged,
         request.code_sha256,
         images_in,
-        first_tells(process),
+        tell if process.first else lambda _text: None,
     )
     if state:
         training.restore(state)
@@ -391,7 +387,7 @@ def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
     if process.first:
         if slow:
             chosen, why = "fp32", f"{slow} has no bf16"
-        elif run.model in WHITENING and are_grey(images[:LOOKED_AT]):
+        elif run.model in AIRBENCH and are_grey(images[:LOOKED_AT]):
             # Whitened, the difference of equal channels is bf16's rounding error and nothing else.
             chosen, why = "fp32", f"the images are grey in all channels: {run.model} needs it"
         else:
@@ -532,7 +528,7 @@ def publish(
         "data_checked": None if training.shares.mapped is None else now(),
         "versions": versions(),
         "ranks": [
-            rank | measured(*numbers)
+            rank | measured(numbers)
             for rank, numbers in zip(ranks, training.per_rank.tolist(), strict=True)
         ],
         "probe": probed,
@@ -580,18 +576,11 @@ def final_epoch(training: Training) -> int:
     return best_epoch(training.history, best) if best else training.epoch
 
 
-def measured(
-    forward: float,
-    waiting: float,
-    memory: float,
-    joules: float,
-    power: float,
-    heat: float,
-    use: float,
-) -> dict[str, float | None]:
+def measured(numbers: Sequence[float]) -> dict[str, float | None]:
     """A row of `Training.per_rank`; None for what is not known. If this attempt had only to write
     the results, all is 0.
     """
+    forward, waiting, memory, joules, power, heat, use = numbers
     known = forward or memory
     found = {
         "forward_seconds": round(forward, 6) or -1,

@@ -1,12 +1,14 @@
 """Show how far the runs of an experiment are, until all have ended or Ctrl-C.
 
 It only reads files, on any machine that sees the results: python workflow/scripts/watch.py
-results/quickstart. Without a terminal it prints a line when a run changes.
+results/quickstart. Without a terminal that can redraw, it prints a line when a run changes.
 """
 
 import argparse
-import time
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from rich import box
@@ -15,9 +17,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+# Python looks there by itself, unless a site has set PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from manynodes.base.errors import one_line, told_in_one_line
-from manynodes.experiment.config import Experiment
-from manynodes.reporting.progress import Progress, interval, is_over, read_all, read_record
+from manynodes.reporting.progress import Progress, interval, looks, read_record
 from manynodes.reporting.scaling import counted
 
 COLOURS = {
@@ -39,33 +43,25 @@ def main() -> None:
     with told_in_one_line("watch"), suppress(KeyboardInterrupt):
         experiment = read_record(args.results)
         console = Console()
-        if args.once or not console.is_terminal:
-            lines(args.results, experiment, args)
+        found = looks(experiment, args.results, None if args.once else args.every)
+        # On a dumb terminal, Live shows nothing.
+        if args.once or not console.is_terminal or console.is_dumb_terminal:
+            print_changes(found)
             return
         with Live(console=console, refresh_per_second=4) as live:
-            while True:
-                found = read_all(experiment, args.results)
-                live.update(table(experiment.name, found))
-                if is_over(found, args.results):
-                    return
-                time.sleep(args.every)
+            for each in found:
+                live.update(table(experiment.name, each))
 
 
-def lines(results: Path, experiment: Experiment, args: argparse.Namespace) -> None:
-    """A line per run whenever it changes, until all have ended."""
+def print_changes(found: Iterable[list[Progress]]) -> None:
+    """A line per run whenever it changes."""
     shown: dict[str, str] = {}
-    while True:
-        found = read_all(experiment, results)
-        for each in found:
-            line = in_one_line(each)
-            # What changes with the clock alone is no news.
-            key = f"{each.state} {each.epoch} {each.reason}"
-            if shown.get(each.run) != key:
-                shown[each.run] = key
-                print(line, flush=True)
-        if args.once or is_over(found, results):
-            return
-        time.sleep(args.every)
+    for each in chain.from_iterable(found):
+        # What changes with the clock alone is no news.
+        key = f"{each.state} {each.epoch} {each.reason}"
+        if shown.get(each.run) != key:
+            shown[each.run] = key
+            print(in_one_line(each), flush=True)
 
 
 def in_one_line(each: Progress) -> str:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from manynodes.base.errors import shortened
@@ -19,6 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 # In `stat_of`.
 STARTED = 19
+# Schedulers and launchers end a job with SIGTERM; a job can ask for these as a warning.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # The first namespace of process numbers, see <linux/proc_ns.h>; a container has another.
 FIRST_NAMESPACE = Path("pid:[4026531836]")
 MOST_SECONDS = 5  # until killed processes are gone; one that waits for a disk may stay longer
@@ -30,6 +33,26 @@ NOISE = re.compile(r"^\[?[WEI]\d{4}[ -]|^\[[WEI]\d{3,4} |^\s*$")
 REMARK = re.compile(r"^\[?[WI]\d{4}[ -]|^\[[WI]\d{3,4} |^\s*$")
 # torch puts the rank in front of a traceback's lines.
 RANK_PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")
+TRACEBACK = "Traceback (most recent call last):"
+# Before the traceback of an error that ends no program, and between two tracebacks of one error.
+ASIDE = re.compile(r"Exception (ignored|in thread) ")
+CHAINED = re.compile(r"During handling of the above|The above exception was the direct")
+# The outermost frame of an error that has ended Python. That of an error that a program has caught
+# and logs is the one that has caught it.
+OUTERMOST = re.compile(r'  File ".*", line \d+, in (<module>|_run_module_as_main)$')
+# Python tells a group of errors with a margin, and a group in it with a wider one.
+GROUP = f"  + Exception Group {TRACEBACK}"
+MARGIN = re.compile(r" +[|+]")
+# torch tells the own traceback of a process that loads data as a message.
+ORIGINAL = f"Original {TRACEBACK}"
+# The first line of a message whose reason is in the lines after it; pydantic's has no colon.
+ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
+# What may follow an error that has ended a program: Python's warnings, advice of Hydra's, and what
+# torch's C++ adds to a message.
+AFTERWARDS = re.compile(
+    r"\S+:\d+: \w*Warning: |Set the environment variable HYDRA_FULL_ERROR"
+    r"|At:$|Exception raised from |frame #\d+: "
+)
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -142,29 +165,96 @@ def how(status: int) -> str:
     )
 
 
-def last_words(lines: Sequence[str], program: str) -> tuple[str, ...]:
+def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str, ...]:
     """The part of a process's stderr that says why it ended.
 
     If the program printed a one-line error, which begins with its name, that line; otherwise the
-    last traceback; otherwise the last lines.
+    last traceback, unless it was of an error that did not end the program; otherwise the last
+    lines.
 
     Args:
         program: its name if it is one of ours; otherwise empty.
+        status: as in subprocess; Python's is 1 after an error.
     """
     said = [RANK_PREFIX.sub("", line) for line in lines]
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
-    starts = [number for number, line in enumerate(said) if line.startswith("Traceback ")]
-    noise = NOISE if starts else REMARK
-    said = [line for line in said[starts[-1] if starts else 0 :] if not noise.search(line)]
+    said = reason(ungrouped(said), status, bool(program))
+    raised = bool(said) and said[0].startswith("Traceback ")
     said = [
         line if len(line) <= MOST_OF_A_LINE else shortened(line, MOST_OF_A_LINE) for line in said
     ]
     # A traceback is known by its first line; of its frames, the last ones say most.
-    kept = 1 if starts else 0
+    kept = 1 if raised else 0
     while len(said) > MOST_LINES or (
         len(said) > kept + 1 and sum(map(len, said)) > MOST_CHARACTERS
     ):
         del said[kept]
     return tuple(said)
+
+
+def reason(lines: Sequence[str], status: int, ours: bool) -> list[str]:
+    """The traceback of the error that has ended a program, or else its last lines. One of ours may
+    have caught it, but prints no other.
+    """
+    start = last_traceback(lines)
+    if start is None:
+        return [line for line in lines if not REMARK.search(line)]
+    told = [lines[start], *takewhile(lambda line: not ASIDE.match(line), lines[start + 1 :])]
+    ended = (status == 1 or status < 0) and (ours or any(map(OUTERMOST.match, told[1:2])))
+    if not ended and (later := what_follows(told)):
+        return later
+    return [line for line in told if not NOISE.search(line)]
+
+
+def last_traceback(lines: Sequence[str]) -> int | None:
+    """The number of its first line; of an error that ends no program only if there is no other."""
+    of_ends: list[int] = []
+    of_others: list[int] = []
+    found, before = of_ends, ""
+    for number, line in enumerate(lines):
+        if line.startswith("Traceback "):
+            if not CHAINED.match(before):
+                found = of_others if ASIDE.match(before) else of_ends
+            found.append(number)
+        before = line if line.strip() else before
+    numbers = of_ends or of_others
+    return numbers[-1] if numbers else None
+
+
+def what_follows(traceback: Sequence[str]) -> list[str]:
+    """The lines after a traceback and its message, without those that say nothing of an end."""
+    inner = [number for number, line in enumerate(traceback) if line == ORIGINAL]
+    message, *more = [*dropwhile(is_indented, traceback[(inner or [0])[-1] + 1 :]), ""]
+    # The line after one that only announces its reason is of the message too.
+    more = more[bool(ANNOUNCES.search(message)) :]
+    return [line for line in more if not (is_indented(line) or is_noise(line))]
+
+
+def is_noise(line: str) -> bool:
+    return bool(NOISE.search(line) or AFTERWARDS.match(line))
+
+
+def is_indented(line: str) -> bool:
+    return not line[:1].strip()
+
+
+def ungrouped(lines: Sequence[str]) -> Sequence[str]:
+    """The lines with the last group of errors, as `asyncio.TaskGroup` raises it, told as the first
+    of its errors that has gone through the frames of the group.
+    """
+    starts = [number for number, line in enumerate(lines) if line == GROUP]
+    if not starts:
+        return lines
+    before, rest = lines[: starts[-1]], lines[starts[-1] + 1 :]
+    group = list(takewhile(MARGIN.match, rest))
+    first = next((n for n, line in enumerate(group) if line.endswith(f"| {TRACEBACK}")), None)
+    if first is None:
+        return lines
+    margin = group[first].removesuffix(TRACEBACK).rstrip()
+    error = takewhile(lambda line: line.startswith(margin), group[first + 1 :])
+    outer = [line[found.end() + 1 :] for line in group[:first] if (found := MARGIN.match(line))]
+    inner = [line[len(margin) + 1 :] for line in error]
+    frames = [line for line in outer if line.startswith("  ")]
+    return [*before, TRACEBACK, *frames, *inner, *rest[len(group) :]]

@@ -1,6 +1,7 @@
 """What is shown to a user who may no longer be there."""
 
 import os
+import sys
 from typing import IO, AnyStr
 
 
@@ -19,3 +20,15 @@ def show(stream: IO[AnyStr] | None, text: AnyStr) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def open_closed_streams() -> None:
+    """Let stdin, stdout and stderr be /dev/null if they were closed when Python started: the next
+    files that are opened would take their place. Call it before any file is opened.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # It has the lowest number that is free.
+            nowhere = open(os.devnull, "w" if number else "r", encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(nowhere.fileno(), True)
+            setattr(sys, name, nowhere)

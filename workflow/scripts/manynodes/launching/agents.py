@@ -1,8 +1,8 @@
 """Run commands in parallel, copy their output, and end all of them if one fails."""
 
+import math
 import os
 import pty
-import re
 import select
 import signal
 import subprocess
@@ -19,12 +19,17 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TypeAlias
 
-from manynodes.base.processes import STARTED, end_with_parent, let_look, stat_of
+from manynodes.base.atomic import not_through_a_link
+from manynodes.base.bars import parts_of
+from manynodes.base.processes import STARTED, WARNINGS, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
 from manynodes.schedulers.base import Command
 
 POLL = 0.05  # seconds between two looks at the commands
+# Seconds in which the last output of a command comes, also from what it has left running, and from
+# what is left of that.
+LATE, LATEST = 1, 10
 # Seconds without a look after which this process was suspended and not only slow, and seconds in
 # which ranks that were suspended too notice that they have waited too long.
 SUSPENDED = 10
@@ -35,8 +40,6 @@ LAST_LINES = 10_000
 LAST_CHARACTERS = 4_000
 # Bytes after which a line is cut: a program may never end one.
 LONGEST_LINE = 65_536
-# tqdm's progress bar in front of a line that was printed meanwhile.
-BAR = re.compile(r"^[^|]*\d%\|[^|]*\| \S+ \[[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*\](?=\s*\S)")
 # Characters of a log; its older half then gives way to new lines.
 MOST_LOGGED = 100_000_000
 
@@ -104,16 +107,20 @@ class Outcome:
         status: exit status of that command, as in subprocess.
         suspended: for how many seconds this process was not running shortly before: a scheduler can
             suspend a job.
+        asked: when this process was asked to stop, in seconds since the epoch; infinite while it
+            was not, or if the commands had ended before.
     """
 
     stopped: bool = False
     failed: int | None = None
     status: int = 0
     suspended: float = 0.0
+    asked: float = 0.0
 
     @property
-    def good(self) -> bool:
-        return not self.stopped and self.failed is None
+    def told_to_end(self) -> bool:
+        """Whether the commands still ran when this process was asked to stop."""
+        return self.stopped and math.isfinite(self.asked)
 
 
 def run_all(
@@ -123,6 +130,7 @@ def run_all(
     grace: float,
     stop_with: int | None = None,
     look: Callable[[int, bool], None] = lambda _pid, _last: None,
+    clear: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run every command until all have ended, or until one fails, which ends the others.
 
@@ -133,6 +141,7 @@ def run_all(
             training would otherwise write to the same files as the next one.
         look: called with every command's process number all the time, and, with True, for the last
             time before it is told to end.
+        clear: ends what the commands have left running, which may hold their output open.
     """
     gone = watched(stop_with)
     agents = [start(command, output) for command in commands]
@@ -153,7 +162,7 @@ def run_all(
             stop.asked = True
     if time.monotonic() - resumed > RECENT:
         suspended = 0.0
-    first = failed(agents)
+    first, asked = failed(agents), time.time() if stop.asked else math.inf
     for agent in agents:
         if agent.process.poll() is None:
             look(agent.process.pid, True)
@@ -163,11 +172,14 @@ def run_all(
     deadline = time.monotonic() + grace
     for agent in agents:
         end(agent, deadline)
+    await_output(agents, LATE)
+    clear()
+    await_output(agents, LATEST)
     if first is None and stop.asked:
         first = failed(agents)
     if first is None:
-        return Outcome(stop.asked, suspended=suspended)
-    return Outcome(stop.asked, first, agents[first].process.returncode, suspended)
+        return Outcome(stop.asked, suspended=suspended, asked=asked)
+    return Outcome(stop.asked, first, agents[first].process.returncode, suspended, asked)
 
 
 def watched(pid: int | None) -> Callable[[], bool]:
@@ -219,7 +231,7 @@ class Log:
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path, self.size = path, 0
-        self.file = path.open(mode, encoding="utf-8")
+        self.file = opened(path, mode)
         self.lock = threading.Lock()
 
     def write(self, text: str) -> int:
@@ -227,7 +239,7 @@ class Log:
             if self.size + len(text) > MOST_LOGGED // 2 and self.path.is_file():
                 self.path.replace(self.path.with_name(f"{self.path.name}.old"))
                 # Until there is room for a new file, what follows is added to the old one.
-                new = self.path.open("w", encoding="utf-8")
+                new = opened(self.path, "w")
                 old, self.file, self.size = self.file, new, 0
                 old.close()
             self.size += len(text)
@@ -241,13 +253,23 @@ class Log:
         self.file.close()
 
 
+def opened(path: Path, mode: str) -> IO[str]:
+    """A log; of somebody who may write to its folder, a link there could lead to any file. A path
+    in a message may be no UTF-8.
+    """
+    return open(path, mode, encoding="utf-8", errors="backslashreplace", opener=not_through_a_link)
+
+
 Sink: TypeAlias = IO[str] | Log
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """SIGTERM, SIGINT, and SIGHUP unless it is ignored: `nohup` asks for that."""
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGTERM, signal.SIGINT, *hangup]
+    """SIGTERM, SIGINT, and unless they are ignored SIGHUP (`nohup` asks for that) and a scheduler's
+    warnings.
+    """
+    others = (signal.SIGHUP, *WARNINGS)
+    heard = [number for number in others if signal.getsignal(number) != signal.SIG_IGN]
+    return [signal.SIGTERM, signal.SIGINT, *heard]
 
 
 @dataclass
@@ -304,26 +326,15 @@ def start(command: Command, output: Output) -> Agent:
         cwd=command.directory,
     )
     os.close(its_end)
-    threads = [
-        threading.Thread(
-            target=copy_output,
-            args=(os.fdopen(our_end, "rb", 0), command, output, False),
-            daemon=True,
-        )
-    ]
+    copies = [partial(copy_output, os.fdopen(our_end, "rb", 0), command, output, False)]
     if process.stderr:
-        threads.append(
-            threading.Thread(
-                target=copy_output, args=(process.stderr, command, output, True), daemon=True
-            )
-        )
+        copies.append(partial(copy_output, process.stderr, command, output, True))
     if process.stdin:
-        threads.append(
-            threading.Thread(target=feed, args=(process.stdin, command.stdin), daemon=True)
-        )
+        copies.append(partial(feed, process.stdin, command.stdin))
+    threads = tuple(threading.Thread(target=copy, daemon=True) for copy in copies)
     for thread in threads:
         thread.start()
-    return Agent(process, tuple(threads))
+    return Agent(process, threads)
 
 
 def before_the_command(command: Command, parent: int) -> None:
@@ -356,7 +367,7 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
             tell(text.encode() + b"\n")
 
     # A pseudo-terminal ends with an error, a pipe with an empty read.
-    with suppress(OSError):
+    with stream, suppress(OSError):
         while chunk := os.read(stream.fileno(), 65536):
             if raw:
                 tell(chunk)
@@ -387,8 +398,7 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     if is_error or output.together:
         output.errors.append(text[-LAST_CHARACTERS:])
     if output.heard:
-        bar = BAR.match(text) if output.together else None
-        for part in (text[: bar.end()], text[bar.end() :]) if bar else (text,):
+        for part in parts_of(text) if output.together else (text,):
             output.heard(part)
     label, text = command.label(text)
     if text.strip():
@@ -411,5 +421,11 @@ def end(agent: Agent, deadline: float) -> None:
     with suppress(ProcessLookupError):
         os.killpg(agent.process.pid, signal.SIGKILL)
     agent.process.wait()
-    for thread in agent.threads:
-        thread.join(timeout=5)
+
+
+def await_output(agents: Sequence[Agent], seconds: float) -> None:
+    """Wait until all that the agents have written is copied, for so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    for agent in agents:
+        for thread in agent.threads:
+            thread.join(max(0, deadline - time.monotonic()))

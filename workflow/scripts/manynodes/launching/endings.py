@@ -17,7 +17,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from manynodes.base.errors import one_line
-from manynodes.base.processes import how
+from manynodes.base.processes import ANNOUNCES, ORIGINAL, how, is_indented
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
 CHUNK = (
@@ -26,9 +26,12 @@ CHUNK = (
 
 # Words of torch, gloo and NCCL in a process that lost its peer.
 LOST_A_PEER = re.compile(
-    r"gloo/|gloo::|DistBackendError|DistNetworkError|ncclRemoteError|NCCL|TCPStore"
-    r"|Connection (closed|reset) by peer"
+    r"gloo/|gloo::|DistBackendError|DistNetworkError|TCPStore"
+    r"|NCCL ([Ee]rror|WARN|communicator|operations)|(ProcessGroup|Work)NCCL"
+    r"|nccl(Remote|System|Internal)Error|RuntimeError: Connection (closed|reset) by peer"
 )
+# Words of Python in a process whose connection to another one has ended, perhaps to a rank.
+DISCONNECTED = re.compile(r"(EOFError|BrokenPipeError|Connection(Reset|Aborted|Refused)Error)\b")
 # Words of theirs in a process that has waited too long for another one. NCCL's ranks tell each
 # other when one of them has.
 TIMED_OUT = re.compile(
@@ -43,11 +46,10 @@ GPU_FAULT = re.compile(
 # Of these, the words for a broken GPU.
 BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 
-# The first line of a message whose reason is in the lines after it; pydantic's has no colon.
-ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
 # Of an error in a process that loads data.
 WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.$")
-ORIGINAL = "Original Traceback (most recent call last):"
+# A progress bar of tqdm's.
+BAR = re.compile(r"\d%\|.*\|")
 # An exception without a message, and where one was raised.
 SILENT = re.compile(r"[\w.]+")
 FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
@@ -116,6 +118,11 @@ class Ending:
         return self.lost_a_peer and bool(TIMED_OUT.search("\n".join(self.lines)))
 
     @property
+    def is_disconnected(self) -> bool:
+        """Whether a connection of the program's own, perhaps to another rank, has ended."""
+        return any(map(DISCONNECTED.match, self.lines))
+
+    @property
     def is_consequence(self) -> bool:
         """Whether another process caused it: it lost a peer, or was told to end."""
         return self.lost_a_peer or self.status == -signal.SIGTERM or self.late > 0
@@ -142,7 +149,12 @@ class Ending:
                 return f"{self.name} {how(self.status)} ({said}): {remedy}"
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
-        return f"{self.name}: {' '.join(said.split())}{self.gpu}"
+        said = f"{' '.join(said.split())}{self.gpu}"
+        # Python ends with 1 after an error, which says why.
+        status = self.status or 0
+        if status > 1 or (status == 1 and BAR.search(said)):
+            return f"{self.name} {how(status)}; it last said: {said}"
+        return f"{self.name}: {said}"
 
 
 def message(lines: Sequence[str]) -> str:
@@ -159,10 +171,6 @@ def message(lines: Sequence[str]) -> str:
     named = more[: not is_indented(more[0])]
     reason = " ".join([*named, *takewhile(is_indented, more[len(named) :])])
     return f"{first} {one_line(reason)}".rstrip()
-
-
-def is_indented(line: str) -> bool:
-    return not line[:1].strip()
 
 
 def raised_in(traceback: Sequence[str]) -> str:
@@ -227,13 +235,13 @@ def ending(fields: dict) -> Ending:
 
 
 def cause(endings: Sequence[Ending]) -> Ending:
-    """The first failure: the earliest one that does not report a lost peer.
+    """The first failure: the earliest one that does not report a lost peer, or may be due to one.
 
     The time alone does not decide: the peers of a killed rank notice its end before its parent
     does.
     """
 
-    def order(ending: Ending) -> tuple[bool, bool, float]:
-        return ending.late > 0, ending.lost_a_peer, ending.time
+    def order(each: Ending) -> tuple[bool, bool, bool, float]:
+        return each.late > 0, each.lost_a_peer, each.is_disconnected, each.time
 
     return min(endings, key=order)

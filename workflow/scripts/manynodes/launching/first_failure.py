@@ -11,7 +11,7 @@ from manynodes.launching.endings import Ending, cause
 from manynodes.launching.whereabouts import Whereabouts, hung
 from manynodes.schedulers.base import Cause, Trouble
 
-# Words of gloo in a process whose peer has closed the connection.
+# Words of a process that has lost its peer, if that has closed the connection.
 CLOSED = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe")
 
 
@@ -52,7 +52,11 @@ class Source:
 
     @property
     def lost(self) -> Trouble | None:
-        return self.trouble if self.trouble and self.trouble.lost else None
+        """The loss of a node, or of the launcher on it, if there is one: the ranks elsewhere only
+        say that they have lost a peer.
+        """
+        lost = self.trouble and self.trouble.cause in (Cause.NODE_LOST, Cause.LAUNCHER_KILLED)
+        return self.trouble if lost else None
 
     @property
     def node_lost(self) -> bool:
@@ -81,7 +85,8 @@ def first_failure(
     """
     stopped = [ending for ending in endings if "stopped" in ending.report]
     late = [ending for ending in endings if "late" in ending.report]
-    failed = [ending for ending in endings if not {"stopped", "late"} & {*ending.report}]
+    others = [ending for ending in endings if not {"stopped", "late"} & {*ending.report}]
+    failed = [ending for ending in others if ending.status != 0]
     saved = any("saved" in ending.report for ending in endings)
     refused = any("refused" in ending.report for ending in failed)
     first = cause(failed) if failed else None
@@ -98,8 +103,7 @@ def first_failure(
         usual = First(Failure(""), again=again, saved=saved, in_place=in_place)
         return all_stopped(outcome, stopped, errors, source, usual, elsewhere)
     if outcome.stopped:
-        why = f"; cancelled, preempted, or out of time: {source.inspect}" if source.inspect else ""
-        return First(Failure(f"stopped{why}", Kind.PREEMPTED))
+        return told_to_stop(outcome, failed, source, saved)
     if late and not source.lost and (first is None or first.is_consequence):
         return First(of_late(min(late, key=lambda ending: ending.time)), again=restarted)
     if first:
@@ -114,11 +118,31 @@ def first_failure(
             reason = reason_of(first, outcome.suspended if suspended else 0, finished)
             failure, details = of_rank(first, reason, refused), last_lines(first)
         return First(failure, details, worth_it or elsewhere, saved, in_place)
-    unknown = Failure(f"{source.starter} {how(outcome.status)}")
-    told = of_trouble(source.trouble) if source.trouble else unknown
-    failure = killed(outcome, errors, source) or told
+    failure = killed(outcome, errors, source) or of_none(outcome, others, source)
     again = source.node_lost or elsewhere or changed
     return First(failure, again=again, saved=changed, in_place=changed and not source.node_lost)
+
+
+def of_none(outcome: Outcome, endings: Sequence[Ending], source: Source) -> Failure:
+    """The failure of a step of whose processes none has failed."""
+    if source.trouble:
+        return of_trouble(source.trouble)
+    if ended := [ending for ending in endings if ending.status == 0]:
+        return of_ended(min(ended, key=lambda ending: ending.time))
+    return Failure(f"{source.starter} {how(outcome.status)}")
+
+
+def told_to_stop(outcome: Outcome, failed: Sequence[Ending], source: Source, saved: bool) -> First:
+    """What ended a launch that was asked to stop: a failure before that, which comes again, if
+    there was one.
+    """
+    before = [each for each in failed if each.time < outcome.asked and not each.is_consequence]
+    if before:
+        first = cause(before)
+        failure = of_rank(first, first.error, "refused" in first.report)
+        return First(failure, last_lines(first), saved=saved)
+    why = f"; cancelled, preempted, or out of time: {source.inspect}" if source.inspect else ""
+    return First(Failure(f"stopped{why}", Kind.PREEMPTED))
 
 
 def all_stopped(
@@ -162,6 +186,12 @@ def of_late(ending: Ending) -> Failure:
     return of_rank(ending, f"{said}: give it more time, or let it save more often", refused=False)
 
 
+def of_ended(ending: Ending) -> Failure:
+    # It may not have finished its work.
+    said = f"{ending.name} was told to end, and ended with status 0, not with 75"
+    return of_rank(ending, said, refused=False)
+
+
 def of_hung(stuck: Whereabouts) -> tuple[Failure, tuple[str, ...]]:
     line = f"{stuck.name} hung ({stuck.words}), and the others waited for it"
     frames = tuple(f"{stuck.name} | {frame}" for frame in stuck.frames)
@@ -177,7 +207,7 @@ def reason_of(ending: Ending, suspended: float, finished: Sequence[str]) -> str:
     """
     if suspended:
         return f"the job was suspended for {suspended:.0f} s; {ending.error}"
-    if finished and CLOSED.search("\n".join(ending.lines)):
+    if finished and ending.lost_a_peer and CLOSED.search("\n".join(ending.lines)):
         return f"{finished[0]} ended with status 0 while {ending.name} waited for it"
     return ending.error
 

@@ -1,18 +1,23 @@
 """The GPUs of this machine, to be shared by its agents and by all trainings of this user."""
 
-import errno
+import fcntl
 import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from itertools import takewhile
+from pathlib import Path
 
 from manynodes.base.errors import Refusal, Stopped
+from manynodes.base.temporary import MEMORY, OURS
 
 # Seconds between two looks at GPUs that others have, and until a line is printed.
 POLL, TELL = 1.0, 5.0
@@ -32,8 +37,7 @@ def claimed_gpus(
     """A GPU of this machine for each process, for this program alone; it waits until there are so
     many. None if the device is `cpu`, or `auto` and there are too few that torch can use.
 
-    A claim ends with this process, however that ends: it is an abstract Unix socket, which has no
-    file. See unix(7).
+    A claim ends with this process, however that ends: it is the lock of a file, see `claim`.
 
     Args:
         tell: prints a line.
@@ -96,15 +100,43 @@ def claimed(
 
 def claim(gpu: str, claims: ExitStack) -> bool:
     """Claim a GPU for as long as `claims` or this process lives; returns whether it was free."""
-    held = socket.socket(socket.AF_UNIX)
-    claims.callback(held.close)
-    try:
-        held.bind(f"\0manynodes-{os.getuid()}-{gpu[:80]}")
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
+    for folder in folders_of_claims():
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(folder / gpu.replace("/", "_")[:80], flags, 0o600)
+        claims.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
+
+
+def folders_of_claims() -> list[Path]:
+    """The folders in which this user locks a file for each GPU, and nobody else can.
+
+    It is one; or several, if another user has had its name for a while. A claim holds in all of
+    them: of two trainings that make one at once, at least one finds both.
+    """
+    parent = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    usual = parent / f"{OURS}gpus-{os.getuid()}"
+
+    def found() -> list[Path]:
+        return sorted(filter(is_private, parent.glob(f"{usual.name}*")))
+
+    with suppress(FileExistsError):
+        usual.mkdir(0o700)
+    if not found():
+        tempfile.mkdtemp(prefix=f"{usual.name}-", dir=parent)
+    return found()
+
+
+def is_private(path: Path) -> bool:
+    """Whether it is a folder that only this user can enter."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        mine = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        return mine and stat.S_ISDIR(status.st_mode)
+    return False
 
 
 def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
@@ -135,12 +167,8 @@ def visible_gpus() -> list[str]:
     """
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         return list(uuids_by_index())
-    found = []
-    for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
-        if not NAME.fullmatch(gpu.strip()):
-            break
-        found.append(gpu.strip())
-    return found
+    named = map(str.strip, os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    return list(takewhile(NAME.fullmatch, named))
 
 
 @cache

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeGuard
 
+from manynodes.base.bars import parts_of
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
@@ -20,8 +21,9 @@ from manynodes.reporting.metrics import (
     HALF,
     MOST_COLUMNS,
     Row,
-    is_number,
     metrics_file,
+    number_of,
+    numeric,
     read_metrics,
     write_metrics,
 )
@@ -212,7 +214,7 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         if listed:
             raise Refusal("metrics: no column has a number; correct the key metrics")
         return []
-    if len(columns) > MOST_COLUMNS or any(is_number(name) for name in names):
+    if len(columns) > MOST_COLUMNS or any(map(numeric, names)):
         raise Refusal("metrics: the file has no line that names its columns; write one")
     # A column of names may have some that are numbers.
     pure = [
@@ -303,15 +305,6 @@ def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
     return found
 
 
-def numeric(value: Any) -> bool:
-    """Whether a value can stand in a column of numbers; nothing can."""
-    try:
-        number_of(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
 def is_value(value: Any) -> bool:
     """Whether a cell has a number."""
     return value not in (None, "") and numeric(value)
@@ -321,10 +314,6 @@ def plain(text: str) -> str:
     """A number without what may stand around it: `\\S+` takes `[0.3],`, `2.0.` and `1,234` too."""
     found = text.strip().lstrip("([{'\"").rstrip(".,;:%)]}'\"")
     return found.replace(",", "") if THOUSANDS.fullmatch(found) else found
-
-
-def number_of(value: Any) -> float:
-    return math.nan if value in (None, "") else float(value)
 
 
 def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
@@ -347,7 +336,9 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
         start = LogRows(patterns, folders.metrics, rows)
         with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                start.take(line)
+                for part in parts_of(line) if len(patterns) > 1 else (line,):
+                    start.take(part)
+        start.end()
         rows = start.in_order
         anew += start.anew
     return rows, anew
@@ -358,7 +349,8 @@ class LogRows:
 
     Args:
         patterns: with named groups for numbers, one of which counts, see `columns_of`. A line
-            without that group adds to the row of the newest count.
+            without that group adds to the row of the newest count; before the first count of this
+            start, only if none follows.
         path: of metrics.csv.
         before: rows by the same patterns that an interrupted attempt has left, which stay up to
             the first new one.
@@ -375,6 +367,7 @@ class LogRows:
         self.begun = self.changed = self.back = False
         self.anew = 0
         self.count = math.nan  # of the newest line with one
+        self.uncounted: Row = {}  # of the lines before it
         self.lock = Lock()  # both streams of the program have a thread
 
     @property
@@ -400,6 +393,7 @@ class LogRows:
             with self.lock:
                 count = row.get(self.columns[0], self.count)
                 if not math.isfinite(count):
+                    self.uncounted |= row
                     continue
                 self.back |= self.begun and count < self.count
                 self.count = count
@@ -410,6 +404,15 @@ class LogRows:
                 was, now = old.get("epoch"), row.get("epoch")
                 self.anew += self.back and known(was) and known(now) and was != now
                 self.rows[count] = {**old, **row}
+
+    def end(self) -> None:
+        """The program has ended. One that was killed in its last test repeats it, and counts
+        nothing; before a line that counts, a number may be of weights that were loaded.
+        """
+        with self.lock:
+            if self.rows and self.uncounted and not self.begun:
+                self.rows[max(self.rows)] |= self.uncounted
+                self.changed = True
 
     def write(self) -> None:
         """Write what is new."""

@@ -7,10 +7,9 @@ import threading
 import time
 from types import FrameType
 
+from manynodes.base.processes import WARNINGS
 from manynodes.base.temporary import exit_at_once
 
-# Schedulers and launchers end a job with SIGTERM; a job can ask for the other two as a warning.
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (signal.SIGTERM, *WARNINGS)
 DEADLINE = "its time is nearly up"
 REASONS = (*(number.name for number in SIGNALS), DEADLINE)

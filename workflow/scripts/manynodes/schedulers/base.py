@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -54,6 +54,7 @@ class Allocation:
         end: when its time is up, in seconds since the epoch; None if never.
         job: the job's id; empty outside a job.
         inspect: command that shows why the job ended; empty if there is none.
+        restarts: how often its scheduler has started this job again.
     """
 
     owner: str
@@ -63,11 +64,7 @@ class Allocation:
     end: float | None = None
     job: str = ""
     inspect: str = ""
-
-    @property
-    def requeued(self) -> bool:
-        """Whether its scheduler has started this job before."""
-        return False
+    restarts: int = 0
 
     @property
     def one_machine(self) -> bool:
@@ -179,13 +176,6 @@ class Trouble:
 
     def record(self) -> dict:
         return {"trouble": asdict(self)}
-
-    @property
-    def lost(self) -> bool:
-        """Whether a node is lost, or the launcher on it: the ranks elsewhere only say that they
-        have lost a peer.
-        """
-        return self.cause in (Cause.NODE_LOST, Cause.LAUNCHER_KILLED)
 
 
 def trouble(fields: dict) -> Trouble:
@@ -352,7 +342,9 @@ class Scheduler(ABC):
         return None
 
     def unended(self, jobs: Sequence[str]) -> list[str] | None:
-        """Those of its jobs that wait or run; None if it does not say."""
+        """Those of its jobs that wait or run, and that this user has submitted in this folder:
+        results may come from a cluster that gave the same numbers. None if it does not say.
+        """
         return None
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
@@ -378,24 +370,42 @@ def end_here(start: float, end: float, running: float) -> float:
     return min(end, time.time() + (end - start) - running)
 
 
-def refuse_different(jobs: Iterable[Any], names: Iterable[str]) -> None:
-    """Refuse Snakemake jobs that are one job of the scheduler and ask for different places.
+def is_this_folder(folder: str) -> bool:
+    """Whether a job was submitted in the folder in which we are, whatever it is called there."""
+    try:
+        return Path(folder).samefile(".")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # It may be.
+        return True
+
+
+def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
+    """The jobs that a Snakemake command will submit; those of a group are one job.
 
     Args:
-        names: of resources whose values cannot be added.
+        of_the_place: names of resources whose values cannot be added.
 
     Raises:
-        Refusal: naming the resource and two of its values.
+        Refusal: jobs of a group ask for different places.
     """
-    parts = list(jobs)
-    for name in names:
-        values = {str(value): job.rule.name for job in parts if (value := job.resources.get(name))}
-        if len(values) > 1:
-            one, other = list(values.items())[:2]
-            raise Refusal(
-                f"{name}: {one[1]} asks for {one[0]}, {other[1]} for {other[0]}, and they are one "
-                "job; give both the same"
-            )
+    for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
+        if job.is_local:
+            continue
+        for name in of_the_place if job.is_group() else ():
+            values = {
+                str(value): part.rule.name for part in job if (value := part.resources.get(name))
+            }
+            if len(values) > 1:
+                one, other = list(values.items())[:2]
+                raise Refusal(
+                    f"{name}: {one[1]} asks for {one[0]}, {other[1]} for {other[0]}, and they are "
+                    "one job; give both the same"
+                )
+        if job.is_group():
+            job.finalize()
+        yield job
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

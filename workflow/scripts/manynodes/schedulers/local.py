@@ -1,11 +1,11 @@
 """No scheduler: all nodes are this machine."""
 
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
+from manynodes.base.errors import Refusal
 from manynodes.base.processes import process_name
-from manynodes.schedulers.base import Allocation, Command, Scheduler, Step
+from manynodes.schedulers.base import Allocation, Command, NodeCommand, Scheduler, Step
 
 
 class Local(Scheduler):
@@ -21,23 +21,19 @@ class Local(Scheduler):
         owner = process_name()
         return Allocation(owner, ("this machine",) * nodes, ("127.0.0.1",) * nodes, os.getpid())
 
+    def on(self, hosts: Sequence[str]) -> Scheduler:
+        raise Refusal("transport local is this machine alone; leave --transport or --hosts out")
+
     def commands(self, step: Step) -> list[Command]:
-        label = "[node {}] " if len(step.nodes) > 1 else ""
-        return [
-            Command(
-                node.command,
-                {**node.environment, **step.private},
-                label=partial(labelled, label.format(node.node_rank)),
-            )
-            for node in step.nodes
-        ]
+        def command(node: NodeCommand) -> Command:
+            label = f"[node {node.node_rank}] " if len(step.nodes) > 1 else ""
+            environment = {**node.environment, **step.private}
+            return Command(node.command, environment, label=lambda line: (label, line))
+
+        return [command(node) for node in step.nodes]
 
     def starter(self, number: int) -> str:
         return f"the command of node {number}"
-
-
-def labelled(label: str, line: str) -> tuple[str, str]:
-    return label, line
 
 
 SCHEDULER = Local()

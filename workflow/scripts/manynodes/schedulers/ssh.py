@@ -118,7 +118,7 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
         if not host or host.startswith("-") or not all(c.isalnum() or c in ".:_-" for c in host):
             remedy = (
                 "user names and ports belong into ~/.ssh/config" if "@" in host
-                else "give a list: 'hosts=[n1, n2]'" if "," in host
+                else "give --hosts n1 n2, to Snakemake 'hosts=[n1, n2]'" if "," in host
                 else "give its name or address"
             )  # fmt: skip
             raise Refusal(f"hosts: {host} is not the name of a host; {remedy}")
@@ -133,13 +133,10 @@ def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
     """
     scheduler = Ssh(hosts)
     with NamedTemporaryFile(dir=folder, prefix=".hosts-", suffix=TEMPORARY) as file:
-        command = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
-
-        def described(number: int) -> dict[str, Any] | str:
-            return describe(hosts[number], scheduler.start(number, hosts[number], command))
-
+        agent = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
+        commands = [scheduler.start(number, host, agent) for number, host in enumerate(hosts)]
         with ThreadPoolExecutor(SIMULTANEOUS) as pool:
-            found = list(pool.map(described, range(len(hosts))))
+            found = list(pool.map(describe, hosts, commands))
     ours = found[0]
     lines = [objection(host, one, ours, folder) for host, one in zip(hosts, found, strict=True)]
     return [line for line in lines if line] + named_twice(hosts, found)

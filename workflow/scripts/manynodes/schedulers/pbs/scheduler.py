@@ -2,17 +2,25 @@
 
 import calendar
 import os
+import pwd
 import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds
-from manynodes.schedulers.base import Allocation, Size, TellState, Watch, end_here
+from manynodes.schedulers.base import (
+    Allocation,
+    Size,
+    TellState,
+    Watch,
+    end_here,
+    is_this_folder,
+)
 from manynodes.schedulers.pbs.commands import Unanswered, path_of, shown_job, shown_jobs
 from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
@@ -26,21 +34,6 @@ FIRST = "DDP_PBS_FIRST"
 OVER = ("E", "F")
 # What stands in the file.
 SAVED, NOT_SAVED = "saved", "nothing saved"
-
-
-@dataclass(frozen=True)
-class PbsJob(Allocation):
-    """A job of PBS's.
-
-    Attributes:
-        starts: how often PBS has started it; at least 2 if the executor has submitted it again.
-    """
-
-    starts: int = 1
-
-    @property
-    def requeued(self) -> bool:
-        return self.starts > 1
 
 
 class Pbs(AgentScheduler):
@@ -76,7 +69,7 @@ class Pbs(AgentScheduler):
         shown = shown_job(job, PATIENCE, lambda line: print(f"pbs: {line}", file=sys.stderr))
         runs = int(shown.get("run_count", 1))
         first = os.environ.get(FIRST, "")
-        return PbsJob(
+        return Allocation(
             # A job of which PBS has lost the first node may still run there while PBS starts it
             # again elsewhere: the two must not be the same owner.
             owner=f"PBS job {f'{first}, now {job}' if first else job} run {runs}",
@@ -86,7 +79,8 @@ class Pbs(AgentScheduler):
             end=end_of(shown, job_seconds(f"PBS_JOBID={job}")),
             job=job,
             inspect=f"qstat -x -f {job}",
-            starts=runs + bool(first),
+            # The executor may have submitted it again.
+            restarts=runs - 1 + bool(first),
         )
 
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
@@ -131,13 +125,29 @@ class Pbs(AgentScheduler):
             found = shown_jobs(jobs)
         except (Unanswered, Refusal):
             return None
-        return [job for job in jobs if job in found and found[job].get("job_state") not in OVER]
+        return [
+            job
+            for job in jobs
+            if job in found and found[job].get("job_state") not in OVER and is_ours(found[job])
+        ]
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
         from manynodes.schedulers.pbs.submission import PbsWatch
 
         return PbsWatch(tell_state, lambda line: tell(f"pbs: {line}"))
+
+
+def is_ours(shown: Mapping[str, str]) -> bool:
+    """Whether this user has submitted a job in this folder."""
+    # A comma in a value is written as a backslash and a comma.
+    found = re.search(r"\bPBS_O_WORKDIR=((?:\\.|[^,\\])*)", shown.get("Variable_List", ""))
+    folder = re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+    user = shown.get("Job_Owner", "").partition("@")[0]
+    with suppress(KeyError):  # nobody knows what this user is called
+        if user != pwd.getpwuid(os.getuid()).pw_name:
+            return False
+    return is_this_folder(folder)
 
 
 def job_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:

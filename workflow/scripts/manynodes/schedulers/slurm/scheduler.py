@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -25,31 +24,21 @@ from manynodes.schedulers.base import (
     Trouble,
     Watch,
     end_here,
+    is_this_folder,
     labelled,
 )
-from manynodes.schedulers.slurm.commands import field, queued, scontrol, shown_job
+from manynodes.schedulers.slurm.commands import ENDED, answer, field, scontrol, shown_job
 
 # Seconds that a job which has just started waits for the controller.
 PATIENCE = 300
 # And one that is to be requeued; Slurm ends it 30 s (KillWait) after its time is up.
 REQUEUING = 30
 # What a step keeps of the variables that Slurm gave to the process that starts it.
-KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_TMPDIR")
-
-
-@dataclass(frozen=True)
-class SlurmJob(Allocation):
-    """An allocation of Slurm.
-
-    Attributes:
-        restarts: how often Slurm has restarted the job.
-    """
-
-    restarts: int = 0
-
-    @property
-    def requeued(self) -> bool:
-        return self.restarts > 0
+# From the first srun knows the job; inside a job it takes none of the others for an option, and a
+# program may ask for its place in a job array.
+KEPT = re.compile(
+    r"SLURM_(JOB_ID|CONF|CLUSTER_NAME|TMPDIR|JOB_NAME|RESTART_COUNT|(ARRAY|SUBMIT)_\w+)"
+)
 
 
 class Slurm(Scheduler):
@@ -71,7 +60,7 @@ class Slurm(Scheduler):
     def active(self, environment: Mapping[str, str]) -> bool:
         return "SLURM_JOB_ID" in environment
 
-    def allocation(self, nodes: int) -> SlurmJob:
+    def allocation(self, nodes: int) -> Allocation:
         # Asked from Slurm: inside a Snakemake job, $SLURM_JOB_NODELIST is gone.
         job = os.environ.get("SLURM_JOB_ID", "")
         if not job.isdecimal():
@@ -94,7 +83,7 @@ class Slurm(Scheduler):
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
         forget_step_options()
-        return SlurmJob(
+        return Allocation(
             owner=f"Slurm job {job}",
             hosts=hosts,
             addresses=("127.0.0.1",) if len(hosts) == 1 else addresses_of(listed, hosts),
@@ -164,7 +153,6 @@ class Slurm(Scheduler):
         subprocess.run(command, capture_output=True, check=True)
 
     def requeue(self, allocation: Allocation, saved: bool) -> str | None:
-        assert isinstance(allocation, SlurmJob)
         try:
             # Slurm may have replaced a node that was cut off: a requeue from the old node would
             # end the job that trains on the new one.
@@ -204,7 +192,18 @@ class Slurm(Scheduler):
         )
 
     def unended(self, jobs: Sequence[str]) -> list[str] | None:
-        return queued(jobs)
+        # Its header distinguishes an answer without jobs from none.
+        _, out, said = answer("squeue", f"--jobs={','.join(jobs)}", "--format=%i|%T|%U|%Z")
+        if not out:
+            # It does not know a single one any more.
+            return [] if ENDED.search(said) else None
+        rows = [line.split("|", 3) for line in out.splitlines() if line.count("|") >= 3]
+        found = [
+            number
+            for number, state, user, folder in rows
+            if state != "COMPLETING" and user == str(os.getuid()) and is_this_folder(folder)
+        ]
+        return [job for job in jobs if job in found]
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
@@ -244,7 +243,7 @@ def forget_step_options() -> None:
     share that CPU.
     """
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SRUN_", "SBATCH_"))]:
-        if name not in KEPT:
+        if not KEPT.fullmatch(name):
             del os.environ[name]
 
 
