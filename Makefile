@@ -20,8 +20,11 @@ unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_NO_DEPS PIP_REQUIREMENT 
 unexport PYTHONSAFEPATH PYTHONHOME
 # Whatever pip.conf says.
 export PIP_USER := 0
-# Snakemake keeps files in a cache, and ends with a traceback if it cannot make one.
-ifneq (0,$(shell (mkdir -p "$${XDG_CACHE_HOME:-$${HOME:?}/.cache}/snakemake") 2>/dev/null; echo $$?))
+# Snakemake keeps files in a cache, and ends with a traceback if it cannot make one, or if there is no
+# room in it. A network file system may tell of a used up quota only when it has the bytes.
+ifneq (0,$(shell (folder="$${XDG_CACHE_HOME:-$${HOME:?}/.cache}/snakemake"; mkdir -p "$$folder" && \
+  file="$$(mktemp "$$folder/.XXXXXX")" || exit 1; trap 'rm -f "$$file"' EXIT; \
+  dd if=/dev/zero of="$$file" bs=64k count=1 conv=fsync) 2>/dev/null; echo $$?))
 export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
 endif
 # Found by the commands below and by whatever they start.
@@ -161,14 +164,18 @@ pbs-down:
 
 # Each of the two is a copy of the locks that were installed; of times an unpacked archive has old ones.
 # flock: a second `make` waits for the first instead of installing over it.
+# Others read a checkout that they cannot write to.
+WRITABLE = (: >>.venv.lock) 2>/dev/null || { echo "make: $(CURDIR) cannot be written to: who has installed it runs \`make run\` once; then snakemake --snakefile $(CURDIR)/Snakefile --directory FOLDER …" >&2; exit 1; }
 OTHER = $(if $(shell cat $(1) | cmp --silent - $(2) && echo same),,FORCE)
 .PHONY: FORCE
 .venv/run.done: $(call OTHER,requirements.txt,.venv/run.done)
+	@$(WRITABLE)
 	@$(PYTHON) -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null || \
 	  { echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt-get install python3 python3-venv); set PYTHON=…" >&2; exit 1; }
 	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt"
 
 .venv/test.done: $(call OTHER,requirements.txt requirements-dev.txt,.venv/test.done) | .venv/run.done
+	@$(WRITABLE)
 	@flock .venv.lock $(MAKE) --no-print-directory .install STAMP=$@ LOCKS="requirements.txt requirements-dev.txt"
 
 .PHONY: .install

@@ -116,6 +116,13 @@ def test_only_common_settings_and_numbers_are_compared() -> None:
         difference.compare(before, elsewhere)
 
 
+def test_runs_that_are_left_out_are_named() -> None:
+    before = experiment(program("a"), rate(1.0))
+    after = experiment(program("b"), rate(1.0) | rate(2.0, lr=0.2))
+    line = "1 of 2 runs of a are not finished, and left out: lr~0.2"
+    assert difference.doubts(before, after) == [line]
+
+
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:
     return server().run([str(ROOT / "workflow/scripts/difference.py"), *map(str, arguments)])
 

@@ -146,7 +146,8 @@ def test_jobs_read_the_configuration_as_it_was(
 ) -> None:
     """Its file is edited while they wait; a table of runs is read by the job."""
     monkeypatch.syspath_prepend(RULES)
-    from session import Session, folder_of
+    from session import configuration
+    from session.configuration import folder_of
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -154,24 +155,31 @@ def test_jobs_read_the_configuration_as_it_was(
     config.write_text("experiment: a\ncommand: ['true', '{lr}']\nruns: runs.csv\n")
     table.write_text("lr\n1\n2\n")
 
-    def session(path: Path, runs: Set[str] = frozenset()) -> Session:
-        given = read_config(path)
-        experiment = Experiment.from_files(given, [folder_of(path)], runs)
+    def command(path: Path, runs: Set[str] = frozenset()) -> tuple[SimpleNamespace, Experiment]:
         settings = SimpleNamespace(configfiles=[path])
         workflow = SimpleNamespace(configfiles=[path], config_settings=settings)
-        return Session(workflow, experiment, "scripts")
+        return workflow, Experiment.from_files(read_config(path), [folder_of(path)], runs)
 
-    submitting = session(config)
-    first, *_ = submitting.experiment.runs
+    workflow, experiment = command(config)
+    first, *_ = experiment.runs
+    parsed = {config: config.read_bytes()}
     config.write_text("experiment: b\ncommand: ['false']\n")
-    submitting.keep_configuration()
-    (copy,) = submitting.workflow.config_settings.configfiles
+    configuration.keep(workflow, experiment, parsed)
+    (copy,) = workflow.config_settings.configfiles
     assert folder_of(copy.absolute()) == Path("mine")
     # Another run does not matter to this one's job.
     table.write_text("lr\n1\n2\n3\n")
-    job = session(copy.absolute(), {first})
-    job.refuse_other_configuration()
-    assert job.experiment.runs[first].command == ("true", "{lr}")
+    job = command(copy.absolute(), {first})
+    configuration.refuse_other(*job)
+    assert job[1].runs[first].command == ("true", "{lr}")
     table.write_text("lr\n1.5\n")
     with pytest.raises(Refusal, match="has other values than when this job was submitted"):
-        session(copy).refuse_other_configuration()
+        configuration.refuse_other(*command(copy))
+
+
+def test_a_job_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    """As the command `snakemake` does not."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('mine')\n")
+    command = [sys.executable, RULES / "in_job.py", "", "-m", "snakemake", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,10 @@ waits.
 """
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +23,11 @@ from manynodes.base.timeouts import BETWEEN
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.progress import JOBS, Progress, is_over, read_all, time_left
+from manynodes.reporting import measures
+from manynodes.reporting.progress import JOBS, RECORD, Progress, is_over, read_all, time_left
 from manynodes.reporting.results import Missing, why_missing
+from manynodes.reporting.sums import of_files
+from programs import ABOUT, SCRIPTS
 from waiting import until
 
 EXPERIMENT = Experiment.from_config({"experiment": "study", "epochs": 8, "seed": [0, 1]})
@@ -186,6 +193,19 @@ def test_a_record_decides_the_state_whatever_its_words(tmp_path, kind: Kind, sta
         assert look(tmp_path)[FIRST].state == "running"
 
 
+def test_a_failure_before_the_end_of_a_finished_training_does_not_count(tmp_path) -> None:
+    """Such as one that a backup has brought back."""
+    experiment = Experiment.from_config({"experiment": "one", "program": "t.py"})
+    run = tmp_path / "run"
+    failure.write(run, "train", Failure("rank 0 ended with status 1"))
+    for ended, state in (
+        ("2000-01-01T00:00:00+00:00", "failed"),
+        ("2999-01-01T00:00:00+00:00", "done"),
+    ):
+        (run / "run.json").write_text(json.dumps(ABOUT | {"ended": ended}))
+        assert read_all(experiment, tmp_path)[0].state == state
+
+
 def test_a_watch_ends_with_the_last_run_whether_it_failed_or_not(tmp_path) -> None:
     found = read_all(EXPERIMENT, tmp_path)
     assert not is_over(found, tmp_path)
@@ -195,6 +215,33 @@ def test_a_watch_ends_with_the_last_run_whether_it_failed_or_not(tmp_path) -> No
     (tmp_path / JOBS).write_text("{}")
     assert not is_over(failed, tmp_path)
     assert is_over([replace(each, state="done") for each in found], tmp_path)
+
+
+def test_a_finished_run_with_a_file_that_cannot_be_read_says_so_beside_the_others(
+    tmp_path, monkeypatch
+) -> None:
+    for name in ("run.json", "evaluation.json", "predictions.csv"):
+        (tmp_path / FIRST / name).mkdir(parents=True)
+    # The other files are as they should be.
+    monkeypatch.setattr(
+        measures, "read_finished", lambda folder, *_: of_files(folder, ["predictions.csv"], 9)
+    )
+    found = look(tmp_path)
+    assert found[FIRST].state == "done"
+    assert found[FIRST].numbers.endswith("predictions.csv: is not a regular file")
+    assert found[SECOND].state == "waiting"
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps({"experiment": "study", "epochs": 8, "seed": [0, 1]}))
+    for name in EXPERIMENT.runs:
+        failure.write(tmp_path / name, "train", Failure("n2 is lost"))
+    ours, its = pty.openpty()
+    command = [sys.executable, str(SCRIPTS / "watch.py"), str(tmp_path)]
+    subprocess.run(command, stdout=its, check=True, env=os.environ | {"TERM": "dumb"})
+    os.close(its)
+    assert f"{FIRST}: failed: train: n2 is lost" in os.read(ours, 65536).decode()
+    os.close(ours)
 
 
 def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from manynodes.base.errors import Refusal
+from manynodes.experiment.command import command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import is_module, refuse_missing_program
+from manynodes.programs.attempt import folder_of
 from manynodes.schedulers.registry import on_hosts
 
 REFUSED = {
@@ -110,6 +112,49 @@ def test_what_cannot_start_is_refused_in_one_line(
     assert REFUSED[keys] in said
     assert len(said) <= 200
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '[env, -u, RANK, "{python}", train.py]',
+        "[bash, run.sh, train.py]",
+        '["{python}", train.py]',
+        '["{python}", -m, train]',
+        "[./run.sh, train.py]",
+    ],
+)
+def test_a_command_may_name_files_of_the_folder_where_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = Path("mine/code")
+    code.mkdir(parents=True)
+    (code / "train.py").write_text("import helper\n")
+    (code / "run.sh").write_text('exec python "$1"\n')
+    (code / "helper.py").write_text("")
+    path = Path("mine/e.yaml")
+    path.write_text(f"experiment: e\ncommand: {words}\narguments: [log]\ndirectory: code\n")
+
+    def sources() -> str:
+        check(path)
+        return Experiment.from_files(read_config(path), [path.parent]).sources_sha256
+
+    before = sources()
+    # Which the program writes.
+    (code / "log").write_text("")
+    assert sources() == before
+    # One that is installed is no file here.
+    path.write_text("experiment: e\ncommand: ['true', --to]\narguments: [log]\ndirectory: code\n")
+    assert sources() == ""
+    path.write_text("experiment: e\ncommand: [/bin/bash, run.sh]\ndirectory: code\n")
+    assert sources() != ""
+    path.write_text(f"experiment: e\ncommand: {words}\narguments: [log]\ndirectory: code\n")
+    (code / "helper.py").write_text("x = 1\n")
+    assert sources() != before
+    experiment = Experiment.from_files(read_config(path), [path.parent])
+    assert folder_of(command(experiment.config), experiment.config["directory"]) == code
+    assert folder_of(command(experiment.config), "{state}") is None
 
 
 def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,10 +21,12 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from manynodes.base import signing, tree
+from manynodes.base import atomic, signing, tree
 from manynodes.base.environment import Environment, variable
 from manynodes.base.errors import Refusal
-from manynodes.programs.folders import Folders
+from manynodes.base.provenance import now
+from manynodes.launching import gpus
+from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.rank import staged_here, tell_staged, told_staged
 from manynodes.programs.task import Task
 from manynodes.ranks import preflight
@@ -383,6 +386,92 @@ def test_another_user_cannot_exchange_the_copy_between_check_and_read(
         """
     done = as_nobody(attack, copy.parent, copy / "train_images.npy")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_link_in_place_of_a_log_or_a_temporary_file_leads_to_no_other_file(
+    tmp_path: Path,
+) -> None:
+    """Where a group may write to the results; it puts them there after ours have been removed."""
+    mine, own = tmp_path / "mine", tmp_path / "own.py"
+    mine.write_text("mine")
+    own.write_text("print('theirs')")
+    for name in ("node=None.log", "train.log"):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        (tmp_path / "logs" / name).symlink_to(mine)
+    done = program("supervise", "--rank-logs", tmp_path / "logs", "--", own)
+    assert done.returncode == 1
+    assert "node=None.log: Too many levels of symbolic links; it is a link" in done.stderr
+    options = ["--launcher", "none", "--log", tmp_path / "logs/train.log", "--", own]
+    done = program("launch", *options)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "train.log: Too many levels of symbolic links; it is a link" in done.stderr
+    with atomic.replacing(tmp_path / "text") as path:
+        (temporary,) = tmp_path.glob(f".text.*{atomic.TEMPORARY}")
+        temporary.unlink()
+        temporary.symlink_to(mine)
+        path.write_text("theirs")
+    assert mine.read_text() == "mine"
+
+
+def test_a_link_in_place_of_a_folder_of_a_run_empties_nothing(tmp_path: Path) -> None:
+    home, own = tmp_path / "home", tmp_path / "own.py"
+    own.write_text("")
+    for name in ("saved/mine", "printed/mine", "started/mine", "metrics.csv", "epoch=0001/mine"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("mine")
+    before = sorted(home.rglob("*"))
+    for name in ("state", "state/saved", "work", "evaluation", "outputs", "state/checkpoints"):
+        run = tmp_path / name.replace("/", "-")
+        (run / name).parent.mkdir(parents=True)
+        (run / name).symlink_to(home)
+        options = ["--launcher", "none", "--state", run / "state", "--output", run]
+        done = program("launch", *options, "--", sys.executable, own)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"/{name} is a link, which may lead to anybody's files; remove" in done.stderr
+    # The state of the built-in trainer, which has no --output.
+    done = program("launch", "--launcher", "none", "--state", tmp_path / "state/state", "--", own)
+    assert "/state is a link, which may lead to anybody's files; remove" in done.stderr
+    assert sorted(home.rglob("*")) == before
+
+
+def test_what_a_link_in_place_of_a_run_leads_to_is_removed_only_if_it_is_of_this_run(
+    tmp_path: Path,
+) -> None:
+    run, there, attempt = tmp_path / "run", tmp_path / "there", {"started": now()}
+    there.mkdir()
+    run.symlink_to(there)
+    request = {"sources_sha256": "", "data_sha256": None, "files_sha256": None, "directory": None}
+    assert not prepare(Folders(run), {"lr": 1}, request, "fresh", attempt)
+    assert not prepare(Folders(run), {"lr": 1}, request, "fresh", attempt)
+    # With other values it is judged by `resume`, as in any folder.
+    assert not prepare(Folders(run), {"lr": 2}, request, "fresh", attempt)
+    (there / "work/mine").write_text("mine")
+    (there / "state/request.json").unlink()
+    with pytest.raises(Refusal, match="run is a link to files that are not known as this run's"):
+        prepare(Folders(run), {"lr": 1}, request, "fresh", attempt)
+    assert (there / "work/mine").read_text() == "mine"
+
+
+@needs_root
+def test_another_user_who_was_there_first_claims_no_gpu_of_ours(
+    everybodys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "MEMORY", everybodys)
+    everybodys.chmod(0o1777)
+    gpu, usual = "MIG-GPU-0/1/2", everybodys / f"manynodes-gpus-{os.getuid()}"
+    made = as_nobody("os.mkdir(sys.argv[1])", usual)
+    assert made.returncode == 0, made.stderr
+    with ExitStack() as first, ExitStack() as second, socket.socket(socket.AF_UNIX) as held:
+        # Names without a file are anybody's.
+        held.bind(f"\0manynodes-{os.getuid()}-{gpu}")
+        assert gpus.claim(gpu, first)
+        assert not gpus.claim(gpu, second)
+        # Where the name is free again, a claim of before holds.
+        usual.rmdir()
+        assert not gpus.claim(gpu, second)
+        assert usual.stat().st_uid == os.getuid()
+    with ExitStack() as claims:
+        assert gpus.claim(gpu, claims)
 
 
 def test_data_that_were_replaced_with_their_hashes_are_not_trained_on(

@@ -302,7 +302,7 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
     (tmp_path / "real/bin/python").touch()
     (tmp_path / "env").symlink_to(tmp_path / "real")
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
-    done = program("pack", *where, "--name", "x")
+    done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         assert "./bin/python" in archive.getnames()
@@ -314,12 +314,38 @@ def test_an_environment_that_cannot_be_unpacked_is_a_fallback_with_the_folder(tm
     full.mkdir()
     (tmp_path / "env/large").write_bytes(bytes(3_000_000))
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
-    assert program("pack", *where, "--name", "x").returncode == 0
+    assert program("pack", *where, "--name", "x", cwd=tmp_path).returncode == 0
     stage = shell("stage", "--packed", tmp_path / "out", "--scratch", full)
-    done = in_namespace(f"mount -t tmpfs -o size=5m tmpfs {full} && {stage}")
+    done = in_namespace(f"mount -t tmpfs -o size=5m tmpfs {full} && cd {tmp_path} && {stage}")
     assert done.returncode == 0, done.stderr
     warning, said = done.stdout.splitlines()
     because = f"because {full}/ddp-data-0: No space left on device"
     assert warning.startswith(f"warning: using the shared environment, {because}")
     assert f"fallback {tmp_path}/out, " in said
     assert because in said
+
+
+def test_an_environment_that_somebody_else_has_packed_is_not_unpacked(tmp_path: Path) -> None:
+    """Such as one in results that were sent to us, or that a member of the group has replaced."""
+    theirs, ours, scratch = (tmp_path / name for name in ("theirs", "ours", "scratch"))
+    for folder in (theirs, ours, scratch, theirs / "env"):
+        folder.mkdir()
+    (theirs / "env/python").write_text("evil")
+    pack = ["--prefix", "env", "--output", "out", "--name", "x"]
+    assert program("pack", *pack, cwd=theirs).returncode == 0
+    (ours / "env").mkdir()
+    assert program("pack", *pack, cwd=ours).returncode == 0
+    stage = ["stage", "--packed", "out", "--scratch", scratch]
+    shutil.rmtree(ours / "out")
+    shutil.copytree(theirs / "out", ours / "out")
+    refused = program(*stage, cwd=ours)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "stage: out was not packed by you in this folder; delete it and run the same command "
+        "again\n",
+    )
+    assert list(scratch.rglob("python")) == []
+    assert program(*stage, cwd=theirs).returncode == 0
+    # Others may note what they want there.
+    (theirs / ".snakemake/packed").chmod(0o770)
+    assert program(*stage, cwd=theirs).returncode == 1

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from classifier.states import state
+from manynodes.base.errors import Refusal
+from session import refusals
 from trainings import Training, complete, newest_place, result
 from waiting import until
 
 ROOMY = 4_000_000
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Disk:
@@ -158,3 +161,64 @@ def test_logs_that_do_not_fit_are_no_reason_to_stop(digits, reference, disk, tmp
     training = complete(tmp_path / "out", digits, processes=2, logs=disk.path)
     assert training.epochs == list(range(1, 17))
     assert result(tmp_path / "out") == reference(2)
+
+
+def test_data_on_a_read_only_disk_are_refused_only_if_they_are_to_be_fetched(
+    disk, tmp_path
+) -> None:
+    results = tmp_path / "results/x"
+    results.mkdir(parents=True)
+    (results.parent / "data").symlink_to(disk.path)
+    disk.remount("ro")
+    refusals.refuse_read_only_folders(results, fetches=False)
+    with pytest.raises(Refusal, match="/data cannot be written to; change its mode, or run in an"):
+        refusals.refuse_read_only_folders(results, fetches=True)
+
+
+@pytest.mark.parametrize("place", ["", ".snakemake", ".snakemake/locks"])
+def test_a_working_folder_that_is_read_only_is_refused_with_the_option_for_another(
+    disk, tmp_path, monkeypatch, place
+) -> None:
+    locks = Path(".snakemake/locks")
+    if place:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).symlink_to(disk.path)
+    monkeypatch.chdir(tmp_path if place else disk.path)
+    refusals.refuse_read_only_place(locks, False)
+    disk.remount("ro")
+    with pytest.raises(
+        Refusal,
+        match=f"^{place or 'the working folder'} cannot be written to; .*: --directory FOLDER$",
+    ):
+        refusals.refuse_read_only_place(locks, False)
+
+
+def test_make_in_a_read_only_checkout_says_who_installs_it_and_how_to_use_it(disk) -> None:
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, disk.path)
+    disk.remount("ro")
+    made = subprocess.run(
+        ["make", "--no-print-directory", "run"], cwd=disk.path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert made.returncode == 2
+    assert re.match(
+        rf"make: {disk.path} cannot be written to: who has installed it runs `make run` once; then "
+        rf"snakemake --snakefile {disk.path}/Snakefile --directory FOLDER …\n",
+        made.stderr,
+    ), made.stderr
+
+
+@pytest.mark.parametrize("room", [0, 256])
+def test_make_has_snakemake_s_cache_elsewhere_if_the_home_folder_is_full(disk, room) -> None:
+    (disk.path / ".cache/snakemake").mkdir(parents=True)
+    (disk.path / "ballast").write_bytes(bytes(4096))
+    disk.leave_free(room)
+    # Nothing is made: only what it exports is shown.
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-f", "-", "shown"], cwd=ROOT, capture_output=True,
+        input="include Makefile\nshown:\n\t@echo $${XDG_CACHE_HOME:-home}\n", text=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(disk.path)}, check=True,
+    )  # fmt: skip
+    assert shown.stdout == ("home\n" if room else f"{ROOT}/.snakemake/cache\n")
+    assert not list((disk.path / ".cache/snakemake").iterdir())

@@ -258,6 +258,26 @@ def test_results_are_put_back_after_a_command_that_was_killed(small: Small) -> N
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("completed")
+def test_a_finished_run_needs_the_weights_no_more_from_which_it_started(small: Small) -> None:
+    weights = small.path / "first.safetensors"
+    weights.write_bytes((small.results / "seed~1/model.safetensors").read_bytes())
+    warm = ["--config", "experiment=warm", "seed=0", f"initial_weights={weights.name}"]
+    small.run(*warm)
+    weights.unlink()
+    # To Snakemake it is a run of other inputs.
+    refused = small.snakemake(*warm)
+    assert refused.stdout.splitlines()[-1] == (
+        "warm/run is finished and nothing of it has changed (it has other input files); keep it "
+        "with --touch, or train it again with --config replace=true"
+    )
+    small.run(*warm, "--touch")
+    assert small.jobs(*warm) == {}
+    (small.path / "results/warm/run/run.json").unlink()
+    assert "initial_weights: first.safetensors is not there" in small.snakemake(*warm, "-n").stdout
+
+
+@pytest.mark.faults
 def test_a_second_snakemake_touches_nothing_of_a_run_in_training(small: Small) -> None:
     owned = ["experiment=owned", "epochs=100000", "seed=0"]
     folder = small.path / "results/owned/run"

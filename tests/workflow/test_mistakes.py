@@ -59,6 +59,24 @@ def test_the_cause_of_a_failed_import_is_that_of_its_runs(untouched, tmp_path) -
         assert re.search(f"^{text}", output, re.MULTILINE), output
 
 
+def test_the_cause_is_told_although_the_file_server_s_clock_is_behind(untouched, tmp_path) -> None:
+    """By ten minutes: what the command writes then seems to be older than it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nreal = time.time\ntime.time = lambda: real() + 600\n"
+    )
+    (tmp_path / "own.py").write_text("def load(split):\n    raise ValueError('no images today')\n")
+    config = ["--config", f"dataset={{name: mine, python: {tmp_path}/own.py:load}}"]
+    done = subprocess.run(
+        [*untouched.command, *config], cwd=untouched.path, capture_output=True, text=True,
+        env=untouched.environment | {"PYTHONPATH": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    shutil.rmtree(untouched.path / "results")
+    assert done.returncode == 1
+    line = "quickstart/nodes~1: not finished: fetch: "
+    assert line in done.stderr, done.stderr
+    assert "no images today" in done.stderr.partition(line)[2].partition("\n")[0]
+
+
 def test_a_killed_import_is_no_run_that_was_not_started(untouched, tmp_path) -> None:
     """Nor is its reason what the import has told before."""
     (tmp_path / "load.py").write_text(

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +157,17 @@ def test_a_program_declares_its_parameters(place: Checkout) -> None:
 @pytest.mark.usefixtures("loop")
 def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     assert place.jobs(*example("loop")) == {}
+    results = place.path / "results"
+    shutil.copytree(results / "loop", results / "renamed", symlinks=True)
+    refused = place.snakemake(*example("loop"), "--config", "experiment=renamed")
+    assert refused.stdout.splitlines()[-1] == (
+        'results/renamed/report.html is of the experiment "loop"; delete it and run the same '
+        "command again"
+    )
+    (results / "renamed/report.html").unlink()
+    assert place.jobs(*example("loop"), "--config", "experiment=renamed") == {
+        "aggregate": 1, "all": 1,
+    }  # fmt: skip
     source = place.path / EXAMPLES / "digits.py"
     before = source.read_text()
     try:
@@ -176,6 +188,30 @@ def test_nothing_is_done_twice_and_changes_are_noticed(place: Checkout) -> None:
     source = place.path / EXAMPLES / "evaluate.py"
     source.write_text(source.read_text() + "\n# changed\n")
     assert set(place.jobs(*example("loop"))) == {"evaluate", "aggregate", "all"}
+    refuses_to_train_without_an_output(place, results / "loop/lr~0.1")
+
+
+def refuses_to_train_without_an_output(place: Checkout, run: Path) -> None:
+    """Its evaluation is to be made again, or need not be."""
+    output, kept = run / "outputs/model.pt", run / "kept.pt"
+    output.rename(kept)
+    try:
+        line = (
+            f"{run.parent.name}/{run.name} is finished, but outputs/model.pt is gone; put it back,"
+        )
+        remedy = "train it again with --config replace=true"
+        refused = place.snakemake(*example("loop"))
+        assert refused.stdout.splitlines()[-1] == f"{line} or {remedy}"
+        source = place.path / EXAMPLES / "evaluate.py"
+        source.write_text(source.read_text().removesuffix("\n# changed\n"))
+        refused = place.snakemake(*example("loop"), "--forcerun", "evaluate")
+        assert refused.stdout.splitlines()[-1] == f"{line} keep it with --touch, or {remedy}"
+        place.run(*example("loop"), "--forcerun", "evaluate", "--touch")
+        assert place.jobs(*example("loop")) == {}
+        assert (run / "run.json").exists()
+    finally:
+        output.parent.mkdir(exist_ok=True)
+        kept.rename(output)
 
 
 @pytest.fixture
@@ -306,7 +342,8 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
     assert place.jobs(*command) == {}
     (folder / "single.txt").write_text("5\n")
     made = "results/total/files/manifest.json"
-    assert f"same bytes as before, first make {made} alone\n" in place.snakemake(*command).stdout
+    line = f"same bytes as before, first make {made} alone: this command --force {made}\n"
+    assert line in place.snakemake(*command).stdout
     place.run(made, *file)
     assert place.jobs(*command) == {}
     (folder / "single.txt").write_text("6\n")
@@ -316,6 +353,15 @@ def test_files_are_staged_and_hashed(place: Checkout) -> None:
     jobs = place.jobs(*command, "--config", "replace=true")
     assert jobs["collect"] == jobs["train"] == 1
     assert "total/run: total 13" in place.run(*command, "--config", "replace=true")
+    # Results that were copied have no record of Snakemake's.
+    (place.path / ".snakemake").rename(place.path / "record")
+    (folder / "single.txt").write_text("6\n")
+    assert line in place.snakemake(*command).stdout
+    place.run(*file, "--force", made)
+    place.run(*command, "--touch")
+    assert place.jobs(*command) == {}
+    shutil.rmtree(place.path / ".snakemake")
+    (place.path / "record").rename(place.path / ".snakemake")
 
 
 @pytest.mark.faults
@@ -417,6 +463,18 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     )
     command = ["--until", "evaluate", "--configfile", "mine/shell.yaml"]
     assert "shell/run: score 3, seen 1" in place.run(*command)
+    watch = ["workflow/scripts/watch.py", "results/shell"]
+    (place.path / "results/shell/run/evaluated.json").unlink()
+    line = "evaluated.json is not there; delete evaluation.json and run the same command again, or"
+    for done in (
+        place.snakemake(*command),
+        place.snakemake(*command, "--touch"),
+        place.python(*watch),
+        place.python("workflow/scripts/difference.py", *["results/shell"] * 2),
+    ):
+        said = done.stdout + (done.stderr or "")
+        assert f"results/shell/run/{line} for all runs add --forcerun evaluate" in said
+    assert "shell/run: score 3, seen 1" in place.run(*command, "--forcerun", "evaluate")
     # Snakemake compares times only, or takes what is touched for new.
     other = [*command, "--config", "evaluate=[mine/e1.py, again]"]
     for how in (["-n", "--rerun-triggers", "mtime"], ["--touch"]):
@@ -426,7 +484,6 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     said = place.run(*command, "--config", "evaluate=mine/e2.py")
     line = "score 3; its evaluation left no number\n"
     assert f"shell/run: {line}" in said
-    watch = ["workflow/scripts/watch.py", "results/shell"]
     done = place.python(*watch)
     assert done.stdout == f"run: done, {line}", done.stdout + done.stderr
     (folder / "run.sh").write_text("exit 3\n")

@@ -124,7 +124,8 @@ def test_nothing_is_done_twice_and_changes_are_noticed(done: Checkout) -> None:
     assert refused.returncode == 1
     assert "add --config replace=true" in refused.stdout
     made = "results/data/numerals/manifest.json"
-    assert f"same bytes as before, first make {made} alone\n" in refused.stdout
+    line = f"same bytes as before, first make {made} alone: this command --force {made}\n"
+    assert line in refused.stdout
     image.with_name("renamed.png").rename(image)
     assert "Nothing to be done" in jobs()
 

@@ -62,7 +62,7 @@ rule aggregate:
         # So that a change is seen, as the file is no input; and another command may write another
         # experiment of this name meanwhile.
         sha256=sha256(f"{EXPERIMENT.science}\n".encode()).hexdigest(),
-        images=lambda wildcards: SESSION.images_option,
+        images=lambda wildcards: SESSION.inputs.images_option,
         results=subpath(output.summary, parent=True),
         code=code_of_program("aggregate.py"),
     shell:

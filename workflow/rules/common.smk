@@ -23,11 +23,14 @@ from manynodes.base.provenance import code_sha256
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
+from manynodes.experiment.missing import initial_of
 from manynodes.launching.gpus import visible_gpus
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
-from session import Session, folder_of, words_of_job
+from session import configuration
+from session.command import Session
+from session.configuration import folder_of, words_of_job
 from patches import (
     call_when_planned,
     cancel_once,
@@ -69,7 +72,7 @@ try:
     EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB)
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
-    SESSION.refuse_other_configuration()
+    configuration.refuse_other(workflow, EXPERIMENT)
     if not EXPERIMENT.built_in:
         # Of files that may be gone when a job begins.
         _ = EXPERIMENT.sources_sha256, EXPERIMENT.evaluation_sha256
@@ -82,9 +85,7 @@ except OSError as error:
 def check_results():
     try:
         SESSION.check_results()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
-    except OSError as error:
+    except (Refusal, OSError) as error:
         sys.exit(error_line(error))
 
 
@@ -93,7 +94,6 @@ call_when_planned(check_results)
 
 # A site's own settings are resources, not parameters: if they change, nothing is trained again.
 SCRATCH = shlex.join(EXPERIMENT.config["scratch"])
-LAUNCHER = EXPERIMENT.config["launcher"]
 # One training at a time: the next one would use the same hosts, or change the speed that this one is
 # compared by. Here, because it looks at every run.
 ALONE = bool(EXPERIMENT.hosts) or EXPERIMENT.varies_in_size
@@ -127,7 +127,11 @@ def sized_by(size):
     """A job's resources, from a function of its run."""
 
     def size_of(run):
-        return size(run, SESSION.images_of(run.dataset), SESSION.parameters_of(run))
+        return size(
+            run,
+            SESSION.inputs.images_of(run.dataset),
+            SESSION.inputs.parameters_of(run),
+        )
 
     def resource(name):
         return lambda wildcards: registry.resources(size_of(run_of(wildcards)))[name]
@@ -139,12 +143,40 @@ def sized_by(size):
     }
 
 
+# Resources of each rule in the job of a training.
+IN_JOB = {
+    **sized_by(job_size.training_size),
+    "transport": transport,
+    "hosts": HOSTS,
+    "scratch": SCRATCH,
+}
+# Resources of a rule that trains.
+TRAINING = {
+    **IN_JOB,
+    "runtime": 120,
+    "launcher": EXPERIMENT.config["launcher"],
+    "gpus_for_auto": EXPERIMENT.gpus_for_auto,
+    "timeout": EXPERIMENT.config["timeout"],
+}
+# The command that starts the ranks, without its own program.
+LAUNCH = (
+    "python {params.launch:q}"
+    " --transport {resources.transport}{resources.hosts}"
+    " --launcher {resources.launcher}"
+    " {params.geometry}"
+    " --gpus-for-auto {resources.gpus_for_auto}"
+    " --cpus {threads}"
+    " --cpus-per-node {resources.cpus_per_task}"
+    " --end-with $PPID"
+    " --restart"
+    " --timeout {resources.timeout}"
+)
+
+
 onstart:
     try:
         SESSION.start()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
-    except OSError as error:
+    except (Refusal, OSError) as error:
         sys.exit(error_line(error))
 
 
@@ -168,6 +200,12 @@ def run_of(wildcards):
 def data_of(wildcards):
     """The manifest of a run's data set."""
     return f"results/data/{run_of(wildcards).dataset}/manifest.json"
+
+
+def initial_of_run(wildcards):
+    """The weights from which a run starts, see `initial_of`."""
+    folder = Path("results", wildcards.experiment, wildcards.run)
+    return initial_of(run_of(wildcards), folder) or []
 
 
 def trust_of(wildcards):

@@ -7,14 +7,17 @@ separated by commas: what is imported from them is None.
 import gc
 import runpy
 import sys
+from pathlib import Path
 from types import ModuleType
 
 gc.disable()
 for name in filter(None, sys.argv[1].split(",")):
     sys.modules[name] = ModuleType(name)
     sys.modules[name].__getattr__ = lambda _name: None  # type: ignore[method-assign]
-# As with -m: the working directory.
-sys.path[0] = ""
+# Neither this folder nor the working directory: a file queue.py of the user's would be imported for
+# Python's, as not by the command snakemake.
+HERE = Path(__file__).resolve().parent
+sys.path = [folder for folder in sys.path if folder and Path(folder).resolve() != HERE]
 del sys.argv[1:4]
 
 import snakemake.cli  # noqa: E402, F401

@@ -34,7 +34,7 @@ rule fetch:
     params:
         fetch=f"{SCRIPTS}/fetch.py",
         # Changes with the user's own images, and with the form of the manifest.
-        content=lambda wildcards: SESSION.fingerprint or "2",
+        content=lambda wildcards: SESSION.inputs.fingerprint or "2",
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.fetch:q}"
@@ -58,7 +58,7 @@ rule collect:
             f"./{path}" if path[:1] == "-" else path
             for path in EXPERIMENT.config["files"]
         ],
-        content=lambda wildcards: SESSION.files_fingerprint,
+        content=lambda wildcards: SESSION.inputs.files_fingerprint,
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.collect:q}"

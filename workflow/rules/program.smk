@@ -34,14 +34,7 @@ rule train:
         "../envs/manynodes.yaml"
     threads: cpus_of
     resources:
-        **sized_by(job_size.training_size),
-        runtime=120,
-        transport=transport,
-        hosts=HOSTS,
-        launcher=LAUNCHER,
-        gpus_for_auto=EXPERIMENT.gpus_for_auto,
-        scratch=SCRATCH,
-        timeout=SETTINGS["timeout"],
+        **TRAINING,
         resume=SETTINGS["resume"],
         # Change no result, so they train nothing again; what does is part of `sources`.
         environment=json.dumps(EXPERIMENT.environment.pinned),
@@ -70,16 +63,8 @@ rule train:
         outputs=SETTINGS["outputs"],
         results=subpath(output.about, parent=True),
     shell:
-        "launch() {{ python {params.launch:q}"
-        " --transport {resources.transport}{resources.hosts}"
-        " --launcher {resources.launcher}"
-        " {params.geometry}"
-        " --gpus-for-auto {resources.gpus_for_auto}"
-        " --cpus {threads}"
-        " --cpus-per-node {resources.cpus_per_task}"
-        " --end-with $PPID"
-        " --restart"
-        " --timeout {resources.timeout}"
+        "launch() {{ "
+        f"{LAUNCH}"
         " --rank-logs {params.results:q}/logs"
         " --state {params.results:q}/state"
         ' "$@"; }}\n'

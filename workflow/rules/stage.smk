@@ -18,11 +18,8 @@ rule stage:
     conda:
         "../envs/manynodes.yaml"
     resources:
-        **sized_by(job_size.training_size),
+        **IN_JOB,
         runtime=10,
-        transport=transport,
-        hosts=HOSTS,
-        scratch=SCRATCH,
     params:
         launch=f"{SCRIPTS}/launch.py",
         stage=f"{SCRIPTS}/stage.py",

@@ -16,7 +16,7 @@ rule train:
     input:
         manifest=data_of,
         staging=ancient("results/{experiment}/{run}/staging.json"),
-        initial=lambda wildcards: run_of(wildcards).initial_weights or [],
+        initial=initial_of_run,
     output:
         model="results/{experiment}/{run}/model.safetensors",
         metrics="results/{experiment}/{run}/metrics.csv",
@@ -30,14 +30,7 @@ rule train:
         "../envs/manynodes.yaml"
     threads: cpus_of
     resources:
-        **sized_by(job_size.training_size),
-        runtime=120,
-        transport=transport,
-        hosts=HOSTS,
-        launcher=LAUNCHER,
-        gpus_for_auto=EXPERIMENT.gpus_for_auto,
-        scratch=SCRATCH,
-        timeout=EXPERIMENT.config["timeout"],
+        **TRAINING,
         settings=SETTINGS,
     params:
         launch=f"{SCRIPTS}/launch.py",
@@ -50,16 +43,7 @@ rule train:
         code=code_of_program("train.py"),
         network=lambda wildcards: code_of(run_of(wildcards).model),
     shell:
-        "python {params.launch:q}"
-        " --transport {resources.transport}{resources.hosts}"
-        " --launcher {resources.launcher}"
-        " {params.geometry}"
-        " --gpus-for-auto {resources.gpus_for_auto}"
-        " --cpus {threads}"
-        " --cpus-per-node {resources.cpus_per_task}"
-        " --end-with $PPID"
-        " --restart"
-        " --timeout {resources.timeout}"
+        f"{LAUNCH}"
         " --log {log:q}"
         " --rank-logs {params.results:q}/logs"
         " --state {params.results:q}/state"

@@ -27,16 +27,21 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def not_through_a_link(path: str, flags: int) -> int:
+    """Open a file; a link in results of somebody else's could lead to any file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; move it to `path` on success, remove it on failure.
+    """Yield a path to write to; move the file to `path` on success, remove it on failure.
 
     Raises:
         OSError: the folder is not writable, or the disk is full; `path` is unchanged.
     """
-    with beside(path) as temporary:
-        yield temporary
-        fsync(temporary)
+    with beside(path) as (temporary, content):
+        yield content
+        fsync(content)
         temporary.replace(path)
         fsync(path.parent)
 
@@ -47,8 +52,8 @@ def write_often(path: Path, text: str) -> None:
     Raises:
         OSError: as `replacing`.
     """
-    with beside(path) as temporary:
-        temporary.write_text(text)
+    with beside(path) as (temporary, content):
+        content.write_text(text)
         temporary.replace(path)
 
 
@@ -61,8 +66,8 @@ def create(path: Path, text: str) -> bool:
     Raises:
         OSError: as `replacing`.
     """
-    with beside(path) as temporary:
-        temporary.write_text(text)
+    with beside(path) as (temporary, content):
+        content.write_text(text)
         try:
             # On network file systems too, a hard link is exclusive, and the file has its content at
             # once.
@@ -73,32 +78,31 @@ def create(path: Path, text: str) -> bool:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            return created(path, text)
-    return True
-
-
-def created(path: Path, text: str) -> bool:
-    """The same on a file system without hard links; for a moment the file is empty, and would be
-    taken for nobody's.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
+            # For a moment the file is empty, and would be taken for nobody's.
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except FileExistsError:
+                return False
     return True
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, removed at the end; an OSError names `path`."""
+def beside(path: Path) -> Iterator[tuple[Path, Path]]:
+    """A new file beside `path`, removed at the end; an OSError names `path`.
+
+    Returns:
+        Its name, and a path that leads to it even if somebody puts a link of that name in its place
+        before it is written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
         # It could be a link that came with somebody else's results.
         temporary.unlink(missing_ok=True)
-        yield temporary
+        with open(temporary, "xb", opener=not_through_a_link) as file:
+            yield temporary, Path(f"/proc/self/fd/{file.fileno()}")
     except OSError as error:
         # A failed write does not name its path, which the user needs to know.
         error.filename = str(path)

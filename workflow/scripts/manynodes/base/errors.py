@@ -18,6 +18,7 @@ LONGEST = 200
 LONGEST_NAME = 11  # characters of a program's name and the colon after it
 SHORTENED = 40  # characters that are left of a word
 LONGEST_REPORT = 1000  # characters of how something that was started has ended
+MAKE = "snakemake --profile profiles/local --force"  # makes a file of the workflow again
 
 
 # User name and password of an address.
@@ -79,7 +80,7 @@ class Refusal(Exception):
     """Something the user can put right. Its text becomes one line: the problem and the remedy.
 
     Attributes:
-        make_again: file of the workflow that must be made again; programs add the command.
+        make_again: file of the workflow that must be made again; its line ends with the command.
     """
 
     def __init__(self, text: str, make_again: Path | None = None) -> None:
@@ -101,6 +102,7 @@ def os_error_line(error: OSError) -> str:
         errno.EDQUOT: "your quota is used up; free some space there and try again",
         errno.EROFS: "choose a folder that can be written to",
         errno.EACCES: "make it readable and writable for you",
+        errno.ELOOP: "it is a link, or leads in a circle; remove it",
     }.get(error.errno or 0)
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}" + (f"; {remedy}" if remedy else "")
@@ -111,46 +113,33 @@ def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def error_line(error: Refusal | OSError, make: str = "") -> str:
-    """An error that a user can fix, as one line.
-
-    Args:
-        make: command that makes a file of the workflow.
-    """
+def error_line(error: Refusal | OSError) -> str:
+    """An error that a user can fix, as one line."""
     if isinstance(error, OSError):
         return one_line(os_error_line(error), LONGEST - LONGEST_NAME)
-    command = f": {make} {error.make_again}" if make and error.make_again else ""
+    command = f": {MAKE} {error.make_again}" if error.make_again else ""
     return one_line(f"{error}{command}", LONGEST - LONGEST_NAME)
 
 
 @contextmanager
-def told_in_one_line(program: str, make: str = "") -> Iterator[None]:
+def told_in_one_line(program: str) -> Iterator[None]:
     """End the program with one line on stderr instead of a traceback, if a user can fix the error.
 
     The status is STOPPED if the program can be resumed, otherwise 1. Any other exception is a
     defect of this software and keeps its traceback.
-
-    Args:
-        make: command that makes a file of the workflow, for refusals with `make_again`.
     """
     try:
-        with flushed():
+        try:
             yield
+        finally:
+            # What was printed comes before an error, in a pipe or a file too, where stdout is
+            # buffered. Closed, full, or there is none: Python tries again at its end.
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stdout.flush()
     except Stopped as stopped:
         show(sys.stderr, f"{program}: {stopped}\n")
         sys.exit(STOPPED)
     except Failed as failed:
         sys.exit(f"{program}: {failed}")
     except (Refusal, OSError) as error:
-        sys.exit(f"{program}: {error_line(error, make)}")
-
-
-@contextmanager
-def flushed() -> Iterator[None]:
-    """What was printed comes before an error, in a pipe or a file too, where stdout is buffered."""
-    try:
-        yield
-    finally:
-        # Closed, full, or there is none; Python tries again at its end.
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stdout.flush()
+        sys.exit(f"{program}: {error_line(error)}")

@@ -5,7 +5,6 @@ its beginning.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -84,10 +83,12 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def of_error(error: Refusal | OSError, make: str = "") -> Failure:
-    """What an error that a user can fix has ended; `make` as of `error_line`."""
+def of_error(error: Stopped | Failed | Refusal | OSError) -> Failure:
+    """What an error has ended."""
+    if isinstance(error, Stopped | Failed):
+        return Failure(str(error), Kind.PREEMPTED if isinstance(error, Stopped) else Kind.FAILED)
     kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
-    return Failure(error_line(error, make), kind)
+    return Failure(error_line(error), kind)
 
 
 def write(folder: Path, stage: str, failure: Failure) -> None:
@@ -103,7 +104,7 @@ def write(folder: Path, stage: str, failure: Failure) -> None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with open(folder / RESERVED, "r+", opener=not_through_a_link) as file:
+            with open(folder / RESERVED, "r+", opener=atomic.not_through_a_link) as file:
                 file.write(text.ljust(RESERVED_BYTES))
             (folder / RESERVED).replace(folder / FILE)
         except OSError:
@@ -131,11 +132,6 @@ def begin(folder: Path) -> None:
             (folder / RESERVED).unlink()
 
 
-def not_through_a_link(path: str, flags: int) -> int:
-    """Open a file; a link in results of somebody else's could lead to any file."""
-    return os.open(path, flags | os.O_NOFOLLOW)
-
-
 def end(folder: Path) -> None:
     """End an attempt well."""
     for name in (FILE, RESERVED):
@@ -144,22 +140,12 @@ def end(folder: Path) -> None:
 
 
 @contextmanager
-def recorded(folder: Path, stage: str, make: str = "") -> Iterator[None]:
-    """An attempt of a stage that runs in this process alone; what ends it is recorded.
-
-    Args:
-        make: as of `told_in_one_line`.
-    """
+def recorded(folder: Path, stage: str) -> Iterator[None]:
+    """An attempt of a stage that runs in this process alone; what ends it is recorded."""
     begin(folder)
     try:
         yield
         end(folder)
-    except Stopped as stopped:
-        write(folder, stage, Failure(str(stopped), Kind.PREEMPTED))
-        raise
-    except Failed as failed:
-        write(folder, stage, Failure(str(failed)))
-        raise
-    except (Refusal, OSError) as error:
-        write(folder, stage, of_error(error, make))
+    except (Stopped, Failed, Refusal, OSError) as error:
+        write(folder, stage, of_error(error))
         raise

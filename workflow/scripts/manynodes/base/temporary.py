@@ -19,8 +19,9 @@ RANDOM = re.compile(r"[a-z0-9_]{8}")  # what mkdtemp adds
 SOURCES = "sources-"
 # Those that this process holds.
 HELD: set[Path] = set()
-# Seconds in which a new folder gets its lock, and then its name.
-YOUNG = 1
+# Seconds in which a new folder gets its lock, and then its name; its process may be suspended in
+# between.
+YOUNG = 60
 # In memory: this works with a full /tmp. A container's may be small, or full.
 MEMORY = Path("/dev/shm")
 ENOUGH = 16_000_000  # bytes

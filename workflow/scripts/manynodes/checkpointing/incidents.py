@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from manynodes.base.errors import one_line
+from manynodes.base.errors import Refusal, one_line
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.checkpointing.owner import Record, look, refuse_owned
@@ -83,7 +83,14 @@ def forget(folder: Path) -> None:
 
 
 def begin(folder: Path, name: str, tell: Callable[[str], None]) -> None:
-    """Begin an attempt, see `refuse_owned`; an owner that is dead is an incident."""
+    """Begin an attempt, see `refuse_owned`; an owner that is dead is an incident.
+
+    Raises:
+        Refusal: as `refuse_owned`; or a folder is a link, which may lead to anybody's files.
+    """
+    for each in (folder, folder / "checkpoints"):
+        if each.is_symlink():
+            raise Refusal(f"{each} is a link, which may lead to anybody's files; remove the link")
     before = look(folder / "owner.json")
     refuse_owned(folder, name, tell)
     if before:

@@ -1,5 +1,8 @@
 """An archive that has been staged, unpacked beside its copy once for all processes of a node."""
 
+import hashlib
+import json
+import os
 import shutil
 import stat
 import tarfile
@@ -20,6 +23,55 @@ TRUSTED: dict[str, Any] = (
     {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 )
 COMPLETE = ".complete"  # beside what was unpacked: it has all files
+# In the working folder: an empty file for each archive that this user has packed there.
+PACKED = Path(".snakemake/packed")
+
+
+def note_packed(source: DataFolder) -> None:
+    """Note that this process has packed it.
+
+    Raises:
+        Refusal: the note would not be believed.
+        OSError: it cannot be written.
+    """
+    PACKED.mkdir(parents=True, exist_ok=True)
+    PACKED.chmod(0o700)
+    (PACKED / sha256_of(source)).touch()
+    if not is_known(source):
+        raise Refusal(
+            f"{PACKED}: its file system shows another owner or mode than a folder was given; leave "
+            "environment.stage out"
+        )
+
+
+def refuse_foreign(source: DataFolder) -> None:
+    """Refuse an archive that this user has not packed here, such as one in the results of somebody
+    else, or one that a member of the group has put there: its Python would run.
+
+    Raises:
+        Refusal: always then.
+    """
+    if not is_known(source):
+        raise Refusal(
+            f"{source.path} was not packed by you in this folder; delete it and run the same "
+            "command again"
+        )
+
+
+def is_known(source: DataFolder) -> bool:
+    """Whether there is a note of it that nobody else can have made."""
+    try:
+        folder, note = PACKED.lstat(), (PACKED / sha256_of(source)).lstat()
+    except OSError:
+        return False
+    private = not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return private and {folder.st_uid, note.st_uid} == {os.getuid()}
+
+
+def sha256_of(source: DataFolder) -> str:
+    """SHA-256 of all that its manifest says of its files."""
+    files = json.dumps(source.manifest["files"], sort_keys=True)
+    return hashlib.sha256(files.encode()).hexdigest()
 
 
 def unpacked_here(
@@ -36,8 +88,9 @@ def unpacked_here(
         scratch, job_scratch: as for `staging.stage`.
 
     Raises:
-        Refusal: the archive does not match its manifest.
+        Refusal: the archive does not match its manifest, or is somebody else's.
     """
+    refuse_foreign(source)
     staged = stage(source, scratch, job_scratch)
     if staged.status == "fallback":
         tell(str(staged))
@@ -84,8 +137,8 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
             with tarfile.open(copy.path / ARCHIVE, "r|") as archive:
-                # Ours, and compared with its SHA-256. Links of a venv lead out of it, to the
-                # Python that it was made from.
+                # Ours, see `refuse_foreign`. Links of a venv lead out of it, to the Python that it
+                # was made from.
                 archive.extractall(work, **TRUSTED)
             (work / COMPLETE).touch()
             work.rename(target)

@@ -6,6 +6,8 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +156,52 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     return [NAME.sub(value, word) for word in words if word not in nothing]
 
 
-def words_sha256(words: Sequence[str], other_python: bool) -> str:
+def real_folder(directory: str | None) -> Path | None:
+    """The folder where a program starts; None if only a run knows it, as its results folder."""
+    text = (directory or "{results}").removeprefix("{here}/")
+    return None if NAME.search(text) else Path(text)
+
+
+def place_of(word: str, directory: str | None) -> str:
+    """A word, as a path from here if the program finds a file of that name where it starts."""
+    path, folder = word.removeprefix("{here}/"), real_folder(directory)
+    there = folder and not is_file(path) and is_file(str(folder / path))
+    return str(folder / path) if folder and there else path
+
+
+def files_of(words: Sequence[str], directory: str | None) -> list[str]:
+    """The files among the words of a command; of those in the folder where it starts, which may be
+    files that it writes, Python, what can be executed, and what an interpreter is given.
+    """
+    found: list[str] = []
+    for before, word in pairwise(["", *words]):
+        path = place_of(word, directory)
+        from_here = path == word.removeprefix("{here}/")
+        if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
+            found.append(path)
+    return found
+
+
+def is_script(path: str) -> bool:
+    if path.endswith(".py") or os.access(path, os.X_OK):
+        return True
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(2) == b"#!"
+    return False
+
+
+def words_sha256(words: Sequence[str], other_python: bool, directory: str | None = None) -> str:
     """SHA-256 of the files that a command names: a Python program with what it imports from
     beside it, or the files of another command.
 
     Args:
         other_python: as of `local_sources`.
+        directory: where the program starts; None for its results folder.
     """
-    first, *rest = [word.removeprefix("{here}/") for word in words]
+    first, *rest = [place_of(word, directory) for word in words]
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
+        folder = folder or str(real_folder(directory) or "")
         for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
             if Path(folder, name).is_file() and folder:
                 file, above = Path(folder, name), Path(folder)
@@ -174,7 +212,7 @@ def words_sha256(words: Sequence[str], other_python: bool) -> str:
         file = Path(rest[0])
         file = file.resolve() if file.is_symlink() else file
         return sources_sha256(local_sources(file, other_python=other_python))
-    given = [Path(word).resolve() for word in (first, *rest) if is_file(word)]
+    given = [Path(word).resolve() for word in files_of(words, directory)]
     # A program may be there to be started only.
     digests = [
         sources_sha256(local_sources(path, other_python=other_python))

@@ -370,10 +370,10 @@ class Experiment:
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        words, locked = (
-            command.words_sha256(command.command(self.config), not self.environment.is_ours),
-            self.environment.identity,
+        words = command.words_sha256(
+            command.command(self.config), not self.environment.is_ours, self.config["directory"]
         )
+        locked = self.environment.identity
         return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
     @cached_property
@@ -413,15 +413,13 @@ class Experiment:
         has a value of its own for, and without those that no run uses.
         """
         left_out = {key for pair in self.config["runs"] for key in pair} | set(self.keys.site)
-        left_out |= {
-            key for key in self.config if per_process(self.keys, key, self.config) is not None
+        return {
+            key: value
+            for key, value in self.config.items()
+            if key not in left_out
+            and per_process(self.keys, key, self.config) is None
+            and any(self.ignored_with(key, run) is None for run in self.runs.values())
         }
-        left_out |= {
-            key
-            for key in self.config
-            if all(self.ignored_with(key, run) is not None for run in self.runs.values())
-        }
-        return {key: value for key, value in self.config.items() if key not in left_out}
 
     @property
     def user_data(self) -> UserData | None:
@@ -723,12 +721,8 @@ def run_name(point: Mapping[str, Any]) -> str:
 def value_text(value: Any) -> str:
     """A value as in the name of a run's folder."""
     if isinstance(value, dict):
-        return (
-            "+".join(
-                f"{UNFIT.sub('-', str(key))}={value_text(part)}" for key, part in value.items()
-            )
-            or "none"
-        )
+        parts = (f"{UNFIT.sub('-', str(key))}={value_text(part)}" for key, part in value.items())
+        return "+".join(parts) or "none"
     text = "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     # Such as my_models.py:Net.
     return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())

@@ -572,6 +572,19 @@ def other_packages(
     return ", ".join(found[:MOST_PACKAGES]) + more
 
 
+def changed_packages(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What is different between the packages of two environment.json; empty if one of them says
+    nothing of its Python.
+    """
+    if not (before.get("python") and after.get("python")):
+        return ""
+    one, other = (
+        {name: (version,) for name, version in packages_of(record).items()}
+        for record in (before, after)
+    )
+    return other_packages(one, other)
+
+
 def is_of_ours(name: str, value: str) -> bool:
     """Whether a variable leads to the environment of the workflow."""
     return (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))) and (

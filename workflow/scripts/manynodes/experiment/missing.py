@@ -1,25 +1,16 @@
 """Refuse what a configuration names and what is not there, before any job."""
 
-import importlib.util
 import inspect
 import os
 import subprocess
-from contextlib import suppress
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, shown
 from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
-from manynodes.experiment.config import Experiment
+from manynodes.experiment import command
+from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.environments import PATIENCE, UserEnvironment
-
-# What `is_module` needs, in any Python.
-ASKS = """
-import importlib.util
-from contextlib import suppress
-from importlib.machinery import PathFinder
-"""
 
 
 def refuse_missing(experiment: Experiment, results: Path) -> None:
@@ -70,12 +61,24 @@ def refuse_missing_weights(experiment: Experiment, results: Path) -> None:
             continue
         path = Path(run.initial_weights)
         if not path.is_file():
+            if not (experiment.config["replace"] or initial_of(run, results / name)):
+                continue
             raise Refusal(f"config: initial_weights: {path} is not there, or not a file")
         if (results / name).resolve() in path.resolve().parents:
             raise Refusal(
                 f"config: initial_weights: {path} would be replaced by this run; give another "
                 "experiment name"
             )
+
+
+def initial_of(run: Run, folder: Path) -> str:
+    """The weights from which a run starts; empty if it has none, or is finished and they are gone.
+
+    Args:
+        folder: of the run.
+    """
+    path = run.initial_weights or ""
+    return "" if (folder / "run.json").exists() and not Path(path).is_file() else path
 
 
 def refuse_missing_program(experiment: Experiment) -> None:
@@ -85,12 +88,11 @@ def refuse_missing_program(experiment: Experiment) -> None:
     directory = experiment.config["directory"]
     if directory is not None and directory[:1] != "{" and not Path(directory).is_dir():
         raise Refusal(f"config: directory: {directory} is not there, or not a folder")
-    for key in ("sources_sha256", "evaluation_sha256"):
+    for key, of_sources in (("program", "sources_sha256"), ("evaluate", "evaluation_sha256")):
         try:
-            getattr(experiment, key)
+            getattr(experiment, of_sources)
         except Refusal as refusal:
-            which = "program" if key == "sources_sha256" else "evaluate"
-            raise Refusal(f"config: {which}: {refusal}") from None
+            raise Refusal(f"config: {key}: {refusal}") from None
 
 
 def refuse_unknown_program(experiment: Experiment) -> None:
@@ -114,7 +116,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
     first = (experiment.config["command"] or [""])[0]
     # An absolute path may exist on the compute nodes only.
     relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
-    if relative and not is_file(first):
+    if relative and not is_file(command.place_of(first, experiment.config["directory"])):
         raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
 
 
@@ -125,7 +127,7 @@ def finds(environment: UserEnvironment, module: str) -> bool:
     if not environment.answers_here:
         return True
     # The same question, without what lies where the command is typed.
-    asks = f"import sys\nsys.path.pop(0)\n{ASKS}\n{inspect.getsource(is_module)}"
+    asks = f"import sys\nsys.path.pop(0)\n{inspect.getsource(is_module)}"
     words = [environment.interpreter, "-c", f"{asks}\nprint(is_module(sys.argv[1]))", module]
     try:
         done = subprocess.run(
@@ -139,6 +141,11 @@ def finds(environment: UserEnvironment, module: str) -> bool:
 
 def is_module(name: str) -> bool:
     """Whether our Python finds such a module; runs none of the packages that it lies in."""
+    # Here: another Python is asked with the text of this function alone.
+    import importlib.util
+    from contextlib import suppress
+    from importlib.machinery import PathFinder
+
     first, *inside = name.split(".")
     spec = None
     with suppress(ValueError):  # __main__, and an empty name

@@ -10,7 +10,7 @@ from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
-from manynodes.experiment.command import words_sha256
+from manynodes.experiment.command import place_of, real_folder, words_sha256
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.programs.folders import REPOSITORY, Folders, begun_by, prepare
 from manynodes.programs.rank import place_saved
@@ -49,7 +49,7 @@ def begin(
     request = {key: value for key, value in (by_hand | dict(task.values)).items()
                if key not in SITE}  # fmt: skip
     request["sources_sha256"] = sources or words_sha256(
-        task.command, not UserEnvironment.of(task.environment).is_ours
+        task.command, not UserEnvironment.of(task.environment).is_ours, task.directory
     )
     request["directory"] = task.directory
     request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
@@ -67,18 +67,20 @@ def begin(
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
-    folder = folder_of(task.command)
+    folder = folder_of(task.command, task.directory)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")
     return True
 
 
-def folder_of(words: Sequence[str]) -> Path | None:
-    """The folder of the first Python file or `folder:module` in a command."""
+def folder_of(words: Sequence[str], directory: str | None) -> Path | None:
+    """The folder of the first Python file or `folder:module` in a command; otherwise the one in
+    which it is to start, if that is not the run's own.
+    """
     for word in words:
-        folder, colon, _ = word.removeprefix("{here}/").partition(":")
+        folder, colon, _ = place_of(word, directory).partition(":")
         if colon and Path(folder).is_dir():
             return Path(folder)
         if folder.endswith(".py") and Path(folder).is_file():
             return Path(folder).parent
-    return None
+    return real_folder(directory)

@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import parse_form, read_bytes
+from manynodes.checkpointing import replaced
 from manynodes.checkpointing.owner import job_of
 from manynodes.experiment.command import apart
 
@@ -25,75 +25,85 @@ UNFINISHED = ".unfinished"
 ALONE = "(launch alone: --resume)"
 
 
-@dataclass(frozen=True)
 class Folders:
     """The folder of a run, and what lies in it.
 
     Attributes:
         run: results/<experiment>/<run>.
+        work: where the program starts and writes: LAUNCH_RESULTS.
+        outputs: the declared outputs of a finished training.
+        evaluation: where the program that evaluates starts and writes.
+        state: of the owner; Snakemake does not know it, so it survives a failure.
+        saved: what the program needs to continue: LAUNCH_STATE.
+        request: what was asked for when the state began, and its attempts.
+        finished: there if Snakemake has seen the end of the training that the state belongs to.
+        metrics: the rows that `supervise` collects from what the program writes in its own way.
+        ended: there if all processes of the program have ended with 0; what follows can be
+            repeated.
+        printed: what the first process has printed in each start, in files in the order of the
+            starts.
+        spoiled: there if the inputs changed while the program ran; says which.
+        started: where the first process of each node tells the others that all is ready.
     """
 
-    run: Path
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.work = run / "work"
+        self.outputs = run / "outputs"
+        self.evaluation = run / "evaluation"
+        self.state = run / "state"
+        self.saved = self.state / "saved"
+        self.request = self.state / "request.json"
+        self.finished = self.state / "finished"
+        self.metrics = self.state / "metrics.csv"
+        self.ended = self.state / "ended"
+        self.printed = self.state / "printed"
+        self.spoiled = self.state / "spoiled"
+        self.started = self.state / "started"
 
-    @property
-    def work(self) -> Path:
-        """Where the program starts and writes: LAUNCH_RESULTS."""
-        return self.run / "work"
 
-    @property
-    def outputs(self) -> Path:
-        """The declared outputs of a finished training."""
-        return self.run / "outputs"
+def refuse_links(run: Path, evaluates: bool = False) -> None:
+    """Refuse a run with a link in place of one of its folders, also those of the built-in trainer:
+    no folder of ours is one, and what it leads to would be emptied or overwritten.
 
-    @property
-    def evaluation(self) -> Path:
-        """Where the program that evaluates starts and writes."""
-        return self.run / "evaluation"
+    Args:
+        evaluates: only its evaluation is made.
 
-    @property
-    def state(self) -> Path:
-        """Of the owner; Snakemake does not know it, so it survives a failure."""
-        return self.run / "state"
+    Raises:
+        Refusal: there is one.
+    """
+    folders = Folders(run)
+    of_training = (
+        *(folders.state, folders.saved, folders.printed, folders.started, folders.work),
+        *(run / name for name in replaced.FOLDERS),
+    )
+    for folder in (folders.evaluation, *(() if evaluates else of_training)):
+        if folder.is_symlink():
+            raise Refusal(f"{folder} is a link, which may lead to anybody's files; remove the link")
 
-    @property
-    def saved(self) -> Path:
-        """What the program needs to continue: LAUNCH_STATE."""
-        return self.state / "saved"
 
-    @property
-    def request(self) -> Path:
-        """What was asked for when the state began, and its attempts."""
-        return self.state / "request.json"
+def refuse_foreign(run: Path, known: Callable[[], bool]) -> None:
+    """Refuse to remove anything in a folder that a link in place of the run's leads to.
 
-    @property
-    def finished(self) -> Path:
-        """There if Snakemake has seen the end of the training that the state belongs to."""
-        return self.state / "finished"
+    Args:
+        known: whether what lies there is known to be this run's.
 
-    @property
-    def metrics(self) -> Path:
-        """The rows that `supervise` collects from what the program writes in its own way."""
-        return self.state / "metrics.csv"
+    Raises:
+        Refusal: it is not.
+    """
+    removed = (*replaced.FILES, *replaced.FOLDERS, "work", "evaluation", "state")
+    if run.is_symlink() and any((run / name).exists() for name in removed) and not known():
+        raise Refusal(
+            f"{run} is a link to files that are not known as this run's; remove the link, or empty "
+            "the folder that it leads to"
+        )
 
-    @property
-    def ended(self) -> Path:
-        """There if all processes of the program have ended with 0; what follows can be repeated."""
-        return self.state / "ended"
 
-    @property
-    def printed(self) -> Path:
-        """What the first process has printed in each start, in files in the order of the starts."""
-        return self.state / "printed"
-
-    @property
-    def spoiled(self) -> Path:
-        """There if the inputs changed while the program ran; says which."""
-        return self.state / "spoiled"
-
-    @property
-    def started(self) -> Path:
-        """Where the first process of each node tells the others that all is ready."""
-        return self.state / "started"
+def has_request(folders: Folders) -> bool:
+    """Whether there is a state of ours; of which run, `prepare` looks at."""
+    with suppress(Refusal):
+        return bool(read_request(folders))
+    return False
 
 
 def prepare(
@@ -117,9 +127,12 @@ def prepare(
         Whether there is an earlier state.
 
     Raises:
-        Refusal: the state there is one of another request, or it is not known of which.
+        Refusal: the state there is one of another request, or it is not known of which; or a folder
+            is a link, see `refuse_links` and `refuse_foreign`.
         OSError: the folders are not writable.
     """
+    refuse_links(folders.run)
+    refuse_foreign(folders.run, lambda: has_request(folders))
     before = request_before(folders, request, resume)
     changed = differences(before["request"], request) if before else ""
     if changed and resume == "exact":
@@ -151,6 +164,22 @@ def prepare(
     content = {"run": dict(run), "request": dict(request), "attempts": attempts, "token": token}
     write_request(folders, content)
     return before is not None
+
+
+def is_run(folders: Folders, resume: str) -> bool:
+    """Whether there is a run in the folder that a user has named.
+
+    Raises:
+        Refusal: something else is there, which an attempt would remove.
+    """
+    if folders.request.exists():
+        return True
+    for folder in (folders.work, folders.saved, folders.evaluation, folders.outputs):
+        # Nothing is removed if it is to be continued anyway.
+        if resume != "anyway" and folder.exists() and any(folder.iterdir()):
+            raise Refusal(f"--output {folders.run}: {folder.name} there is of no run; "
+                          "give a folder of its own")  # fmt: skip
+    return False
 
 
 def request_before(

@@ -15,7 +15,7 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.environment import Environment
 from manynodes.base.errors import STOPPED, Refusal, Stopped
-from manynodes.base.processes import process_name
+from manynodes.base.processes import WARNINGS, process_name
 from manynodes.base.reading import read_bytes, read_json
 from manynodes.base.signing import signed, verified
 from manynodes.checkpointing import incidents
@@ -28,11 +28,10 @@ from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import (
     UserEnvironment,
+    changed_packages,
     is_python,
     look,
     needed,
-    other_packages,
-    packages_of,
 )
 from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import (
@@ -53,7 +52,7 @@ from manynodes.programs.user_numbers import (
     rows_in_log,
 )
 from manynodes.programs.variables import environment_of, safely, without_folder
-from manynodes.ranks.stopping import DEADLINE, WARNINGS
+from manynodes.ranks.stopping import DEADLINE
 from manynodes.reporting.metrics import write_metrics
 from manynodes.reporting.sums import refuse_changed
 from manynodes.schedulers.base import Command
@@ -151,6 +150,8 @@ class Rank:
                 ended or saved something.
             Refusal: its inputs have changed meanwhile.
         """
+        if self.rows:
+            self.rows.end()
         self.collect()
         saved = self.note_saved()
         self.refuse_touched_inputs()
@@ -359,13 +360,7 @@ def note_other_packages(
         earlier = read_json(folders.state / ENVIRONMENT, "environment", "")
     except (OSError, Refusal):
         return
-    if not (earlier.get("python") and record["python"]):
-        return
-    one, other = (
-        {name: (version,) for name, version in packages_of(each).items()}
-        for each in (earlier, record)
-    )
-    if changed := other_packages(one, other):
+    if changed := changed_packages(earlier, record):
         line = f"continued with other packages: {changed}"
         tell(f"warning: {line}")
         incidents.add(folders.state, incidents.INEXACT, line)

@@ -26,7 +26,7 @@ from manynodes.reporting.measures import EVALUATED, read_measured
 from manynodes.reporting.metrics import newest
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
-from manynodes.reporting.results import read_finished
+from manynodes.reporting.results import read_finished, shortened
 from manynodes.reporting.sums import PUT_BACK
 
 # Keys that name files.
@@ -188,10 +188,18 @@ def doubts(before: Results, after: Results) -> list[str]:
         found.append("their accuracies are of different views of the test images")
     if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
         found.append("only one of them is the mean of several folds")
-    found += [line for each in (before, after) for line in without(each)]
+    found += [line for each in (before, after) for line in (*left_out(each), *without(each))]
     if changed := other_packages(before.versions, after.versions):
         found.append(f"their packages differ: {changed}")
     return found
+
+
+def left_out(results: Results) -> list[str]:
+    """The runs of an experiment that are not compared, in a line if there are any."""
+    runs = results.experiment.runs
+    names = [name for name in runs if name not in results.numbers]
+    return [f"{len(names)} of {len(runs)} runs of {results.experiment.name} are not finished, and "
+            f"left out: {shortened(names)}"] if names else []  # fmt: skip
 
 
 def without(results: Results) -> list[str]:
@@ -238,17 +246,14 @@ def both_by_setting(
     """The runs of each by their settings."""
     named = dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
     axes = [axis for axis in named if axis not in REPEATS]
-    common = [axis for axis in axes if all(known(each, axis) for each in (before, after))]
+    values = [next(iter(each.experiment.runs.values())).values for each in (before, after)]
+    common = [axis for axis in axes if all(axis in each for each in values)]
     return by_setting(before, axes, common), by_setting(after, axes, common)
 
 
 def in_a_row(axes: Sequence[str], values: Mapping[str, Any]) -> str:
     """A setting in words."""
     return "  ".join(f"{axis} {value_text(values[axis])}" for axis in axes)
-
-
-def known(results: Results, axis: str) -> bool:
-    return axis in next(iter(results.experiment.runs.values())).values
 
 
 def in_words(results: Results) -> str:

@@ -14,7 +14,7 @@ from manynodes.checkpointing.incidents import EMPTY
 from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
 from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
-from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
+from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
 EVALUATED = "evaluated.json"  # beside evaluation.json: what it is of
 # A program that did nothing may end with 0 too.
@@ -127,10 +127,8 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
     sums = of_files(folder, names, MOST)
     # Of its outputs, which may be large, only those that are evaluated are hashed.
     refuse_changed(folder, about["files"], [name for name in about["files"] if "/" not in name])
-    if evaluated:
-        record = read_json(folder / EVALUATED, "evaluated", "delete evaluation.json")
-        if record["files"] != sums:
-            raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
+    if evaluated and read_evaluated(folder)["files"] != sums:
+        raise Refusal(f"{folder}/evaluation.json is not of this run ({EVALUATED}); {REMAKE}")
     result = read_result(folder / "result.json")
     evaluation = read_result(folder / "evaluation.json") if evaluated else Result({}, None)
     return Measured(
@@ -141,6 +139,23 @@ def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
         read_metrics(folder / "metrics.csv"),
         sums,
     )
+
+
+def read_evaluated(folder: Path) -> dict[str, Any]:
+    """evaluated.json, which an evaluation writes after evaluation.json.
+
+    Raises:
+        FileNotFoundError: the run is not evaluated.
+        Refusal: it is damaged, or gone.
+    """
+    path = folder / EVALUATED
+    try:
+        return read_json(path, "evaluated", "delete evaluation.json")
+    except FileNotFoundError:
+        if not (folder / "evaluation.json").exists():
+            raise
+        # Snakemake does not miss it.
+        raise Refusal(f"{path} is not there; delete evaluation.json and {EVALUATE}") from None
 
 
 def checked(value: float | None) -> float:

@@ -5,21 +5,22 @@ import io
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from manynodes.base import failure
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, os_error_line
 from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.base.timeouts import BETWEEN, LEASE
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
-from manynodes.experiment.config import Experiment
+from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting import measures
 from manynodes.reporting.metrics import rows_so_far
+from manynodes.reporting.results import form_of, read_about
 
 RECORD = "experiment.json"  # of the newest command on an experiment
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
@@ -80,6 +81,23 @@ def read_all(experiment: Experiment, folder: Path, now: float | None = None) -> 
     return found
 
 
+def looks(experiment: Experiment, folder: Path, every: float | None) -> Iterator[list[Progress]]:
+    """The progress of every run again and again, until all have ended.
+
+    Args:
+        folder: as of `read_all`.
+        every: seconds between two looks; None for a single one.
+    """
+    while True:
+        found = read_all(experiment, folder)
+        # Before the caller reads files: of a run that ends meanwhile it reads them once more.
+        over = is_over(found, folder)
+        yield found
+        if every is None or over:
+            return
+        time.sleep(every)
+
+
 def is_over(found: Sequence[Progress], folder: Path) -> bool:
     """Whether all runs have ended. One that has failed may start again while a command follows the
     jobs; one that was killed has left the file that says so.
@@ -126,7 +144,7 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
     failed = failure.read(folder)
-    if failed and failed.again == failure.Again.NO:
+    if failed and failed.again == failure.Again.NO and failed.time >= ended(folder, run):
         # Perhaps of another training that was to replace its results.
         preempted = failed.kind == failure.Kind.PREEMPTED
         return replace(reached, state="interrupted" if preempted else "failed",
@@ -140,6 +158,8 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
             numbers = measures.line_of(experiment, name, results)
         except FileNotFoundError as error:
             numbers = f"{error.filename} is not there; run the same command again"
+        except OSError as error:
+            numbers = os_error_line(error)
         except Refusal as refusal:
             numbers = str(refusal)
         # Beside them there may be rows of an attempt that was to replace them.
@@ -157,6 +177,15 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
         return replace(reached, state="interrupted", saved=saved, reason=reason)
     started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
     return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
+
+
+def ended(folder: Path, run: Run) -> str:
+    """When a finished training has ended, in UTC, ISO 8601; empty if that is not known. A failure
+    before is of an earlier attempt, such as of a backup.
+    """
+    with suppress(OSError, Refusal):
+        return str(read_about(folder / "run.json", form_of(run))["ended"])
+    return ""
 
 
 def with_live(each: Progress, live: dict[str, Any]) -> Progress:

@@ -14,7 +14,7 @@ from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
 from manynodes.experiment.config import Run, default_run
 from manynodes.reporting.metrics import Row, read_metrics
-from manynodes.reporting.sums import REMAKE, of_files, refuse_changed
+from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
 MOST_ROW = 30_000  # bytes of a row of predictions.csv, most of them of the path
 # Shown with every accuracy: accuracies with different numbers of views are not comparable.
@@ -164,7 +164,7 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
         if found != known:
             raise Refusal(
                 f"{folder}/evaluation.json is of other weights or another configuration ({key}); "
-                f"{REMAKE}"
+                f"delete it and {EVALUATE}"
             )
     refuse_changed(folder, about["files"], ["metrics.csv"])
     rows = read_metrics(folder / "metrics.csv")
@@ -184,14 +184,13 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     evaluation = read_json(path, "evaluation", REMAKE)
     matrix = evaluation["confusion_matrix"]
     classes, n = len(matrix), evaluation["n"]
-    right = sum(row[label] for label, row in enumerate(matrix) if label < len(row))
+    square = all(len(row) == classes for row in matrix)
+    right = [row[label] for label, row in enumerate(matrix)] if square else []
+    per_class = [
+        own / sum(row) if any(row) else None for own, row in zip(right, matrix, strict=False)
+    ]
     kept = evaluation["checkpoints"]
     epochs = [checkpoint["epoch"] for checkpoint in kept]
-    per_class = [
-        row[label] / sum(row) if any(row) else None
-        for label, row in enumerate(matrix)
-        if label < len(row)
-    ]
     final = [
         {key: checkpoint[key] for key in ("loss", "accuracy")}
         for checkpoint in kept
@@ -199,12 +198,12 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     ]
     plain = evaluation["plain"]
     agrees = (
-        all(len(row) == classes for row in matrix)
+        square
         and len(evaluation["per_class_accuracy"]) == classes
         and all(map(close, evaluation["per_class_accuracy"], per_class))
         and len(evaluation["class_names"]) == classes
-        and sum(map(sum, matrix)) == evaluation["n"]
-        and math.isclose(evaluation["accuracy"], right / evaluation["n"], abs_tol=1e-12)
+        and sum(map(sum, matrix)) == n
+        and math.isclose(evaluation["accuracy"], sum(right) / n, abs_tol=1e-12)
         and len(set(epochs)) == len(epochs)
         and all(each == plain for each in final)
         and all(close(each["accuracy"] * n, round(each["accuracy"] * n)) for each in (plain, *kept))

@@ -13,6 +13,8 @@ from manynodes.base.reading import MOST, file_sha256, read_bytes
 FILE = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([^\n\0]+)")
 REMAKE = "delete it and run the same command again"
+# As many commands as runs would be needed.
+EVALUATE = "run the same command again, or for all runs add --forcerun evaluate"
 # Snakemake sees no reason to train again, so that `replace=true` would change nothing.
 PUT_BACK = "put it back, or delete run.json there to train again"
 

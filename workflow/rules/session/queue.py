@@ -1,0 +1,111 @@
+"""The jobs of a command in a scheduler's queue, and those that a killed command has left there."""
+
+import json
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from manynodes.base import atomic
+from manynodes.base.errors import Refusal
+from manynodes.experiment.config import Experiment
+from manynodes.reporting import progress
+from manynodes.reporting.results import shortened
+from manynodes.schedulers import registry
+from session import tell
+from session.refusals import NO_JOBS
+
+# Jobs in a line that cancels them.
+MOST_SHOWN = 20
+
+
+class Queue:
+    """The jobs of the runs of an experiment, as `watch` is told of them.
+
+    Args:
+        workflow: Snakemake's, which does not know its executor yet.
+        results: folder of the experiment.
+    """
+
+    def __init__(self, workflow: Any, experiment: Experiment, results: Path) -> None:
+        self.workflow, self.experiment, self.results = workflow, experiment, results
+        self.states: dict[str, dict[str, str | bool]] = {}
+        self.others: dict[str, dict[str, str | bool]] = {}
+
+    @property
+    def executor(self) -> str:
+        return str(self.workflow.executor_plugin.name)
+
+    def refuse_left(self, names: Iterable[str]) -> None:
+        """Refuse these runs while jobs of them are in the queue that a command which was killed has
+        left: they would begin beside those of this command, and delete their results. Keep those of
+        other runs for `write`.
+
+        Raises:
+            Refusal: with the command that cancels the jobs.
+        """
+        known = progress.read_quietly(self.results / progress.JOBS, "jobs")
+        # Not what a command would take for an option.
+        every = {entry["job"]: name for name, entry in known.items()
+                 if entry["job"][:1].isalnum()}  # fmt: skip
+        planned = {*names}
+        runs = {job: name for job, name in every.items() if name in planned}
+        scheduler, unended = registry.of_executor(self.executor), None
+        # Without a lock they may be of a command that lives.
+        if scheduler and every and self.workflow.execution_settings.lock:
+            unended = scheduler.unended([*every])
+        self.others = {every[job]: known[every[job]] for job in unended or () if job not in runs}
+        left = None if unended is None else [job for job in unended if job in runs]
+        if scheduler and left:
+            cancel, more = f"{scheduler.canceller} {left[0]}", ""
+            if len(left) > 1:
+                # Not in the refusal, which would be cut.
+                for start in range(0, len(left), MOST_SHOWN):
+                    some = left[start : start + MOST_SHOWN]
+                    tell(f"to cancel them: {scheduler.canceller} {' '.join(some)}")
+                cancel, more = "cancel them", f" and {len(left) - 1:,} more"
+            raise Refusal(f"job {left[0]} ({runs[left[0]]}){more} of an earlier command "
+                          f"{'are' if more else 'is'} still in the queue: {cancel}, then run the "
+                          "same command again")  # fmt: skip
+        waited = [f"{job} ({name})" for job, name in runs.items() if known[name]["waits"]]
+        if waited and left is None:
+            tell(f"warning: when an earlier command was killed, these jobs waited: "
+                 f"{shortened(waited)}; cancel them, if they still do")  # fmt: skip
+
+    def tell_state(self, job: Any, number: str, state: str, waits: bool) -> None:
+        """Print the new state of a job, and note it for `watch`."""
+        tell(f"{self.executor}: job {number}, {self.describe(job)}: {state}")
+        since = time.strftime("%H:%M:%S")
+        for part in parts(job):
+            self.states[part.wildcards.run] = {
+                "job": number, "state": state, "waits": waits, "since": since,
+            }  # fmt: skip
+        with suppress(OSError):
+            self.write()
+
+    def write(self) -> None:
+        """Note the jobs of this command, and those of killed ones that are in the queue."""
+        text = json.dumps(self.others | self.states) + "\n"
+        atomic.write_text(self.results / progress.JOBS, text)
+
+    def end(self) -> None:
+        """Forget the jobs of this command."""
+        self.states = {}
+        with suppress(OSError):
+            if self.others:
+                self.write()
+            elif self.executor not in NO_JOBS:
+                (self.results / progress.JOBS).unlink()
+
+    def describe(self, job: Any) -> str:
+        """A submitted job in a few words, with the log of its last rule."""
+        rules = [part.rule.name for part in parts(job)]
+        last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
+        run = f"{self.experiment.name}/{last.wildcards.run}"
+        return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def parts(job: Any) -> Iterable[Any]:
+    """The jobs of a group, or the job itself."""
+    return list(job) if job.is_group() else [job]
