@@ -265,12 +265,6 @@ def refuse_options(args: argparse.Namespace) -> None:
             "--launcher none starts the program once per node; leave --nproc-per-node out, or "
             "take --launcher torchrun"
         )
-    stop_at = Environment.read().stop_at
-    if stop_at is not None and not stop_at > time.time():
-        raise Refusal(
-            f"LAUNCH_STOP_AT: {stop_at:.0f} is not in the future; unset it, or give the seconds "
-            "since 1970 at which to stop"
-        )
 
 
 def launch_on(
@@ -611,6 +605,13 @@ def private_variables(
 ) -> dict[str, str]:
     """The variables that must not stand on a command line, which every user of a node can read."""
     stop_at = job.end - BEFORE_THE_END if job.end else None
+    # What an outer job has left in the environment does not matter where this one has an end.
+    given = None if job.end else Environment.read().stop_at
+    if given is not None and not given > time.time():
+        raise Refusal(
+            f"LAUNCH_STOP_AT: {given:.0f} is not in the future; unset it, or give the seconds "
+            "since 1970 at which to stop"
+        )
     contract = Environment(
         owner=job.owner,
         secret=signing.new_secret(),
@@ -815,6 +816,9 @@ def log_of(args: argparse.Namespace) -> Iterator[Sink]:
         return
     args.log.parent.mkdir(parents=True, exist_ok=True)
     kept = args.rank_logs / args.log.name if args.rank_logs else args.log
+    # Of an earlier launch, which had --rank-logs.
+    if kept.is_symlink() and kept.readlink().name == kept.name:
+        kept.unlink()
     with log_file(kept) as file:
         try:
             link(args.log, kept)

@@ -37,9 +37,6 @@ TRACEBACK = "Traceback (most recent call last):"
 # Before the traceback of an error that ends no program, and between two tracebacks of one error.
 ASIDE = re.compile(r"Exception (ignored|in thread) ")
 CHAINED = re.compile(r"During handling of the above|The above exception was the direct")
-# The outermost frame of an error that has ended Python. That of an error that a program has caught
-# and logs is the one that has caught it.
-OUTERMOST = re.compile(r'  File ".*", line \d+, in (<module>|_run_module_as_main)$')
 # Python tells a group of errors with a margin, and a group in it with a wider one.
 GROUP = f"  + Exception Group {TRACEBACK}"
 MARGIN = re.compile(r" +[|+]")
@@ -180,7 +177,7 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
-    said = reason(ungrouped(said), status, bool(program))
+    said = reason(ungrouped(said), status)
     raised = bool(said) and said[0].startswith("Traceback ")
     said = [
         line if len(line) <= MOST_OF_A_LINE else shortened(line, MOST_OF_A_LINE) for line in said
@@ -194,16 +191,15 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
     return tuple(said)
 
 
-def reason(lines: Sequence[str], status: int, ours: bool) -> list[str]:
-    """The traceback of the error that has ended a program, or else its last lines. One of ours may
-    have caught it, but prints no other.
+def reason(lines: Sequence[str], status: int) -> list[str]:
+    """The traceback of the error that has ended a program, or else its last lines. After an error
+    Python's status is 1, or a signal's.
     """
     start = last_traceback(lines)
     if start is None:
         return [line for line in lines if not REMARK.search(line)]
     told = [lines[start], *takewhile(lambda line: not ASIDE.match(line), lines[start + 1 :])]
-    ended = (status == 1 or status < 0) and (ours or any(map(OUTERMOST.match, told[1:2])))
-    if not ended and (later := what_follows(told)):
+    if status > 1 and (later := what_follows(told)):
         return later
     return [line for line in told if not NOISE.search(line)]
 

@@ -136,7 +136,11 @@ def told_to_stop(outcome: Outcome, failed: Sequence[Ending], source: Source, sav
     """What ended a launch that was asked to stop: a failure before that, which comes again, if
     there was one.
     """
-    before = [each for each in failed if each.time < outcome.asked and not each.is_consequence]
+    before = [
+        each
+        for each in failed
+        if each.time < outcome.asked and not (each.is_consequence or each.is_disconnected)
+    ]
     if before:
         first = cause(before)
         failure = of_rank(first, first.error, "refused" in first.report)

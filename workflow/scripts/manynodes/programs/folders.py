@@ -92,7 +92,9 @@ def refuse_foreign(run: Path, known: Callable[[], bool]) -> None:
         Refusal: it is not.
     """
     removed = (*replaced.FILES, *replaced.FOLDERS, "work", "evaluation", "state")
-    if run.is_symlink() and any((run / name).exists() for name in removed) and not known():
+    # Snakemake makes the folders of a job's outputs before it.
+    left = (each for name in removed for each in ((run / name), *(run / name).rglob("*")))
+    if run.is_symlink() and any(each.is_file() for each in left) and not known():
         raise Refusal(
             f"{run} is a link to files that are not known as this run's; remove the link, or empty "
             "the folder that it leads to"

@@ -150,7 +150,7 @@ class Rank:
                 ended or saved something.
             Refusal: its inputs have changed meanwhile.
         """
-        if self.rows:
+        if self.rows and status == 0:
             self.rows.end()
         self.collect()
         saved = self.note_saved()

@@ -373,7 +373,7 @@ def end_here(start: float, end: float, running: float) -> float:
 def is_this_folder(folder: str) -> bool:
     """Whether a job was submitted in the folder in which we are, whatever it is called there."""
     try:
-        return Path(folder).samefile(".")
+        return bool(folder) and Path(folder).samefile(".")
     except FileNotFoundError:
         return False
     except OSError:
