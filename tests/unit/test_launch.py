@@ -704,3 +704,12 @@ def test_expressions_that_are_given_by_hand_are_checked_too(tmp_path) -> None:
     assert refused.returncode == 1
     assert "has no group that counts; name one step, iter or epoch" in refused.stderr
     assert "it was started" not in refused.stderr
+
+
+def test_a_log_that_was_removed_meanwhile_becomes_no_link_to_itself(tmp_path: Path) -> None:
+    """As Snakemake removes the log of a rule that another command has begun."""
+    removes = tmp_path / "removes.py"
+    removes.write_text(f"import os\nos.unlink({str(tmp_path / 'log')!r})\n")
+    done = program("launch", "--launcher", "none", "--log", tmp_path / "log", "--", removes)
+    assert done.returncode == 0, done.stderr
+    assert not os.path.lexists(tmp_path / "log")

@@ -258,7 +258,7 @@ def refuse_options(args: argparse.Namespace) -> None:
     """Refuse what the program would not get.
 
     Raises:
-        Refusal: an option, or the deadline that the shell has.
+        Refusal: naming the option.
     """
     if args.launcher == "none" and args.nproc_per_node > 1:
         raise Refusal(
@@ -603,7 +603,11 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
 def private_variables(
     args: argparse.Namespace, scheduler: Scheduler, job: Allocation
 ) -> dict[str, str]:
-    """The variables that must not stand on a command line, which every user of a node can read."""
+    """The variables that must not stand on a command line, which every user of a node can read.
+
+    Raises:
+        Refusal: the deadline that the shell has given is over.
+    """
     stop_at = job.end - BEFORE_THE_END if job.end else None
     # What an outer job has left in the environment does not matter where this one has an end.
     given = None if job.end else Environment.read().stop_at
@@ -796,7 +800,7 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
         other = log and (log.is_symlink() or not is_new(log) if in_rank_logs else log.exists())
         if log and (args.begun or not other):
             # Not where a link in somebody's results leads to.
-            kept = args.rank_logs / log.name if args.begun and in_rank_logs else log
+            kept = args.rank_logs / log.name if args.begun and args.rank_logs else log
             with suppress(OSError), opened(kept, "a") as file:
                 file.write(f"launch: {error_line(error)}\n")
             record(args, failures.of_error(error))
@@ -832,6 +836,9 @@ def link(path: Path, target: Path) -> None:
     """Make the path a relative link to the target, unless it is the target. A file that is there
     goes on in the target.
     """
+    if path == target:
+        # Also if it is gone: it would become a link to itself.
+        return
     with suppress(FileNotFoundError):
         if path.samefile(target):
             return
