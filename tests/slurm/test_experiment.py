@@ -272,10 +272,10 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(
 
 
 MISTAKES = {
-    "slurm_partition=nope": "slurm: sbatch would refuse a job with -p nope ",
+    "slurm_partition=nope": "slurm: sbatch would refuse a job: ",
     "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
-    "constraint=nope": "slurm: sbatch would refuse a job with ",
-    "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job with ",
+    "constraint=nope": "slurm: sbatch would refuse a job: ",
+    "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job: ",
     "slurm_tmp=50G": "slurm: slurm_tmp: 51200 MB a node are asked for, the largest TmpDisk of main "
     "is 50000; ",
     "slurm_extra=--signal=B:USR1@120": "slurm: slurm_extra: --signal=B: warns the batch script ",
@@ -294,6 +294,7 @@ TOO_LARGE = {
     "cpus_per_task=9": (
         "slurm: cpus_per_task: 9 CPUs a node are asked for, the largest node of main has 8; "
     ),
+    "gres=gpu:5": "slurm: gres: 5 GPUs a node are asked for, the largest node of main has 4; ",
 }
 
 
@@ -384,7 +385,7 @@ def test_an_option_of_the_plugin_is_checked_too(checkout: SlurmCheckout, option:
     done = checkout.snakemake(option, *TINY, "experiment=mistaken")
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("slurm: sbatch would refuse a job with ")
+    assert last.startswith("slurm: sbatch would refuse a job: ")
     assert OPTIONS[option].lower() in last.lower()
     assert not (checkout.path / "results/mistaken").exists()
 

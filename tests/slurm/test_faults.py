@@ -280,3 +280,46 @@ def job_state(cluster: Cluster, job: str) -> str:
         "sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"
     ).stdout.splitlines()
     return state
+
+
+@pytest.mark.parametrize(("launcher", "nodes"), [("none", 1), ("torchrun", 2)])
+def test_an_end_that_slurm_has_not_seen_is_no_good_end(
+    cluster: Cluster, checkout: SlurmCheckout, launcher: str, nodes: int
+) -> None:
+    """It has lost touch with all nodes of a step: srun ends with 0, and the processes live on."""
+    folder = checkout.path / f"results/unseen-{launcher}"
+    folder.mkdir(parents=True)
+    waiting, script, said = folder / "waits.py", folder / "job.sh", folder / "job.out"
+    waiting.write_text(WAITS)
+    launch = [
+        sys.executable, "workflow/scripts/launch.py", "--nodes", str(nodes), "--launcher", launcher,
+        "--log", str(folder / "log"), "--", str(waiting), str(folder),
+    ]  # fmt: skip
+    script.write_text(f"#!/bin/bash\n{shlex.join(launch)}\necho status $?\n")
+    hosts = [f"n{number + 1}" for number in range(nodes)]
+    size = [f"--nodelist={','.join(hosts)}", f"--ntasks={nodes}", "--no-requeue"]
+    done = cluster.run("sbatch", *size, f"--output={said}", script, cwd=checkout.path)
+    assert done.returncode == 0, done.stderr
+    until(lambda: len(list(folder.glob("begun-*"))) == nodes)
+    daemons = [
+        pid
+        for host in hosts
+        for pid, line in cluster.processes(host).items()
+        if line.endswith("slurmd -D")
+    ]
+    assert len(daemons) == nodes
+    for pid in daemons:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: "status " in said.read_text())
+        assert any("waits.py" in line for line in cluster.left(folder).values())
+    finally:
+        for pid in daemons:
+            os.kill(pid, signal.SIGCONT)
+    until_none(lambda: cluster.left(folder))
+    until(lambda: not cluster.out_of_service())
+    unknown = rf"it is not known how {nodes} of {nodes} processes ended: Node failure on n[12]"
+    assert re.search(rf"launch: waits failed: {unknown}; see .*\nstatus 1\n", said.read_text()), (
+        said.read_text()
+    )
+    assert json.loads((folder / "failure.json").read_text())["kind"] == "lost"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,6 +42,18 @@ def test_endings_survive_the_way_through_srun() -> None:
     mixed = [one[0], *other, *one[1:]]
     assert [ending(found["ending"]) for found in records(mixed)] == sent
     assert [ending(found["ending"]) for found in records([*one[:-1], *other])] == sent[1:]
+
+
+def test_a_record_is_whole_after_a_long_line_that_has_not_ended() -> None:
+    """srun breaks that after 1024 bytes."""
+    program = "import os; from manynodes.launching.endings import send; "
+    program += "os.write(2, b'x' * 1000); send({'finished': 'rank 1 on n2'})"
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stderr.removesuffix("\n").split("\n")
+    broken = [f"1: {line[at : at + 1024]}" for line in lines for at in range(0, len(line), 1024)]
+    assert records(broken) == [{"finished": "rank 1 on n2"}]
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -162,6 +175,7 @@ def test_an_error_that_python_only_ignores_is_not_the_one_that_ended_it() -> Non
     # Of an error in a hook of torch's.
     ["Exception raised from wait at a.cc:9 (most recent call first):", "frame #0: f", "", "At:",
      "  /a.py(9): hook"],
+    ["make: *** [Makefile:2: train] Error 1"],
 ])  # fmt: skip
 @pytest.mark.parametrize(("status", "traceback", "fatal"), [
     (3, [*CAUGHT, "OSError: try 1"], True), (3, [*RAISED, "OSError: try 1"], True),
@@ -232,6 +246,8 @@ def test_a_connection_of_the_program_s_own_is_no_peer_but_perhaps_to_one() -> No
     ended = Ending("rank 0", "n1", 1, 1.0, lines=(*RAISED, "EOFError"))
     assert not any(each.lost_a_peer for each in (download, own, ended))
     assert cause([ended, own]) == own
+    damaged = Ending("rank 0", "n1", 1, 1.0, lines=(*RAISED, "EOFError: Ran out of input"))
+    assert cause([damaged, own]) == damaged
     assert cause([download]) == download
     gloo = Ending("rank 1", "n2", 1, 0.9, lines=(*RAISED, GLOO))
     assert cause([download, gloo]) == download
@@ -288,3 +304,14 @@ def test_a_program_that_ends_with_its_process_group_is_told_why(tmp_path, before
     *_, record = records(done.stderr.split("\n"))
     assert record["ending"]["status"] == -signal.SIGABRT
     assert Ending(**record["ending"]).error.endswith(told)
+
+
+def test_a_supervisor_tells_the_time_of_an_end_by_the_clock_of_rank_0_s_node(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(3)")
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "supervise.py", program], check=False, capture_output=True,
+        text=True, env=os.environ | {"RANK": "1", "LAUNCH_AHEAD": "1000"},
+    )  # fmt: skip
+    (record,) = records(done.stderr.split("\n"))
+    assert abs(time.time() - 1000 - record["ending"]["time"]) < 500

@@ -13,15 +13,16 @@ from manynodes.base import failure
 from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Again, Failure, Kind, recorded
 from manynodes.launching.agents import Outcome
-from manynodes.launching.endings import Ending
-from manynodes.launching.first_failure import First, Source
+from manynodes.launching.endings import Ending, records
+from manynodes.launching.first_failure import First, Source, of_unknown_ends
 from manynodes.launching.first_failure import first_failure as found_failure
-from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
+from manynodes.launching.whereabouts import Observer, Whereabouts, state_of, whereabouts
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
 from waiting import until
 
 FAILED = Outcome(failed=0, status=1)
+KILLED_FIRST = Outcome(failed=0, status=-9)
 TIMED_OUT = (
     "slurmstepd-n1: error: *** STEP 94.0 ON n1 CANCELLED AT 2026-11-21T07:42:02 DUE TO "
     "TIME LIMIT ***"
@@ -81,6 +82,28 @@ def test_where_no_rank_said_anything_slurm_is_believed(
     errors: list[str], line: str, kind: Kind
 ) -> None:
     assert judged(first_failure(FAILED, [], errors, "7")) == (line, kind, "")
+
+
+def test_a_good_end_is_one_that_all_processes_have_told() -> None:
+    """When Slurm loses touch with all nodes of a step, srun ends with 0."""
+    said = SCHEDULERS["srun"].explain(["0: loading", "srun: error: Node failure on n1"])
+    one = ["rank 0 on n1"]
+    for finished, silent in (([], 2), (one, 1), (one * 2, 1)):
+        lost = of_unknown_ends(Outcome(), finished, 2, said)
+        line = f"it is not known how {silent} of 2 processes ended: Node failure on n1"
+        assert lost == Trouble(line, cause=Cause.NODE_LOST)
+        found = found_failure(Outcome(), [], [], [], Source("srun", lost), finished=finished)
+        assert judged(found) == (line, Kind.LOST, "again")
+    peer = rank(1, 1, 2.0, "RuntimeError: Connection reset by peer")
+    assert found_failure(Outcome(), [peer], [], [], Source("srun", lost)) == found
+    assert of_unknown_ends(Outcome(), [*one, "rank 1 on n2"], 2, said) is None
+    for failed in (FAILED, Outcome(stopped=True)):
+        assert of_unknown_ends(failed, one, 2, said) is None
+    # Without a word of the scheduler's too, unless the words are still on their way.
+    assert of_unknown_ends(Outcome(), one, 2, None) == Trouble(
+        "it is not known how 1 of 2 processes ended", cause=Cause.NODE_LOST
+    )
+    assert of_unknown_ends(Outcome(heard_out=False), one, 2, None) is None
 
 
 def test_where_nobody_said_anything_the_status_is_told() -> None:
@@ -178,8 +201,11 @@ def test_a_killed_supervise_is_named(label: str) -> None:
 def test_what_a_killed_supervise_cannot_tell_is_known_from_the_files() -> None:
     source = Source("the command of node 0", None, "")
     for changed in (False, True):
-        found = found_failure(Outcome(0, -9), [], [], [], source, changed=changed)
+        found = found_failure(KILLED_FIRST, [], [], [], source, changed=changed)
         assert (found.saved, found.again, found.in_place) == (changed,) * 3
+    # The step of a killed srun lives on, and its ranks own the run.
+    found = found_failure(KILLED_FIRST, [], [], [], Source("srun"), changed=True)
+    assert (found.saved, found.again, found.in_place) == (True, True, False)
 
 
 def test_a_failure_is_tried_again_only_if_something_was_saved_before() -> None:
@@ -261,7 +287,9 @@ def test_a_rank_that_hangs_is_named_before_those_that_waited_for_it() -> None:
 
 
 @pytest.mark.parametrize("continues", [False, True], ids=["signalled together", "gone before"])
-def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bool) -> None:
+def test_a_rank_that_could_not_run_is_known_after_it_was_continued(
+    continues: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Slurm continues all processes of a step that it ends, before their supervisors notice."""
 
     def look(last: bool = False) -> None:
@@ -285,8 +313,12 @@ def test_a_rank_that_could_not_run_is_known_after_it_was_continued(continues: bo
         finally:
             rank.kill()
     last = observer.last(aborted=False)
-    assert last
-    assert (last.name, last.state) == ("rank 1 on n2", "stopped by a signal")
+    # Of one that is told to end it is sent at once: Slurm may kill its supervisor soon.
+    sent = [each["whereabouts"] for each in records(capfd.readouterr().err.split("\n"))]
+    assert len(sent) == (0 if continues else 1)
+    assert (last is None) == bool(sent)
+    stuck = last or whereabouts(sent[0])
+    assert (stuck.name, stuck.state) == ("rank 1 on n2", "stopped by a signal")
 
 
 def test_a_download_that_breaks_off_has_waited_for_no_rank() -> None:
@@ -362,6 +394,11 @@ def test_a_record_is_read_as_it_was_written_and_is_that_of_the_newest_attempt(
         found = failure.read(folder)
         assert found
         assert (found.stage, found.kind, found.reason) == ("evaluate", kind, str(error))
+    with suppress(IndexError), recorded(folder, "evaluate"):
+        [][0]
+    found = failure.read(folder)
+    assert found
+    assert (found.kind, found.reason) == (Kind.FAILED, "IndexError: list index out of range")
     with recorded(folder, "evaluate"):
         pass
     assert not list(folder.iterdir())

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import termios
 import time
+from argparse import Namespace
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
-from launch import folder_of_job
-from manynodes.base.errors import Refusal
+from launch import folder_of_job, logged
+from manynodes.base import failure as failures
+from manynodes.base.errors import Refusal, Stopped
+from manynodes.base.failure import Failure, Kind
 from manynodes.base.temporary import parent_folder
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
@@ -475,12 +479,16 @@ def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     await_end(ours)
 
 
-def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work(tmp_path) -> None:
+@pytest.mark.parametrize(("status", "paused"), [(0, False), (75, True)])
+def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work(
+    tmp_path, status: int, paused: bool
+) -> None:
+    """And one that is paused (SIGSTOP) hears that it is to end."""
     begun = tmp_path / "begun"
     path = script(
         tmp_path,
         "import pathlib, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))\n"
         f"pathlib.Path({str(begun)!r}).touch()\n"
         "time.sleep(1e9)\n",
     )
@@ -491,8 +499,11 @@ def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work
         path for path in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(path)
     ]
     (supervise,) = [path for path in ours if runs(path, "supervise.py")]
+    if paused:
+        (its_own,) = [each for each in ours if runs(each, path.name) and each != supervise]
+        os.kill(int(its_own.name), signal.SIGSTOP)
     os.kill(int(supervise.name), signal.SIGTERM)
-    assert process.wait() == 1
+    assert process.wait() == (status or 1)
 
 
 @pytest.mark.faults
@@ -713,3 +724,44 @@ def test_a_log_that_was_removed_meanwhile_becomes_no_link_to_itself(tmp_path: Pa
     done = program("launch", "--launcher", "none", "--log", tmp_path / "log", "--", removes)
     assert done.returncode == 0, done.stderr
     assert not os.path.lexists(tmp_path / "log")
+
+
+def test_a_launch_that_is_stopped_before_its_ranks_says_so_in_its_records(tmp_path: Path) -> None:
+    """While it waits for an owner that may be dead, say."""
+    log = tmp_path / "train.log"
+    args = Namespace(log=log, rank_logs=None, begun=True, explained=False)
+    failures.write(tmp_path, "train", Failure("an old one"))
+    with pytest.raises(Stopped), logged(args):
+        raise Stopped("stopped (SIGTERM) while no rank was running")
+    assert log.read_text() == "launch: stopped (SIGTERM) while no rank was running\n"
+    found = failures.read(tmp_path)
+    assert found.reason == "stopped (SIGTERM) while no rank was running"
+    assert found.kind == Kind.PREEMPTED
+
+
+def test_a_signal_after_the_first_does_not_hide_what_the_program_has_said(tmp_path) -> None:
+    """At the end of the ranks, and at that of `launch`."""
+    text = "signal.signal(15, lambda *_: sys.exit(75)); print('begun', flush=True); time.sleep(99)"
+    code = """
+    import os, launch
+    from signal import SIGINT, SIGTERM
+    plain = launch.first_failure
+    def judge(*arguments):
+        os.kill(os.getpid(), SIGINT)
+        return plain(*arguments)
+    launch.first_failure = judge
+    launch.end_descendants = lambda: os.kill(os.getpid(), SIGTERM)
+    launch.main()
+    """
+    arguments = ["--launcher", "none", "--log", tmp_path / "log", "--", script(tmp_path, text)]
+    with subprocess.Popen(
+        [sys.executable, "-c", dedent(code), *arguments], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        _, said = process.communicate()
+    assert process.returncode == 75, said
+    line = f"launch: some_program was interrupted: node 0 on {HOST} stopped; run the same command"
+    assert said.splitlines()[-1].startswith(line), said

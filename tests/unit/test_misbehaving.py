@@ -1,5 +1,6 @@
 """Programs of the user's that misbehave, started as the rule starts them, on two nodes."""
 
+import errno
 import json
 import os
 import re
@@ -12,12 +13,15 @@ import threading
 import time
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+import supervise
 from manynodes.base import processes
+from manynodes.base.errors import Refusal
 from manynodes.launching import agents
 from manynodes.programs.folders import Folders
 from manynodes.schedulers.base import Command
@@ -610,3 +614,65 @@ def test_a_log_goes_on_if_it_gets_no_new_file(tmp_path, monkeypatch) -> None:
         log.write("third line\n")
         log.flush()
     assert (tmp_path / "log.old").read_text() == "first line\nthird line\n"
+
+
+def test_the_group_of_a_command_is_killed_at_its_end_and_its_number_is_then_let_alone(
+    tmp_path, monkeypatch
+) -> None:
+    """The second command runs for long; the number may be another group's by then."""
+    kill, left = os.killpg, tmp_path / "left"
+
+    def still_its_own(group: int, number: int) -> None:
+        assert Path(f"/proc/{group}").exists()
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", still_its_own)
+    starts = f"sleep 1000 >/dev/null 2>&1 & echo $! >{left}.new; mv {left}.new {left}"
+    lives = f"grep -q ') [SR] ' /proc/$(cat {left})/stat"
+    waits = f"until test -e {left}; do sleep 0.1; done; for i in $(seq 200); do {lives} || exit 0; "
+    commands = [("sh", "-c", starts), ("sh", "-c", f"{waits} sleep 0.1; done; exit 1")]
+    with (tmp_path / "log").open("w") as log:
+        outcome = agents.run_all(
+            [Command(each) for each in commands], agents.Output(log, log), agents.Stop(), 5
+        )
+    assert (outcome.failed, outcome.stopped) == (None, False)
+
+
+def test_a_process_that_may_not_be_killed_is_no_failure_and_the_others_are(monkeypatch) -> None:
+    """What sudo has started, say."""
+    kill, foreign = os.kill, -1
+
+    def refused(pid: int, number: int) -> None:
+        if pid == foreign:
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", refused)
+    with subprocess.Popen(["sleep", "1000"]) as own:
+        began = time.monotonic()
+        try:
+            processes.end_all(lambda: [foreign, *([own.pid] if own.poll() is None else [])])
+            assert own.wait() == -signal.SIGKILL
+        finally:
+            own.kill()
+    assert time.monotonic() - began < processes.MOST_SECONDS
+
+
+def test_a_node_that_has_too_many_processes_now_is_no_wrong_program(monkeypatch) -> None:
+    def look() -> None:
+        pass
+
+    def run_with(error: OSError) -> None:
+        def fails(*_arguments: Any, **_options: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(supervise, "run_all", fails)
+        supervise.run_ready(rank, None, agents.Output(log, log), print, agents.Stop())
+
+    monkeypatch.setattr(supervise, "listen", lambda _stop_at: None)
+    monkeypatch.setattr(supervise, "end_descendants", look)
+    rank, log = SimpleNamespace(rows=None, command=None, look=look), sys.stdout
+    with pytest.raises(BlockingIOError, match="could not be run: Resource temporarily unavail"):
+        run_with(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    with pytest.raises(Refusal, match="nowhere: No such file or directory; check program"):
+        run_with(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "nowhere"))

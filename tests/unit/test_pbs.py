@@ -395,15 +395,16 @@ def shown(number: str, state: str, user: str = "$(id -un)", folder: str = "$PWD"
 @pytest.mark.parametrize(
     ("qstat", "left"),
     [
-        (f"{shown('7', 'Q')}; {shown('8', 'F')}", ["7.site"]),
+        (f"{shown('7', 'Q')}; {shown('8', 'F')}", {"7.site": False}),
+        (f"{shown('8', 'R')}", {"8.site": True}),
         # Of another user, and of another folder.
-        (f"{shown('7', 'R', user='other')}; {shown('8', 'R', folder='/elsewhere')}", []),
-        ("exit 153", []),
+        (f"{shown('7', 'R', user='other')}; {shown('8', 'R', folder='/elsewhere')}", {}),
+        ("exit 153", {}),
         ("exit 1", None),
     ],
 )
 def test_the_jobs_of_an_earlier_command_that_are_in_the_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qstat: str, left: list[str] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qstat: str, left: dict[str, bool] | None
 ) -> None:
     commands(tmp_path, monkeypatch, "true")
     (tmp_path / "qstat").write_text(f"#!/bin/sh\n{qstat}\n")

@@ -12,10 +12,14 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from dispatch import seconds_ahead
+from manynodes.base.errors import Refusal
 from manynodes.base.signing import new_secret
+from manynodes.launching import time_limit
 from manynodes.launching.endings import records
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here, trouble
@@ -139,7 +143,7 @@ def test_a_node_stops_by_the_clock_of_rank_0_s_node() -> None:
 
         thread = threading.Thread(target=tell)
         thread.start()
-        said = "import os; print(os.environ['LAUNCH_STOP_AT'])"
+        said = "import os; print(*map(os.environ.get, ['LAUNCH_STOP_AT', 'LAUNCH_AHEAD']))"
         stop_at = {"LAUNCH_STOP_AT": str(time.time() + 780)}
         plan = {"0": {"environment": stop_at, "command": [sys.executable, "-c", said]}}
         reach = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -148,7 +152,83 @@ def test_a_node_stops_by_the_clock_of_rank_0_s_node() -> None:
             input=json.dumps(plan), capture_output=True, text=True, check=True,
         )  # fmt: skip
         thread.join()
-    assert abs(float(done.stdout) - (time.time() + 600)) < 60
+    stop_at, ahead = map(float, done.stdout.split())
+    assert abs(stop_at - (time.time() + 600)) < 60
+    assert abs(ahead + 180) < 60
+
+
+def test_the_time_on_the_way_is_no_difference_of_the_clocks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def tell() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(f"{time.time()}\n".encode())
+                time.sleep(0.1)
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        assert seconds_ahead(f"127.0.0.1:{listener.getsockname()[1]}", 1) == 0
+        thread.join()
+
+
+def test_an_agent_ends_although_something_of_its_step_cannot() -> None:
+    """It waits for a disk that is gone: a signal changes nothing."""
+    code = """
+    import asyncio, os, signal, types
+    import node_agent
+    from manynodes.base import processes
+
+    kill, sent = os.kill, []
+
+    class Channel:
+        orders = [{"command": ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & exit 3"],
+                   "folder": "/", "stdin": ""}]
+        writer = types.SimpleNamespace(close=lambda: None, wait_closed=lambda: asyncio.sleep(0))
+        async def receive(self):
+            return self.orders.pop() if self.orders else await asyncio.sleep(1000)
+        async def send(self, message):
+            sent.append(message)
+
+    async def connect(*_):
+        return Channel()
+
+    node_agent.connect, processes.MOST_SECONDS = connect, 0.5
+    os.kill = lambda pid, number: None
+    asyncio.run(node_agent.run({"address": "", "port": 0, "environment": dict(os.environ)}, 0, {}))
+    (left,) = processes.descendants(os.getpid())
+    kill(left, signal.SIGKILL)
+    print(sent)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[{'status': 3}]\n"
+
+
+def test_a_warning_that_did_not_arrive_is_soon_repeated(monkeypatch) -> None:
+    """The limit has been lowered, and a minute later the time is up."""
+    monkeypatch.setattr(time_limit, "AGAIN", 0.1)
+    tries = []
+
+    class Lowered(Agents):
+        def end(self, _allocation: Allocation) -> float:
+            if len(tries) == 1:
+                tries.append("silent")
+                raise Refusal("no answer")
+            return time.time()
+
+        def warn(self, _allocation: Allocation) -> None:
+            tries.append("warned")
+            if len(tries) < 3:
+                raise subprocess.CalledProcessError(1, "scancel")
+
+    job = Allocation("this test", ("here",), ("127.0.0.1",), 0, end=time.time() + 1000)
+    arguments = (Lowered(), job, 60, threading.Event())
+    thread = threading.Thread(target=time_limit.watch, args=arguments, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert tries == ["warned", "silent", "warned"]
 
 
 def test_only_its_folder_knows_slurm() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -12,7 +13,16 @@ import pytest
 from manynodes.base.errors import Refusal
 from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
+from manynodes.schedulers.slurm import scheduler
 from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
+from manynodes.schedulers.slurm.submission import (
+    gpus_in,
+    partitions,
+    refuse_too_large,
+    try_submission,
+)
+from programs import SCRIPTS
+from session.queue import refusal_of
 
 
 class Executor:
@@ -235,16 +245,75 @@ HEADER = "echo 'JOBID|STATE|UID|WORK_DIR'"
 
 
 @pytest.mark.parametrize(("squeue", "left"), [
-    (f'{HEADER}; echo "7|PENDING|$(id -u)|$PWD"; echo "8|COMPLETING|$(id -u)|$PWD"', ["7"]),
+    (f'{HEADER}; echo "7|PENDING|$(id -u)|$PWD"; echo "8|COMPLETING|$(id -u)|$PWD"', {"7": False}),
+    (f'{HEADER}; echo "8|RUNNING|$(id -u)|$PWD"', {"8": True}),
     # Of another user, and of another folder: the numbers are those of another cluster.
-    (f'{HEADER}; echo "7|RUNNING|12345|$PWD"; echo "8|RUNNING|$(id -u)|/somewhere/a|b"', []),
-    (HEADER, []),
-    ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", []),
+    (f'{HEADER}; echo "7|RUNNING|12345|$PWD"; echo "8|RUNNING|$(id -u)|/somewhere/a|b"', {}),
+    (HEADER, {}),
+    ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", {}),
     ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", None),
 ])  # fmt: skip
 def test_the_jobs_of_an_earlier_command_that_are_in_the_queue(slurm, squeue, left) -> None:
     command(slurm, "squeue", squeue)
     assert SCHEDULERS["srun"].unended(["7", "8"]) == left
+
+
+def test_jobs_of_an_array_that_wait_are_seen(follower, slurm, monkeypatch) -> None:
+    """squeue shows them in one line, unless it is told not to."""
+    monkeypatch.setattr(slurm_plugin, "SUBMIT_WAIT", 0.01)
+    script = """jobs='11_[1-2]'; case "$*" in *--array*) jobs='11_1 11_2';; esac
+for job in $jobs; do
+    case "$*" in
+        *%k*) echo "$job|rule_train_3";;
+        *%U*) echo "$job|PENDING|$(id -u)|$PWD";;
+        *) echo "$job|PENDING|Priority|";;
+    esac
+done"""
+    command(slurm, "squeue", script)
+    assert SCHEDULERS["srun"].unended(["11_1", "11_2"]) == {"11_1": False, "11_2": False}
+    assert slurm_plugin.details(["11_1"])["11_2"] == ("PENDING", "Priority", "")
+    # As sbatch answers, whose answer was lost.
+    lost = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    command(slurm, "sbatch", f"echo '{lost}' >&2; exit 1")
+    assert submit(follower) == (0, "11")
+
+
+@pytest.mark.parametrize(("running", "line"), [
+    ([False], "job 7 (a) of an earlier command is still in the queue: scancel 7, then"),
+    ([True], "job 7 (a) of an earlier command is running: wait for its results, or cancel it, "
+     "then"),
+    ([False, False], "job 7 (a) and 1 more of an earlier command are still in the queue: cancel "
+     "them, then"),
+    ([False, True], "job 7 (a) and 1 more of an earlier command are still in the queue, 1 running: "
+     "wait for their results, or cancel them, then"),
+])  # fmt: skip
+def test_a_job_that_runs_is_better_left_to_its_end(running: list[bool], line: str) -> None:
+    said = refusal_of(running, "7 (a)", "scancel 7")
+    assert said == f"{line} run the same command again"
+
+
+@pytest.mark.parametrize(("elsewhere", "left"), [
+    (f'echo CLUSTER: a; {HEADER}; echo "8|PENDING|$(id -u)|$PWD"', {"8": False}),
+    # Of one cluster that does not know the number, and of one that does not answer.
+    (f"echo CLUSTER: a; {HEADER}; echo slurm_load_jobs error: Invalid job id specified >&2; "
+     "exit 1", {}),
+    (f"echo CLUSTER: a; {HEADER}; echo error: Unable to contact slurm controller >&2; exit 1",
+     None),
+    ("echo \"squeue: error: 'all' can't be reached now\" >&2; exit 1", None),
+])  # fmt: skip
+def test_a_job_that_the_local_cluster_does_not_know_may_be_on_another(
+    slurm, elsewhere, left
+) -> None:
+    unknown = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
+    command(slurm, "squeue", f'case "$*" in *=all*) {elsewhere};; *) {unknown};; esac')
+    assert SCHEDULERS["srun"].unended(["8"]) == {}
+    accounting = "AccountingStorageType   = accounting_storage/slurmdbd"
+    command(slurm, "scontrol", f"echo '{accounting}'")
+    assert SCHEDULERS["srun"].unended(["8"]) == left
+    # What the local one has said stands.
+    known = f'{HEADER}; echo "7|RUNNING|$(id -u)|$PWD"'
+    command(slurm, "squeue", f'case "$*" in *=all*) {elsewhere};; *) {known};; esac')
+    assert SCHEDULERS["srun"].unended(["7", "8"]) == {"7": True} | (left or {})
 
 
 def test_a_job_is_told_as_soon_as_it_is_submitted(follower, told) -> None:
@@ -320,3 +389,106 @@ def test_only_a_limit_on_submitted_jobs_is_waited_for(limit: str, waits: bool) -
 sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,
 user's size and/or time limits)"""
     assert bool(slurm_plugin.FULL.search(said)) == waits
+
+
+@pytest.fixture
+def in_a_job(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands in job 7 on n1, the last job of array 7; they note what they are asked."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    more = "JobName=a Restarts=0 StartTime=2026-11-28T18:00:00 EndTime=Unknown NodeList=n1"
+    ids = ("JobId=8 ArrayJobId=7 ArrayTaskId=1", "JobId=7 ArrayJobId=7 ArrayTaskId=2")
+    jobs = "\n".join(f"{job} {more}" for job in ids)
+    noted = f'echo "$(basename $0) $@" >> {slurm}/calls'
+    command(slurm, "scontrol", f'{noted}; [ "$2" = hostnames ] && echo n1 || echo "{jobs}"')
+    command(slurm, "scancel", noted)
+    return slurm
+
+
+def test_one_job_of_an_array_leaves_the_others_alone(in_a_job: Path) -> None:
+    slurm = SCHEDULERS["srun"]
+    job = slurm.allocation(1)
+    assert (job.owner, job.number, job.job) == ("Slurm job 7", 7, "7_2")
+    assert job.inspect == "sacct -X -j 7_2"
+    slurm.warn(job)
+    assert slurm.end(job) is None
+    assert slurm.requeue(job, saved=True) is None
+    *_, warned, _, _, requeued = (in_a_job / "calls").read_text().splitlines()
+    assert [warned, requeued] == ["scancel --signal=USR1 7_2", "scontrol requeue 7_2"]
+
+
+def test_a_launch_that_srun_has_started_several_times_is_refused(
+    in_a_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(tasks: int, number: int, **more: str) -> None:
+        for name, value in ({"STEP_NUM_TASKS": str(tasks), "PROCID": str(number)} | more).items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        SCHEDULERS["srun"].allocation(1)
+
+    start(1, 0)
+    line = "launch was started by srun as task 1 of 2; start it once, without srun"
+    with pytest.raises(Refusal, match=f"^{line}$"):
+        start(2, 1)
+    assert (in_a_job / "calls").read_text().count("hostnames") == 1
+    # A shell: the other tasks of `srun --pty bash` have no terminal.
+    start(2, 0, PTY_PORT="1234")
+    # Submitted in a step.
+    monkeypatch.delenv("SLURM_PTY_PORT", raising=False)
+    monkeypatch.setattr(scheduler, "step_here", lambda: "batch")
+    start(2, 0)
+
+
+def test_a_step_is_known_by_what_watches_over_it() -> None:
+    script = "from manynodes.schedulers.slurm.scheduler import step_here; print(step_here())"
+    watch = "import subprocess, sys; subprocess.run(sys.argv[2:], check=True)"
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    for name, step in (("slurmstepd: [7.batch]", "batch"), ("slurmstepd: [7.0]", "0")):
+        shell = ["bash", "-c", 'exec -a "$0" "$@"', name, sys.executable, "-c", watch, "7"]
+        done = subprocess.run(
+            [*shell, sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert done.stdout == f"{step}\n"
+
+
+@pytest.mark.parametrize(("gres", "gpus"), [
+    ("gpu:4", 4), ("gpu:a100:4(S:0-1),gpu:a100_1g.5gb:2(S:0,2),shard:8", 6), ("(null)", 0),
+    ("mygpu:3", 0), ("", 0),
+])  # fmt: skip
+def test_gpus_are_counted_in_slurm_s_words(gres: str, gpus: int) -> None:
+    assert gpus_in(gres) == gpus
+
+
+def test_more_gpus_than_any_node_has_are_refused(slurm: Path) -> None:
+    command(slurm, "sinfo", "echo 'main|8|16000|50000|(null)|infinite|n1'\n"
+                            "echo 'main|8|16000|50000|gpu:4|infinite|n2'")  # fmt: skip
+    command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=2 X=1")
+    main = partitions()["main"]
+    assert (main.nodes, main.cpus, main.gpus, main.minutes) == (2, 8, 4, None)
+    for gres in ("gpu:4", "gpu:a100:4", ""):
+        refuse_too_large({"gres": gres}, main)
+    line = "gres: 5 GPUs a node are asked for, the largest node of main has 4; lower nproc_per_node"
+    with pytest.raises(Refusal, match=f"^{line} "):
+        refuse_too_large({"gres": "gpu:5"}, main)
+    # Some nodes are switched off, and not shown.
+    command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=3 X=1")
+    refuse_too_large({"gres": "gpu:5"}, partitions()["main"])
+
+
+def test_a_refusal_begins_with_sbatch_s_reason(slurm, told, monkeypatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SBATCH_QOS", "nope")
+    options = ("-p", "main", f"--comment={300 * 'x'}")
+    command(slurm, "sbatch", "echo 'allocation failure: Invalid qos specification' >&2; exit 1")
+    line = "sbatch would refuse a job: Invalid qos specification; of this shell sbatch takes "
+    with pytest.raises(Refusal, match=f"^{line}SBATCH_QOS$"):
+        try_submission(options, told.append)
+    assert told == [f"options of the job: {' '.join(options)}"]
+    monkeypatch.delenv("SBATCH_QOS")
+    command(slurm, "sbatch", "echo 'sbatch: error: Nodes are down' >&2; exit 1")
+    try_submission(options, told.append)
+    said = "sbatch says of a job: Nodes are down; options of the job: "
+    assert told[1:] == [said + " ".join(options)]

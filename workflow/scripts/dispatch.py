@@ -38,6 +38,7 @@ def main() -> None:
     os.environ.update({name: value_here(value) for name, value in mine["environment"].items()})
     if stop_at := os.environ.get(variable("stop_at")):
         os.environ[variable("stop_at")] = str(float(stop_at) + ahead)
+    os.environ[variable("ahead")] = str(ahead)
     # These signals are for the ranks, which listen to them. They reach every process of the job
     # (sbatch --signal) and would end a launcher. Ignored here, they stay ignored in the command.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -53,8 +54,12 @@ def value_here(value: str) -> str:
 
 
 def seconds_ahead(reach: str, node: int) -> float:
-    """How far this node's clock is ahead of that of rank 0's node; ends if it cannot be reached."""
+    """How far this node's clock is ahead of that of rank 0's node; ends if it cannot be reached.
+
+    0 if the time on the way could be all of the difference.
+    """
     address, _, port = reach.rpartition(":")
+    asked = time.time()
     try:
         with socket.create_connection((address, int(port)), timeout=REACH) as connection:
             told = connection.makefile("rb").readline(MOST_TOLD)
@@ -67,9 +72,10 @@ def seconds_ahead(reach: str, node: int) -> float:
         send(Ending(f"node {node}", here, 1, time.time(), lines=(reason,)).record())
         sys.exit(1)
     try:
-        ahead = time.time() - float(told)
+        there = float(told)
     except ValueError:  # launch has just ended
         return 0.0
+    _, ahead, _ = sorted((asked - there, 0.0, time.time() - there))
     return ahead if math.isfinite(ahead) else 0.0
 
 

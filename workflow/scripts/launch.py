@@ -29,7 +29,7 @@ from manynodes.base import atomic, signing
 from manynodes.base import failure as failures
 from manynodes.base.cpus import BINDING, OF_LIBRARIES
 from manynodes.base.environment import Environment, forget_contract, forget_others
-from manynodes.base.errors import Failed, Refusal, Stopped, error_line, told_in_one_line
+from manynodes.base.errors import Failed, Refusal, Stopped, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
@@ -50,6 +50,8 @@ from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
     Output,
     Sink,
+    Stop,
+    ignore_stopping_signals,
     log_file,
     opened,
     run_all,
@@ -58,7 +60,7 @@ from manynodes.launching.agents import (
     watched,
 )
 from manynodes.launching.endings import ending, records
-from manynodes.launching.first_failure import First, Source, first_failure
+from manynodes.launching.first_failure import First, Source, first_failure, of_unknown_ends
 from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
@@ -92,6 +94,8 @@ C10D_WARNING = (
 
 def main() -> None:
     open_closed_streams()
+    # If it is ignored, as some parents leave it, how a process ended is lost: all ended well.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     args = arguments()
     forget_others(os.environ)
     forget_contract(os.environ)
@@ -105,6 +109,7 @@ def main() -> None:
                     signal.signal(number, stopped)
                 launch(args, scheduler_of(args))
         finally:
+            ignore_stopping_signals()
             end_descendants()
 
 
@@ -156,7 +161,7 @@ def arguments() -> argparse.Namespace:
     add_options_of_run(parser)
     args = parsed(parser, sys.argv[1:])
     args.device = args.device or ("cpu" if args.collect else "auto")
-    args.token, args.begun = secrets.token_hex(8), False
+    args.token, args.begun, args.explained = secrets.token_hex(8), False, False
     if args.output and not args.evaluate:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
@@ -206,8 +211,7 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
 def stopped(number: int, _frame: object) -> NoReturn:
     """End before, between or after starts of the ranks; while they run, `run_all` stops them."""
     # A second signal would end the handling of the first.
-    for other in stopping_signals():
-        signal.signal(other, signal.SIG_IGN)
+    ignore_stopping_signals()
     name = signal.Signals(number).name
     raise Stopped(f"stopped ({name}) while no rank was running; run the same command again")
 
@@ -301,7 +305,10 @@ def launch_on(
                 return
             if ended and args.rank_logs:
                 remove_logs(args.rank_logs, args.log, True, begun=True)
-        run_to_the_end(prepare, args, scheduler, job, log)
+        # To the end: a second signal must not hide what the program has said after the first, and
+        # a scheduler that requeues the job ends this process too, which must say first why.
+        with stop_signals() as stop:
+            run_to_the_end(prepare, args, scheduler, job, log, stop)
 
 
 def run_to_the_end(
@@ -310,6 +317,7 @@ def run_to_the_end(
     scheduler: Scheduler,
     job: Allocation,
     log: Sink,
+    stop: Stop,
 ) -> None:
     """Run the program, with --restart again and again, until it has ended well or no other start in
     this job is useful.
@@ -323,10 +331,11 @@ def run_to_the_end(
     short = fruitless = 0
     for starts in count(1):
         began, before = time.monotonic(), furthest(args.state)
-        first = run(prepare, args, scheduler, job, log, restarted=starts > 1)
+        first = run(prepare, args, scheduler, job, log, stop, restarted=starts > 1)
         if args.output and not args.evaluate and args.rank_logs:
             keep_logs(args.rank_logs, Folders(args.output).printed)
         if first is None:
+            ignore_stopping_signals()
             end(args)
             return
         further = furthest(args.state) > before
@@ -339,8 +348,9 @@ def run_to_the_end(
             said = f"the last {short} starts lasted less than {SHORT} s each"
             failure = first.failure.then(said)
             first = replace(first, failure=failure, again=False, in_place=False)
-        if not (args.restart and first.in_place and time_for_a_start(scheduler, job)):
-            explain_and_end(first, args, log, scheduler, job)
+        in_place = args.restart and first.in_place and not stop.asked
+        if not (in_place and time_for_a_start(scheduler, job) and not stop.asked):
+            explain_and_end(first, args, log, scheduler, job, stop)
         # Processes that outlived their supervisor.
         end_descendants()
         tell_restart(first, starts, args, log)
@@ -655,6 +665,7 @@ def run(
     scheduler: Scheduler,
     job: Allocation,
     log: Sink,
+    stop: Stop,
     restarted: bool,
 ) -> First | None:
     """Run the program once; with --collect, write the nodes' reports to a file.
@@ -682,24 +693,24 @@ def run(
         # Otherwise nobody would see what a program tells there.
         output = Output(log, errors, show_errors=not (args.log or args.rank_logs))
         before = state_of(args)
-        with stop_signals() as stop, warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
+        with warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
             outcome = run_all(scheduler.commands(step), output, stop, LAUNCH_GRACE, args.end_with)
         found = records(output.records or [])
-    if outcome.stopped or outcome.failed is not None:
+    finished = [record["finished"] for record in found if "finished" in record]
+    told = [trouble(record["trouble"]) for record in found if "trouble" in record]
+    said = told[0] if told else scheduler.explain(output.errors)
+    processes = args.nodes * (1 if args.launcher == "none" else args.nproc_per_node)
+    lost = of_unknown_ends(outcome, finished, processes, said)
+    if outcome.stopped or outcome.failed is not None or lost:
         endings = [ending(record["ending"]) for record in found if "ending" in record]
         seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
-        finished = [record["finished"] for record in found if "finished" in record]
-        told = [trouble(record["trouble"]) for record in found if "trouble" in record]
-        source = Source(
-            scheduler.starter(outcome.failed or 0),
-            told[0] if told else scheduler.explain(output.errors),
-            job.inspect,
-        )
+        source = Source(scheduler.starter(outcome.failed or 0), lost or said, job.inspect)
         # A supervisor that was killed has not told what its rank had saved.
         changed = state_of(args) != before
-        return first_failure(
+        first = first_failure(
             outcome, endings, seen, output.errors, source, restarted, finished, changed
         )
+        return replace(first, stopped=outcome.stopped)
     if args.collect:
         nodes = [record["result"] for record in found if "result" in record]
         if len(nodes) != args.nodes:
@@ -752,58 +763,61 @@ def explain_and_end(
     log: Sink,
     scheduler: Scheduler,
     job: Allocation,
+    stop: Stop,
 ) -> NoReturn:
     """Print what failed, requeue the job if that is wanted and useful, and end."""
     failure = first.failure
     requeue = first.again and args.restart and job.job
-    # A scheduler that requeues the job ends this process too, which must say first why.
-    with stop_signals() as stop:
-        if requeue:
-            # A job that is being cancelled must not be requeued.
-            stop.wait(CANCELLED_WITHIN)
-        if stop.asked:
-            failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
-        elif requeue:
-            refused = scheduler.requeue(job, first.saved)
-            after = "requeued" if refused is None else f"not requeued: {refused}"
-            again = Again.REQUEUED if refused is None else Again.NO
-            failure = failure.then(f"job {job.job} is {after}", again)
-        note(args, failure.line)
-        preempted = failure.kind == Kind.PREEMPTED
-        if preempted and failure.again == Again.NO:
-            failure = failure.then("run the same command again")
-        record(args, failure)
-        write(log, *first.details, f"launch: {failure.line}")
-        verb = "was interrupted" if preempted else "failed"
-        see = f"; see {args.log}" if args.log else ""
-        whole = f"{name_of(args)} {verb}: {failure.line}{see}"
-        for text in first.details:
-            show(sys.stderr, f"{text}\n")
-        if failure.again == Again.REQUEUED:
-            tell(whole)
-            if scheduler.ends_requeued:
-                # If this process ended before the scheduler ended the job, Snakemake would take
-                # the job for failed and delete its output.
-                stop.wait(ENDED_BY_SCHEDULER)
+    if requeue:
+        # A job that is being cancelled must not be requeued.
+        stop.wait(CANCELLED_WITHIN)
+    if stop.asked and not first.stopped:
+        failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
+    elif requeue:
+        refused = scheduler.requeue(job, first.saved)
+        after = "requeued" if refused is None else f"not requeued: {refused}"
+        again = Again.REQUEUED if refused is None else Again.NO
+        failure = failure.then(f"job {job.job} is {after}", again)
+    note(args, failure.line)
+    preempted = failure.kind == Kind.PREEMPTED
+    if preempted and failure.again == Again.NO:
+        failure = failure.then("run the same command again")
+    record(args, failure)
+    write(log, *first.details, f"launch: {failure.line}")
+    verb = "was interrupted" if preempted else "failed"
+    see = f"; see {args.log}" if args.log else ""
+    whole = f"{name_of(args)} {verb}: {failure.line}{see}"
+    for text in first.details:
+        show(sys.stderr, f"{text}\n")
+    if failure.again == Again.REQUEUED:
+        tell(whole)
+        if scheduler.ends_requeued:
+            # If this process ended before the scheduler ended the job, Snakemake would take
+            # the job for failed and delete its output.
+            stop.wait(ENDED_BY_SCHEDULER)
+    args.explained = True
+    ignore_stopping_signals()
     raise Stopped(whole) if preempted else Failed(whole)
 
 
 @contextmanager
 def logged(args: argparse.Namespace) -> Iterator[None]:
-    """Write a refusal to the log and its record, unless another launch may be using them: then the
-    log exists before this one has begun it, or with --rank-logs is a link to a file there.
+    """Write what ends this launch to the log and its record, unless `explain_and_end` has, or
+    another launch may be using them: then the log exists before this one has begun it, or with
+    --rank-logs is a link to a file there.
     """
     log, in_rank_logs = args.log, bool(args.rank_logs)
     try:
         yield
-    except (Refusal, OSError) as error:
+    except (Stopped, Refusal, OSError) as error:
         other = log and (log.is_symlink() or not is_new(log) if in_rank_logs else log.exists())
-        if log and (args.begun or not other):
+        if log and not args.explained and (args.begun or not other):
             # Not where a link in somebody's results leads to.
             kept = args.rank_logs / log.name if args.begun and args.rank_logs else log
+            failure = failures.of_error(error)
             with suppress(OSError), opened(kept, "a") as file:
-                file.write(f"launch: {error_line(error)}\n")
-            record(args, failures.of_error(error))
+                file.write(f"launch: {failure.reason}\n")
+            record(args, failure)
         raise
 
 

@@ -30,7 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, told_in_one_line
-from manynodes.base.processes import adopt_orphans, descendants, end_all, end_with_parent, stat_of
+from manynodes.base.processes import (
+    adopt_orphans,
+    end_all,
+    end_descendants,
+    end_with_parent,
+    stat_of,
+)
 from manynodes.base.timeouts import AGENT_GRACE, ALONE_GRACE
 from manynodes.schedulers.remote.channel import Channel, connect
 
@@ -174,7 +180,7 @@ def send_all(marks: Mapping[str, str], number: signal.Signals) -> None:
     told: set[int] = set()
     while new := set(started_with(marks)) - told:
         for pid in new:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
         told |= new
 
@@ -235,8 +241,11 @@ async def run(given: dict[str, Any], node: int, own: dict[str, str]) -> None:
     if not ended.done():
         terminate(process)
         await asyncio.wait([ended], timeout=ALONE_GRACE if alone else AGENT_GRACE)
-    await asyncio.to_thread(kill_descendants)
-    status = await ended
+    # Also in other sessions.
+    await asyncio.to_thread(end_descendants)
+    # One that waits for a lost disk stays.
+    await asyncio.wait([ended], timeout=1)
+    status = ended.result() if ended.done() else -signal.SIGKILL
     # A process that has left our reach could keep the pipes open.
     await asyncio.wait(copies, timeout=5)
     orders.cancel()
@@ -266,17 +275,10 @@ async def obey(channel: Channel) -> bool:
 
 
 def terminate(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-
-
-def kill_descendants() -> None:
-    """Kill what is left of the command, also in other sessions; returns when nothing is left."""
-    while pids := descendants(os.getpid()):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
+    # After its end, the number of its group may be somebody else's.
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 async def copy(stream: asyncio.StreamReader, channel: Channel, number: int) -> None:

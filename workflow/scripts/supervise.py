@@ -15,6 +15,7 @@ from manynodes.base.processes import end_with_parent
 end_with_parent(signal.SIGTERM)
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -61,8 +62,14 @@ WATCHDOG = {
 # Otherwise it writes the state of all collectives to a file per rank, and ends the rank that the
 # others wait for before this process has looked at it. Who wants the files waits for them.
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+# What comes again when a program is started again; others, such as EAGAIN of a node with too many
+# processes, may not.
+WRONG = (
+    errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.E2BIG,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 # Variables of ours, which a program of the user's does not see.
-PRIVATE = ("secret", "report", "store")
+PRIVATE = ("secret", "report", "store", "ahead")
 
 
 def main() -> None:
@@ -93,7 +100,7 @@ def main() -> None:
             status = supervise(args.program, args.task, log, who, contract, stop)
     except OSError as error:
         said = (os_error_line(error),)
-        send(Ending(who, socket.gethostname(), None, time.time(), lines=said).record())
+        send(Ending(who, socket.gethostname(), None, moment(contract), lines=said).record())
         status = 1
     sys.exit(status)
 
@@ -149,9 +156,14 @@ def supervise(
         killed = end.stopped and end.status == -signal.SIGKILL
         late = SUPERVISE_GRACE if killed else 0
         report = end.report | gpu
-        ended = Ending(who, here, end.status, time.time(), late, end.words, str(log or ""), report)
-        send(ended.record())
+        when, kept = moment(contract), str(log or "")
+        send(Ending(who, here, end.status, when, late, end.words, kept, report).record())
     return max(end.status, 1) if end.status or end.stopped else 0
+
+
+def moment(contract: Environment) -> float:
+    """The time now, by the clock of rank 0's node: it is compared with those of other nodes."""
+    return time.time() - (contract.ahead or 0)
 
 
 @dataclass(frozen=True)
@@ -274,6 +286,9 @@ def run_ready(
         command = [rank.command]
         outcome = run_all(command, output, stop, SUPERVISE_GRACE, None, look, end_descendants)
     except OSError as error:
+        if error.errno not in WRONG:
+            said = f"the program could not be run: {error.strerror}"
+            raise OSError(error.errno, said, error.filename) from None
         where = f"{error.filename}: {error.strerror}"
         raise Refusal(f"{where}; check program, command or directory") from None
     finally:

@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal
+from manynodes.base.reading import MOST, parse_form, read_bytes
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import progress
 from manynodes.reporting.results import shortened
@@ -31,7 +32,7 @@ class Queue:
     def __init__(self, workflow: Any, experiment: Experiment, results: Path) -> None:
         self.workflow, self.experiment, self.results = workflow, experiment, results
         self.states: dict[str, dict[str, str | bool]] = {}
-        self.others: dict[str, dict[str, str | bool]] = {}
+        self.over: set[str] = set()
 
     @property
     def executor(self) -> str:
@@ -39,8 +40,8 @@ class Queue:
 
     def refuse_left(self, names: Iterable[str]) -> None:
         """Refuse these runs while jobs of them are in the queue that a command which was killed has
-        left: they would begin beside those of this command, and delete their results. Keep those of
-        other runs for `write`.
+        left: they would begin beside those of this command, and delete their results. Those of
+        other runs stay noted, unless they are known to be over.
 
         Raises:
             Refusal: with the command that cancels the jobs.
@@ -55,19 +56,16 @@ class Queue:
         # Without a lock they may be of a command that lives.
         if scheduler and every and self.workflow.execution_settings.lock:
             unended = scheduler.unended([*every])
-        self.others = {every[job]: known[every[job]] for job in unended or () if job not in runs}
+        stay = every.keys() - runs if unended is None else unended
+        self.over = {entry["job"] for entry in known.values()} - {*stay}
         left = None if unended is None else [job for job in unended if job in runs]
-        if scheduler and left:
-            cancel, more = f"{scheduler.canceller} {left[0]}", ""
-            if len(left) > 1:
-                # Not in the refusal, which would be cut.
-                for start in range(0, len(left), MOST_SHOWN):
-                    some = left[start : start + MOST_SHOWN]
-                    tell(f"to cancel them: {scheduler.canceller} {' '.join(some)}")
-                cancel, more = "cancel them", f" and {len(left) - 1:,} more"
-            raise Refusal(f"job {left[0]} ({runs[left[0]]}){more} of an earlier command "
-                          f"{'are' if more else 'is'} still in the queue: {cancel}, then run the "
-                          "same command again")  # fmt: skip
+        if scheduler and unended and left:
+            # Not in the refusal, which would be cut.
+            for start in range(0, len(left), MOST_SHOWN):
+                some = left[start : start + MOST_SHOWN]
+                tell(f"to cancel them: {scheduler.canceller} {' '.join(some)}")
+            raise Refusal(refusal_of([unended[job] for job in left], f"{left[0]} ({runs[left[0]]})",
+                                  f"{scheduler.canceller} {left[0]}"))  # fmt: skip
         waited = [f"{job} ({name})" for job, name in runs.items() if known[name]["waits"]]
         if waited and left is None:
             tell(f"warning: when an earlier command was killed, these jobs waited: "
@@ -82,21 +80,35 @@ class Queue:
                 "job": number, "state": state, "waits": waits, "since": since,
             }  # fmt: skip
         with suppress(OSError):
-            self.write()
+            self.write(self.others | self.states)
 
-    def write(self) -> None:
-        """Note the jobs of this command, and those of killed ones that are in the queue."""
-        text = json.dumps(self.others | self.states) + "\n"
-        atomic.write_text(self.results / progress.JOBS, text)
+    @property
+    def others(self) -> dict[str, Any]:
+        """The jobs of other commands, which live or were killed, as they are noted now.
+
+        Raises:
+            OSError: that cannot be read.
+        """
+        try:
+            noted = parse_form(read_bytes(self.results / progress.JOBS, MOST), "jobs")
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {name: entry for name, entry in noted.items()
+                if name not in self.states and entry["job"] not in self.over}  # fmt: skip
+
+    def write(self, jobs: Mapping[str, Any]) -> None:
+        atomic.write_text(self.results / progress.JOBS, json.dumps(jobs) + "\n")
 
     def end(self) -> None:
         """Forget the jobs of this command."""
-        self.states = {}
+        if self.executor in NO_JOBS:
+            return
         with suppress(OSError):
-            if self.others:
-                self.write()
-            elif self.executor not in NO_JOBS:
+            if others := self.others:
+                self.write(others)
+            else:
                 (self.results / progress.JOBS).unlink()
+        self.states = {}
 
     def describe(self, job: Any) -> str:
         """A submitted job in a few words, with the log of its last rule."""
@@ -104,6 +116,25 @@ class Queue:
         last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
         run = f"{self.experiment.name}/{last.wildcards.run}"
         return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+
+
+def refusal_of(running: Sequence[bool], first: str, cancel: str) -> str:
+    """Why a command is refused while jobs of an earlier one are in the queue, and what to do.
+
+    Args:
+        running: whether it runs, of each of them.
+        first: the number and the run of the first one.
+        cancel: command that cancels that one.
+    """
+    again = "then run the same command again"
+    if len(running) > 1:
+        job = f"job {first} and {len(running) - 1:,} more of an earlier command"
+        wait = f", {sum(running):,} running: wait for their results, or" if any(running) else ":"
+        return f"{job} are still in the queue{wait} cancel them, {again}"
+    job = f"job {first} of an earlier command"
+    if any(running):
+        return f"{job} is running: wait for its results, or cancel it, {again}"
+    return f"{job} is still in the queue: {cancel}, {again}"
 
 
 def parts(job: Any) -> Iterable[Any]:

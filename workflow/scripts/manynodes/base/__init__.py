@@ -14,6 +14,8 @@ if locale.getpreferredencoding(False).lower().replace("-", "") != "utf8":
         with suppress(locale.Error):
             locale.setlocale(locale.LC_CTYPE, name)
             break
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):
+# Whatever the locale is, PYTHONIOENCODING may say something else.
+for stream in (sys.stdout, sys.stderr):
+    with suppress(AttributeError):
+        if stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -36,6 +36,7 @@ CONVERTERS = {
     "nodes": int,
     "nproc_per_node": int,
     "stop_at": float,
+    "ahead": float,
     "timeout": int,
     **dict.fromkeys(("report", "data", "files", "results", "outputs", "state", "parameters"), Path),
 }
@@ -55,6 +56,7 @@ class Environment:
         store: file through which the ranks of a single machine find each other; between
             machines they use MASTER_ADDR and MASTER_PORT.
         stop_at: when to save and stop, in seconds since the epoch.
+        ahead: seconds by which this node's clock is ahead of that of rank 0's node.
         timeout: how long ranks wait for each other, in seconds.
         job_scratch: name of a variable with a scratch folder that the scheduler removes after
             the job, such as SLURM_TMPDIR.
@@ -76,6 +78,7 @@ class Environment:
     secret: str | None = None
     store: str | None = None
     stop_at: float | None = None
+    ahead: float | None = None
     timeout: int | None = None
     job_scratch: str | None = None
     report: Path | None = None

@@ -3,12 +3,13 @@
 import errno
 import json
 import re
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from manynodes.base.showing import show
+from manynodes.base.showing import send_nowhere, show
 
 # Exit status of a program that stopped in order and can be resumed; EX_TEMPFAIL of sysexits.h.
 STOPPED = 75
@@ -126,12 +127,16 @@ def told_in_one_line(program: str) -> Iterator[None]:
     """End the program with one line on stderr instead of a traceback, if a user can fix the error.
 
     The status is STOPPED if the program can be resumed, otherwise 1. Any other exception is a
-    defect of this software and keeps its traceback.
+    defect of this software and keeps its traceback. Nothing is said if the reader of what it prints
+    has gone, as `head` does.
     """
+    gone = False
     try:
         try:
             yield
         finally:
+            if gone := unread():
+                send_nowhere(sys.stdout)
             # What was printed comes before an error, in a pipe or a file too, where stdout is
             # buffered. Closed, full, or there is none: Python tries again at its end.
             with suppress(OSError, ValueError, AttributeError):
@@ -142,4 +147,14 @@ def told_in_one_line(program: str) -> Iterator[None]:
     except Failed as failed:
         sys.exit(f"{program}: {failed}")
     except (Refusal, OSError) as error:
-        sys.exit(f"{program}: {error_line(error)}")
+        silent = isinstance(error, BrokenPipeError) and gone
+        sys.exit(1 if silent else f"{program}: {error_line(error)}")
+
+
+def unread() -> bool:
+    """Whether the reader of what is printed has gone, as `head` does."""
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        looking = select.poll()
+        looking.register(sys.stdout, 0)
+        return bool(looking.poll(0))
+    return False

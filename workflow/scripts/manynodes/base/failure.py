@@ -83,12 +83,16 @@ def joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def of_error(error: Stopped | Failed | Refusal | OSError) -> Failure:
-    """What an error has ended."""
+def of_error(error: Exception) -> Failure:
+    """What an error has ended; of one that has a traceback, such as of a user's network, its last
+    line.
+    """
     if isinstance(error, Stopped | Failed):
         return Failure(str(error), Kind.PREEMPTED if isinstance(error, Stopped) else Kind.FAILED)
-    kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
-    return Failure(error_line(error), kind)
+    if isinstance(error, Refusal | OSError):
+        kind = Kind.REFUSED if isinstance(error, Refusal) else Kind.FAILED
+        return Failure(error_line(error), kind)
+    return Failure(one_line(f"{type(error).__name__}: {error}"))
 
 
 def write(folder: Path, stage: str, failure: Failure) -> None:
@@ -146,6 +150,6 @@ def recorded(folder: Path, stage: str) -> Iterator[None]:
     try:
         yield
         end(folder)
-    except (Stopped, Failed, Refusal, OSError) as error:
+    except Exception as error:
         write(folder, stage, of_error(error))
         raise

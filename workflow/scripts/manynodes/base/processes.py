@@ -44,10 +44,10 @@ MARGIN = re.compile(r" +[|+]")
 ORIGINAL = f"Original {TRACEBACK}"
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
 ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
-# What may follow an error that has ended a program: Python's warnings, advice of Hydra's, and what
-# torch's C++ adds to a message.
+# What may follow an error that has ended a program: Python's warnings, advice of Hydra's, the end
+# of a make that has started it, and what torch's C++ adds to a message.
 AFTERWARDS = re.compile(
-    r"\S+:\d+: \w*Warning: |Set the environment variable HYDRA_FULL_ERROR"
+    r"\S+:\d+: \w*Warning: |Set the environment variable HYDRA_FULL_ERROR|g?make(\[\d+\])?: \*\*\* "
     r"|At:$|Exception raised from |frame #\d+: "
 )
 
@@ -136,12 +136,18 @@ def end_descendants() -> None:
 
 
 def end_all(find: Callable[[], list[int]]) -> None:
-    """Kill the processes that are found, until there are none, for MOST_SECONDS at most."""
-    deadline = time.monotonic() + MOST_SECONDS
-    while (left := find()) and time.monotonic() < deadline:
+    """Kill the processes that are found, until there are none, for MOST_SECONDS at most; but for
+    those of other users, such as sudo has started.
+    """
+    deadline, foreign = time.monotonic() + MOST_SECONDS, set[int]()
+    while (left := [pid for pid in find() if pid not in foreign]) and time.monotonic() < deadline:
         for pid in left:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                foreign.add(pid)
         time.sleep(0.02)
 
 

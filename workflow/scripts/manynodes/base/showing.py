@@ -17,9 +17,14 @@ def show(stream: IO[AnyStr] | None, text: AnyStr) -> None:
         stream.write(text)
         stream.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        send_nowhere(stream)
+
+
+def send_nowhere(stream: IO[AnyStr]) -> None:
+    """Let all that is written to our stdout or stderr from now on go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def open_closed_streams() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.reading import read_bytes
+from manynodes.base.temporary import OURS as TEMPORARY
 from manynodes.base.temporary import SOURCES, temporary_folder
 
 MOST_BYTES = 1_000_000
@@ -205,4 +206,7 @@ def user_error(error: Exception, path: Path) -> str:
     ]
     line = f":{frames[-1].lineno}" if frames else ""
     what = one_line(f"{type(error).__name__}: {error}", 160)
+    if isinstance(error, FileNotFoundError) and TEMPORARY + SOURCES in str(error.filename):
+        what = f"{Path(str(error.filename)).name} is not there: of the files beside the network "
+        what += "only Python files are copied; give its whole path in model_args"
     return f"{path.name}{line}: {what}"

@@ -109,6 +109,8 @@ class Outcome:
             suspend a job.
         asked: when this process was asked to stop, in seconds since the epoch; infinite while it
             was not, or if the commands had ended before.
+        heard_out: all that the commands have written is copied. It is not if the reader of our own
+            output does not go on.
     """
 
     stopped: bool = False
@@ -116,6 +118,7 @@ class Outcome:
     status: int = 0
     suspended: float = 0.0
     asked: float = 0.0
+    heard_out: bool = True
 
     @property
     def told_to_end(self) -> bool:
@@ -147,9 +150,7 @@ def run_all(
     agents = [start(command, output) for command in commands]
     looked, suspended, resumed = time.monotonic(), 0.0, 0.0
     while (
-        not stop.asked
-        and any(agent.process.poll() is None for agent in agents)
-        and failed(agents) is None
+        not stop.asked and failed(agents) is None and not all(has_ended(agent) for agent in agents)
     ):
         time.sleep(POLL)
         now = time.monotonic()
@@ -163,23 +164,27 @@ def run_all(
     if time.monotonic() - resumed > RECENT:
         suspended = 0.0
     first, asked = failed(agents), time.time() if stop.asked else math.inf
-    for agent in agents:
-        if agent.process.poll() is None:
-            look(agent.process.pid, True)
+    running = [agent for agent in agents if not has_ended(agent)]
+    for agent in running:
+        look(agent.process.pid, True)
     # First to all of them: one after the other could exceed the scheduler's grace period.
-    for agent in agents:
-        agent.process.terminate()
+    for agent in running:
+        # Of another user's, such as sudo, the end is awaited.
+        with suppress(PermissionError):
+            os.kill(agent.process.pid, signal.SIGTERM)
+        # One that was stopped hears of it only when it is continued.
+        signal_group(agent, signal.SIGCONT)
     deadline = time.monotonic() + grace
-    for agent in agents:
+    for agent in running:
         end(agent, deadline)
     await_output(agents, LATE)
     clear()
     await_output(agents, LATEST)
     if first is None and stop.asked:
         first = failed(agents)
-    if first is None:
-        return Outcome(stop.asked, suspended=suspended, asked=asked)
-    return Outcome(stop.asked, first, agents[first].process.returncode, suspended, asked)
+    heard_out = not any(thread.is_alive() for agent in agents for thread in agent.threads)
+    status = 0 if first is None else agents[first].process.returncode
+    return Outcome(stop.asked, first, status, suspended, asked, heard_out)
 
 
 def watched(pid: int | None) -> Callable[[], bool]:
@@ -303,7 +308,17 @@ def stop_signals() -> Iterator[Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # Unless they are ignored from now on.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
+def ignore_stopping_signals() -> None:
+    """From now on. While it shuts down, Python gives those that are handled their default effect
+    back: the status was -15 after one that came then.
+    """
+    for number in stopping_signals():
+        signal.signal(number, signal.SIG_IGN)
 
 
 def start(command: Command, output: Output) -> Agent:
@@ -410,17 +425,38 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     return text
 
 
+def has_ended(agent: Agent) -> bool:
+    """Whether an agent has ended; then the rest of its process group is killed.
+
+    At once, and before its status is taken: from then on its number may be somebody else's.
+    """
+    if agent.process.returncode is None:
+        with suppress(ChildProcessError):  # SIGCHLD is ignored here, and its status lost
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, agent.process.pid, flags) is None:
+                return False
+            signal_group(agent, signal.SIGKILL)
+        agent.process.wait()
+    return True
+
+
+def signal_group(agent: Agent, number: signal.Signals) -> None:
+    """Send a signal to what of the process group of an agent may get it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(agent.process.pid, number)
+
+
 def failed(agents: Sequence[Agent]) -> int | None:
-    return next((number for number, agent in enumerate(agents) if agent.process.poll()), None)
+    statuses = [has_ended(agent) and agent.process.returncode for agent in agents]
+    return next((number for number, status in enumerate(statuses) if status), None)
 
 
 def end(agent: Agent, deadline: float) -> None:
-    """Wait for an agent that was told to end, then kill the rest of its process group."""
-    with suppress(subprocess.TimeoutExpired):
-        agent.process.wait(max(0, deadline - time.monotonic()))
-    with suppress(ProcessLookupError):
-        os.killpg(agent.process.pid, signal.SIGKILL)
-    agent.process.wait()
+    """Wait for an agent that was told to end; after the deadline, kill it."""
+    while not has_ended(agent):
+        if time.monotonic() >= deadline:
+            signal_group(agent, signal.SIGKILL)
+        time.sleep(POLL)
 
 
 def await_output(agents: Sequence[Agent], seconds: float) -> None:

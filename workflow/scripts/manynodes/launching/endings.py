@@ -30,8 +30,9 @@ LOST_A_PEER = re.compile(
     r"|NCCL ([Ee]rror|WARN|communicator|operations)|(ProcessGroup|Work)NCCL"
     r"|nccl(Remote|System|Internal)Error|RuntimeError: Connection (closed|reset) by peer"
 )
-# Words of Python in a process whose connection to another one has ended, perhaps to a rank.
-DISCONNECTED = re.compile(r"(EOFError|BrokenPipeError|Connection(Reset|Aborted|Refused)Error)\b")
+# Words of Python in a process whose connection to another one has ended, perhaps to a rank. With a
+# message, an EOFError is that of a damaged file.
+DISCONNECTED = re.compile(r"EOFError$|(BrokenPipeError|Connection(Reset|Aborted|Refused)Error)\b")
 # Words of theirs in a process that has waited too long for another one. NCCL's ranks tell each
 # other when one of them has.
 TIMED_OUT = re.compile(
@@ -68,7 +69,7 @@ class Ending:
         who: `rank 3`, or `node 1` for a program that runs once per node.
         where: its host.
         status: as in subprocess; None if it was not started.
-        time: in seconds since the epoch.
+        time: in seconds since the epoch, by the clock of rank 0's node.
         late: seconds after which it was killed, because it had not ended when it was told to; 0 if
             it was not.
         lines: its last lines on stderr.
@@ -191,8 +192,9 @@ def send(record: dict) -> None:
     sys.stderr.flush()
     for line in record_lines(record):
         # Not print: with PYTHONUNBUFFERED it writes the line and its end separately, and the record
-        # of another rank came between them (measured).
-        os.write(sys.stderr.fileno(), f"{line}\n".encode())
+        # of another rank came between them (measured). On a line of its own: srun would break the
+        # long one of another rank, which may not have ended yet, in the middle of the record.
+        os.write(sys.stderr.fileno(), f"\n{line}\n".encode())
 
 
 def record_lines(record: dict) -> list[str]:

@@ -27,6 +27,7 @@ class First:
         saved: whether the program had saved something new in this start.
         in_place: the restart may be in the same job: its nodes are all there, and its time is not
             up.
+        stopped: `launch` was asked to stop while the program ran.
     """
 
     failure: Failure
@@ -34,6 +35,7 @@ class First:
     again: bool = False
     saved: bool = False
     in_place: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,33 @@ def first_failure(
         return First(failure, details, worth_it or elsewhere, saved, in_place)
     failure = killed(outcome, errors, source) or of_none(outcome, others, source)
     again = source.node_lost or elsewhere or changed
-    return First(failure, again=again, saved=changed, in_place=changed and not source.node_lost)
+    # A killed srun leaves its step, whose ranks own the run; a requeue ends them.
+    lives_on = source.starter == "srun" and outcome.status < 0
+    in_place = changed and not (source.node_lost or lives_on)
+    return First(failure, again=again, saved=changed, in_place=in_place)
+
+
+def of_unknown_ends(
+    outcome: Outcome, finished: Sequence[str], processes: int, said: Trouble | None
+) -> Trouble | None:
+    """The loss of nodes if the commands have ended well, but not all processes have told that they
+    have: srun ends with 0 when Slurm loses touch with all nodes of a step, whose processes may live
+    on. None if nothing is lost.
+
+    Args:
+        finished: the processes that have told it.
+        processes: how many supervisors were started.
+        said: what the scheduler says.
+    """
+    silent = processes - len({*finished})
+    if outcome.stopped or outcome.failed is not None or silent <= 0:
+        return None
+    if not (outcome.heard_out or said):
+        # They may have told it to somebody who does not read.
+        return None
+    text = f"it is not known how {silent} of {processes} processes ended"
+    text += f": {said.text}" if said else ""
+    return Trouble(text, said.where if said else "", Cause.NODE_LOST)
 
 
 def of_none(outcome: Outcome, endings: Sequence[Ending], source: Source) -> Failure:

@@ -12,6 +12,8 @@ from manynodes.schedulers.base import Allocation, Scheduler
 
 # Seconds between two questions, and by which a limit must be lower to count as another one.
 ASK = 60
+# Seconds to the next one without an answer, and to the next warning, once the limit is lower.
+AGAIN = 5
 
 
 @contextmanager
@@ -29,15 +31,17 @@ def warned_of_a_lower_limit(scheduler: Scheduler, job: Allocation, before: float
 
 def watch(scheduler: Scheduler, job: Allocation, before: float, over: threading.Event) -> None:
     known = job.end or math.inf
-    wait: float = 0
+    wait, again = 0.0, ASK
     while not over.wait(wait):
-        wait = ASK
         # Without an answer, ask again.
+        wait = again
         with suppress(Refusal, OSError, subprocess.CalledProcessError):
             end = scheduler.end(job)
             if end is None or end > known - ASK:
+                wait = again = ASK
                 continue
             left = end - before - time.time()
+            wait = again = AGAIN
             if left <= 0:
                 scheduler.warn(job)
                 return

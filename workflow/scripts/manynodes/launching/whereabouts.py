@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from manynodes.base.processes import stat_of
+from manynodes.launching.endings import send
 
 # Seconds for py-spy, which takes 0.04 (measured); it only reads the memory of the process.
 PATIENCE = 5
@@ -104,7 +105,7 @@ class Observer:
         self.who, self.where, self.log = who, where, log
         # In the last looks, the newest last.
         self.states: deque[str] = deque(maxlen=3)
-        self.told_to_end = False
+        self.told_to_end = self.sent = False
         self.sample = Whereabouts()
         # A look at the stack costs 0.04 s of a CPU, and the rank nothing.
         self.every = max(2.0, timeout / 4)
@@ -119,6 +120,12 @@ class Observer:
                 self.states.append(state_of(pid))
             if not self.state:
                 self.look(pid, "", wait=DELAY)
+            elif stuck := self.last(aborted=False):
+                # At once: the scheduler may kill this process before its rank has ended. Without a
+                # reader the rank must hear of its end all the same.
+                with suppress(OSError):
+                    send(stuck.record())
+                    self.sent = True
         elif now >= self.next_state:
             before, self.next_state = self.state, now + 1
             self.states.append(state_of(pid))
@@ -141,12 +148,12 @@ class Observer:
 
     def last(self, aborted: bool) -> Whereabouts | None:
         """Where it was when it was told to end, or stuck before it ended, or aborted; None if it
-        ended in another way by itself.
+        ended in another way by itself, or if that was sent before.
 
         Args:
             aborted: NCCL's watchdog ends all ranks if one of them hangs, that one too.
         """
-        if not (self.told_to_end or self.state or aborted):
+        if self.sent or not (self.told_to_end or self.state or aborted):
             return None
         return replace(self.sample, who=self.who, where=self.where, log=self.log, state=self.state)
 

@@ -341,9 +341,10 @@ class Scheduler(ABC):
         """A warning if Snakemake runs inside a job of several nodes and would use only one."""
         return None
 
-    def unended(self, jobs: Sequence[str]) -> list[str] | None:
+    def unended(self, jobs: Sequence[str]) -> dict[str, bool] | None:
         """Those of its jobs that wait or run, and that this user has submitted in this folder:
-        results may come from a cluster that gave the same numbers. None if it does not say.
+        results may come from a cluster that gave the same numbers. Each with whether it runs; None
+        if it does not say.
         """
         return None
 

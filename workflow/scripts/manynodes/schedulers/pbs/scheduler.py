@@ -120,16 +120,16 @@ class Pbs(AgentScheduler):
             "--config hosts=$PBS_NODEFILE"
         )
 
-    def unended(self, jobs: Sequence[str]) -> list[str] | None:
+    def unended(self, jobs: Sequence[str]) -> dict[str, bool] | None:
         try:
             found = shown_jobs(jobs)
         except (Unanswered, Refusal):
             return None
-        return [
-            job
+        return {
+            job: found[job].get("job_state") == "R"
             for job in jobs
             if job in found and found[job].get("job_state") not in OVER and is_ours(found[job])
-        ]
+        }
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.

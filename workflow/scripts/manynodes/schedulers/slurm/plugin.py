@@ -372,13 +372,15 @@ class Sbatch:
         given = dict(pairwise(words))
         cluster = given.get("--clusters", "")
         found, _ = ask(shlex.join([
-            "squeue", "--noheader", "--states=all", f"--name={given['--job-name']}",
+            "squeue", "--noheader", "--array", "--states=all", f"--name={given['--job-name']}",
             "--format=%i|%k", *([f"--clusters={cluster}"] if cluster else []),
         ]))  # fmt: skip
         if found is None:
             return None
         known = {number.partition(";")[0] for number in self.follower.numbers}
-        for number, comment in found.items():
+        for job, comment in found.items():
+            # Of an array, what sbatch would have answered.
+            number = job.partition("_")[0]
             if comment == given["--comment"] and number not in known:
                 return f"{number};{cluster}" if cluster else number
         return ""
@@ -416,7 +418,8 @@ def details(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
     """State, pending reason and nodes of each job that squeue lists; none if squeue does not
     answer.
     """
-    command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}"]
+    # Without --array it shows those of an array that wait in one line, as 11_[1-2].
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}"]
     _, out, _ = answer(*command, "--format=%i|%T|%r|%N", patience=QUERY_TIMEOUT)
     rows = [line.split("|") for line in out.splitlines()]
     return {row[0]: (row[1], row[2], row[3]) for row in rows if len(row) == 4}

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from manynodes.base.errors import Refusal
-from manynodes.base.processes import job_seconds, last_words
+from manynodes.base.processes import job_seconds, last_words, stat_of
 from manynodes.schedulers.base import (
     Allocation,
     Cause,
@@ -68,6 +70,7 @@ class Slurm(Scheduler):
                 "transport srun works inside a Slurm job; "
                 "submit it with --profile profiles/slurm, or use transport local"
             )
+        refuse_tasks_of_srun()
         shown = shown_job(job, PATIENCE)
         listed = field(shown, "NodeList")
         hosts = tuple(scontrol("show", "hostnames", listed).split())
@@ -83,14 +86,15 @@ class Slurm(Scheduler):
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
         forget_step_options()
+        name = name_of(job, shown)
         return Allocation(
             owner=f"Slurm job {job}",
             hosts=hosts,
             addresses=("127.0.0.1",) if len(hosts) == 1 else addresses_of(listed, hosts),
             number=int(job),
             end=end_of(shown, job_seconds(f"SLURM_JOB_ID={job}")),
-            job=job,
-            inspect=f"sacct -X -j {job}",
+            job=name,
+            inspect=f"sacct -X -j {name}",
             restarts=int(field(shown, "Restarts")),
         )
 
@@ -144,7 +148,7 @@ class Slurm(Scheduler):
         return Trouble(others[0]) if others else None
 
     def end(self, allocation: Allocation) -> float | None:
-        job = allocation.job
+        job = str(allocation.number)
         return end_of(shown_job(job), job_seconds(f"SLURM_JOB_ID={job}"))
 
     def warn(self, allocation: Allocation) -> None:
@@ -156,7 +160,7 @@ class Slurm(Scheduler):
         try:
             # Slurm may have replaced a node that was cut off: a requeue from the old node would
             # end the job that trains on the new one.
-            shown = shown_job(allocation.job, REQUEUING)
+            shown = shown_job(str(allocation.number), REQUEUING)
             if int(field(shown, "Restarts")) != allocation.restarts:
                 return "Slurm has restarted it on other nodes"
             scontrol("requeue", allocation.job, patience=REQUEUING)
@@ -191,25 +195,79 @@ class Slurm(Scheduler):
             "itself"
         )
 
-    def unended(self, jobs: Sequence[str]) -> list[str] | None:
-        # Its header distinguishes an answer without jobs from none.
-        _, out, said = answer("squeue", f"--jobs={','.join(jobs)}", "--format=%i|%T|%U|%Z")
-        if not out:
-            # It does not know a single one any more.
-            return [] if ENDED.search(said) else None
-        rows = [line.split("|", 3) for line in out.splitlines() if line.count("|") >= 3]
-        found = [
-            number
-            for number, state, user, folder in rows
-            if state != "COMPLETING" and user == str(os.getuid()) and is_this_folder(folder)
-        ]
-        return [job for job in jobs if job in found]
+    def unended(self, jobs: Sequence[str]) -> dict[str, bool] | None:
+        found = listed(jobs)
+        others = [] if found is None else [job for job in jobs if job not in found]
+        # The resource `clusters` may have sent these to another one.
+        if others and "slurmdbd" in answer("scontrol", "show", "config")[1]:
+            elsewhere = listed(others, "--clusters=all")
+            # What the local one has said stands without the others.
+            found = (found or {}) | (elsewhere or {}) or elsewhere
+        return None if found is None else {job: found[job] for job in jobs if job in found}
 
     def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
         from manynodes.schedulers.slurm.submission import SlurmWatch
 
         return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
+
+
+def name_of(job: str, shown: str) -> str:
+    """The name by which scancel and scontrol take the job alone: one job of an array has the
+    array's own number, with which they mean all of its jobs.
+    """
+    found = re.search(r"\bArrayJobId=(\d+) ArrayTaskId=(\d+)\s", shown)
+    return f"{found[1]}_{found[2]}" if found else job
+
+
+def refuse_tasks_of_srun() -> None:
+    """Refuse to be one of several tasks, each of which would start the program.
+
+    Raises:
+        Refusal: srun has started this process several times.
+    """
+    given = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    number = os.environ.get("SLURM_PROCID", "0")
+    tasks = int(given) if given.isdecimal() else 1
+    # Of `srun --pty bash` only the first task has a terminal, and the others end. A batch script
+    # has the variable if it was submitted in a step.
+    shell = "SLURM_PTY_PORT" in os.environ and number == "0"
+    if tasks > 1 and not (shell or step_here() in ("batch", "interactive")):
+        raise Refusal(
+            f"launch was started by srun as task {number} of {tasks}; start it once, without srun"
+        )
+
+
+def step_here() -> str:
+    """The step of which this process is part, by the name that Slurm gives to what watches over it;
+    empty if that is not seen here, as in a container.
+    """
+    pid = os.getpid()
+    with suppress(OSError):
+        while pid > 1:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if found := re.match(rb"slurmstepd: \[\d+\.(\w+)", name):
+                return found[1].decode()
+            pid = int(stat_of(pid)[1])
+    return ""
+
+
+def listed(jobs: Sequence[str], *options: str) -> dict[str, bool] | None:
+    """Those of our jobs that are in the queue, with whether they run; None if a controller does not
+    answer.
+    """
+    asked = ["squeue", "--array", f"--jobs={','.join(jobs)}", "--format=%i|%T|%U|%Z", *options]
+    status, out, said = answer(*asked)
+    # A header distinguishes an answer without jobs from none, but for jobs that it has forgotten.
+    failed = status and not all(map(ENDED.search, said.splitlines()))
+    if failed or not (out or ENDED.search(said)):
+        return None
+    rows = [line.split("|", 3) for line in out.splitlines() if line.count("|") >= 3]
+    return {
+        number: state == "RUNNING"
+        for number, state, user, folder in rows
+        if state != "COMPLETING" and user == str(os.getuid()) and is_this_folder(folder)
+    }
 
 
 def end_of(shown: str, running: float) -> float | None:

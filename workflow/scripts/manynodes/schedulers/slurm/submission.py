@@ -93,8 +93,7 @@ class SlurmWatch(Watch):
             if "train" in rules_of(job) and isinstance(limit, int) and 60 * limit <= LEAST:
                 self.tell(f"warning: runtime: {limit} minutes for staging and training; it stops "
                           "a minute before, and needs time to start: ask for more")  # fmt: skip
-            if objection := try_submission(options):
-                self.tell(objection)
+            try_submission(options, self.tell)
             partition = limits.get(option_value(options, "-p"))
             # Another cluster may have a partition of this name.
             if not partition or "--clusters" in options:
@@ -157,8 +156,8 @@ class Partition:
 
     Attributes:
         nodes: number of its nodes, in any state.
-        cpus, memory, disk: of its largest node; memory, and local disk (TmpDisk), in MB; None if
-            some nodes are not shown, such as those of a cloud that are switched off.
+        cpus, memory, disk, gpus: of its largest node; memory, and local disk (TmpDisk), in MB; None
+            if some nodes are not shown, such as those of a cloud that are switched off.
         minutes: its time limit; None if it has none.
     """
 
@@ -167,25 +166,32 @@ class Partition:
     cpus: int | None
     memory: int | None
     disk: int | None
+    gpus: int | None
     minutes: int | None
 
 
 def partitions() -> dict[str, Partition]:
     """All partitions by name, from sinfo; empty if it does not answer."""
-    asked = ["sinfo", "--noheader", "--noconvert", "--Node", "--format=%R|%c|%m|%d|%l|%N"]
+    asked = ["sinfo", "--noheader", "--noconvert", "--Node", "--format=%R|%c|%m|%d|%G|%l|%N"]
     rows = [line.split("|") for line in answer(*asked)[1].splitlines()]
     shown: dict[str, list[list[str]]] = {}
-    for name, *row in (row for row in rows if len(row) == 6):
+    for name, *row in (row for row in rows if len(row) == 7):
         shown.setdefault(name, []).append(row)
     lines = answer("scontrol", "show", "partition", "--oneliner")[1]
     totals = dict(re.findall(r"PartitionName=(\S+).*? TotalNodes=(\d+)", lines))
     found = {}
     for name, nodes in shown.items():
         total = max(len(nodes), int(totals.get(name, 0)))
-        largest = [max(int(node[column]) for node in nodes) for column in range(3)]
-        cpus, memory, disk = largest if total == len(nodes) else [None] * 3
-        found[name] = Partition(name, total, cpus, memory, disk, minutes(nodes[0][3]))
+        sizes = [(*map(int, node[:3]), gpus_in(node[3])) for node in nodes]
+        largest = [max(column) for column in zip(*sizes, strict=True)]
+        cpus, memory, disk, gpus = largest if total == len(nodes) else [None] * 4
+        found[name] = Partition(name, total, cpus, memory, disk, gpus, minutes(nodes[0][4]))
     return found
+
+
+def gpus_in(gres: str) -> int:
+    """The GPUs of all types in what Slurm writes: `gpu:a100:4(S:0-1),gpu:v100:2,shard:8`."""
+    return sum(map(int, re.findall(r"\bgpu(?::[^:,()]+)*:(\d+)\b", gres)))
 
 
 def minutes(limit: str) -> int | None:
@@ -204,7 +210,8 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
         Refusal: naming the resource, the request and the limit.
     """
     where = partition.name
-    of_job = {**resources, "slurm_tmp": tmp_mb(resources)}
+    gpus = gpus_in(str(resources.get("gres") or ""))
+    of_job = {**resources, "slurm_tmp": tmp_mb(resources), "gres": gpus}
     for name, limit, of_what, has, remedy in (
         ("runtime", partition.minutes, "minutes", f"{where} allows",
          "stage and train are one job, their times are added: --set-resources train:runtime=…"),
@@ -214,6 +221,8 @@ def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None
          "lower nproc_per_node or cpus_per_proc in the configuration"),
         ("mem_mb", partition.memory, "MB a node", f"the largest node of {where} has",
          "--set-resources train:mem_mb=… stage:mem_mb=…"),
+        ("gres", partition.gpus, "GPUs a node", f"the largest node of {where} has",
+         "lower nproc_per_node in the configuration, or another slurm_partition"),
         ("slurm_tmp", partition.disk, "MB a node", f"the largest TmpDisk of {where} is",
          "ask for less, or leave slurm_tmp out of the profile"),
     ):  # fmt: skip
@@ -239,15 +248,12 @@ def refuse_foreign_account(account: str) -> None:
         )
 
 
-def try_submission(options: Sequence[str]) -> str | None:
+def try_submission(options: Sequence[str], tell: Callable[[str], None]) -> None:
     """Let Slurm check a submission without submitting it; Snakemake hides why a group job was
-    refused.
+    refused. Tell a temporary objection, such as nodes out of service.
 
     Args:
         options: of sbatch.
-
-    Returns:
-        A temporary objection, such as nodes out of service; None if there is none.
 
     Raises:
         Refusal: the job would never be accepted.
@@ -255,16 +261,20 @@ def try_submission(options: Sequence[str]) -> str | None:
     status, _, error = answer("sbatch", "--test-only", *options, "--wrap=true")
     # What a site tells its users with every job is no objection.
     if status == 0 or " to start at " in error:
-        return None
+        return
     reason = " ".join(
         error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()
     ).removeprefix("allocation failure: ")
-    if FULL.search(reason):
-        # It is submitted when there is room.
-        return None
+    # It is submitted when there is room.
+    if not reason or FULL.search(reason):
+        return
+    given = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    also = f"; of this shell sbatch takes {', '.join(given)}" if given else ""
     if NEVER_ACCEPTED.search(reason):
-        raise Refusal(f"sbatch would refuse a job with {' '.join(options)}: {reason}")
-    return f"sbatch says of a job with {' '.join(options)}: {reason}" if reason else None
+        # Not in the refusal, which would be cut.
+        tell(f"options of the job: {' '.join(options)}")
+        raise Refusal(f"sbatch would refuse a job: {reason}{also}")
+    tell(f"sbatch says of a job: {reason}{also}; options of the job: {' '.join(options)}")
 
 
 @cache
