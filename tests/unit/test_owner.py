@@ -166,6 +166,28 @@ def test_a_dead_owner_of_this_machine_is_followed_at_once(tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == ["owner.json"]
 
 
+def test_a_second_command_of_one_job_does_not_end_the_first(tmp_path, monkeypatch) -> None:
+    """Such as in two terminals of one allocation."""
+    monkeypatch.setattr(owner, "BEAT", 0.1)
+    folder = tmp_path / "run/state"
+    with acquire(folder, "Slurm job 7", print) as first:
+        path = folder / "owner.json"
+        with pytest.raises(Refusal, match="run is being trained by Slurm job 7 on .*; wait until"):
+            owner.refuse_owned(folder, "Slurm job 7", print)
+        with (
+            pytest.raises(Refusal, match="run is being trained by Slurm job 7 on"),
+            acquire(folder, "Slurm job 7", print),
+        ):
+            pass
+        first.check()
+    # Requeued to another machine, its scheduler guarantees that it is over.
+    path.write_text(json.dumps(asdict(ELSEWHERE)))
+    lines: list[str] = []
+    owner.refuse_owned(folder, ELSEWHERE.name, lines.append)
+    owner.await_end(path, ELSEWHERE.name, (ELSEWHERE, 0), lines.append)
+    assert lines == []
+
+
 def test_an_owner_elsewhere_that_keeps_touching_its_record_is_alive(tmp_path) -> None:
     path = leave(tmp_path / "state", ELSEWHERE)
     ended = threading.Event()
@@ -231,6 +253,12 @@ def test_only_the_process_itself_is_known_to_be_there() -> None:
     assert owner.is_gone(replace(mine, process=" ".join([*machine, pid, str(int(start) + 1)])))
     assert not owner.is_gone(replace(mine, process=f"another-boot {machine[1]} 4194999 1"))
     assert owner.is_gone(replace(mine, process=" ".join([*machine, "4194999", "1"])))
+    with subprocess.Popen(["sleep", "1e9"]) as ended:
+        process = " ".join([*machine, str(ended.pid), owner.started(ended.pid)])
+        assert not owner.is_gone(replace(mine, process=process))
+        ended.kill()
+        # Nobody has asked for its status yet.
+        until(lambda: owner.is_gone(replace(mine, process=process)))
 
 
 def test_one_of_two_that_find_the_same_dead_owner_gets_the_run(meanwhile) -> None:

@@ -34,6 +34,12 @@ REFUSED = {
     "program: p.py\nparameters: {nodes: 2}": "config: parameters.nodes: has a meaning",
     "program: p.py\nparameters: {a-b: 2}": 'config: parameters: "a-b" is not a name of letters',
     "command: [./sovler]": 'config: command: "./sovler" is not there; give the path of a file',
+    "command: [./plain.sh]": 'config: command: "plain.sh" is not executable: chmod +x, or',
+    "command: [./windows.sh]": "has Windows line endings, with which no interpreter is found;",
+    'program: p.py\nmetrics: {log: "epoch (?P<epoch>\\d+)"}': (
+        "found unknown escape character 'd'; in double quotes \\ begins an escape, in single"
+    ),
+    "program: p.py\nfiles: [.]": 'config: files: "." has no name; files are staged',
     "arguments: [a]": "config: arguments: is for your own program; give program or command",
     "environment: {uv: .}": "config: environment: is for your own program",
     "program: p.py\nhosts: ~nosuchuser/hosts": "hosts: ~nosuchuser/hosts: No such file or",
@@ -103,6 +109,9 @@ def test_what_cannot_start_is_refused_in_one_line(
     Path("p.py").touch()
     Path("bad.py").write_text("def (:\n")
     Path("ends.py").write_text("raise SystemExit(0)\n")
+    Path("plain.sh").write_text("#!/bin/bash\n")
+    Path("windows.sh").write_text("#!/bin/bash\r\n")
+    Path("windows.sh").chmod(0o755)
     os.mkfifo("pipe")
     path = Path("wrong.yaml")
     path.write_text(f"experiment: wrong\n{keys}\n")
@@ -132,6 +141,7 @@ def test_a_command_may_name_files_of_the_folder_where_it_starts(
     code.mkdir(parents=True)
     (code / "train.py").write_text("import helper\n")
     (code / "run.sh").write_text('exec python "$1"\n')
+    (code / "run.sh").chmod(0o755)
     (code / "helper.py").write_text("")
     path = Path("mine/e.yaml")
     path.write_text(f"experiment: e\ncommand: {words}\narguments: [log]\ndirectory: code\n")

@@ -1,6 +1,7 @@
 """Results that another training is to replace are never lost, whenever it is ended."""
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,6 +92,26 @@ def test_wherever_putting_back_is_ended_it_can_be_done_again(
         with suppress(KeyboardInterrupt):
             replaced.put_back(run)
     replaced.put_back(run)
+    assert entries(run) == before
+
+
+def test_what_could_not_be_removed_of_earlier_ones_does_not_count(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system keeps a file that is open, under a name of its own."""
+    before = entries(run)
+    (run / replaced.FOLDER).mkdir()
+    (run / replaced.FOLDER / ".nfs0001").touch()
+    assert not replaced.has_kept(run)
+    replaced.set_aside(run)
+    assert entries(run / replaced.FOLDER) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        replaced.forget(run)
+    assert not replaced.has_kept(run)
+    replaced.set_aside(run)
+    remove_as_snakemake_does(run)
+    assert replaced.put_back(run)
     assert entries(run) == before
 
 

@@ -259,6 +259,32 @@ def test_results_are_put_back_after_a_command_that_was_killed(small: Small) -> N
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("completed")
+def test_what_is_damaged_or_gone_is_named_before_anything_is_removed(small: Small) -> None:
+    manifest = small.path / "results/data/digits/manifest.json"
+    run = small.results / "seed~1"
+    whole, times = manifest.read_text(), manifest.stat()
+    manifest.write_text(whole[:100])
+    refused = small.snakemake()
+    assert re.search(r"^results/data/digits/manifest.json is damaged.* --force results/data/digits",
+                     refused.stdout, re.MULTILINE), refused.stdout  # fmt: skip
+    manifest.write_text(whole)
+    os.utime(manifest, ns=(times.st_atime_ns, times.st_mtime_ns))
+    weights = min((run / "checkpoints").glob("*.safetensors"))
+    weights.rename(small.path / "kept")
+    (run / "evaluation.json").rename(small.path / "evaluated")
+    refused = small.snakemake()
+    assert refused.stdout.splitlines()[-1] == (
+        f"small/seed~1 is finished, but checkpoints/{weights.name} is gone; put it back, or delete "
+        "its run.json to train it again"
+    )
+    assert (run / "predictions.csv").exists()
+    (small.path / "kept").rename(weights)
+    (small.path / "evaluated").rename(run / "evaluation.json")
+    assert small.jobs() == {}
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("completed")
 def test_a_finished_run_needs_the_weights_no_more_from_which_it_started(small: Small) -> None:
     weights = small.path / "first.safetensors"
     weights.write_bytes((small.results / "seed~1/model.safetensors").read_bytes())

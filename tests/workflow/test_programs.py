@@ -290,6 +290,83 @@ def test_whatever_ends_it_the_same_command_continues(
     assert all(ours[key].equal(theirs[key]) for key in theirs)
 
 
+@pytest.mark.faults
+def test_a_replacement_that_has_failed_is_made_by_the_same_command(place: Checkout) -> None:
+    """Of two runs one is replaced, and is not trained once more."""
+    folder = place.path / "again"
+    folder.mkdir()
+    (folder / "again.py").write_text(
+        "import launched, sys\n"
+        f"print('x', file=open('{folder}/' + sys.argv[1], 'a'))\n"
+        "if sys.argv[1:] == ['2', 'new']:\n"
+        f"    open('{folder}/mended')\n"
+        "launched.result(accuracy=0.5)\n"
+    )
+
+    def command(version: str) -> list[str]:
+        (folder / "again.yaml").write_text(
+            "experiment: again\nprogram: again.py\nparameters: {number: [1, 2]}\n"
+            f"arguments: ['{{number}}', {version}]\npreflight: false\n"
+        )
+        return ["--configfile", "again/again.yaml"]
+
+    place.run(*command("old"))
+    new = [*command("new"), "--config", "replace=true"]
+    failed = place.snakemake("--keep-going", *new)
+    assert failed.returncode == 1
+    assert "again/number~2: its earlier results are back" in failed.stdout
+    assert place.jobs(*new) == {"train": 1, "aggregate": 1, "all": 1}
+    (folder / "mended").touch()
+    place.run(*new)
+    assert (folder / "1").read_text() == "x\n" * 2
+    assert (folder / "2").read_text().startswith("x\n" * 3)
+    assert place.jobs(*new) == {}
+
+
+# Says that it has begun, and needs some time, but not torch.
+SLOW = """
+import time
+import launched
+with open("{place}/begun", "a") as file:
+    print("x", file=file)
+for epoch in range(1, 9):
+    time.sleep(0.5)
+    launched.row(epoch=epoch, loss=1 / epoch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["program", "classifier"])
+def test_a_training_that_outlives_its_snakemake_is_not_done_twice(
+    place: Checkout, running: list[subprocess.Popen], kind: str
+) -> None:
+    """SIGINT to Snakemake alone, and not to what it has started as Ctrl-C does: the training goes
+    on to its end, but for Snakemake it has failed.
+    """
+    folder = place.path / kind
+    folder.mkdir()
+    (folder / "slow.py").write_text(SLOW.format(place=folder))
+    (folder / "config.yaml").write_text(f"experiment: outlives-{kind}\nprogram: slow.py\n")
+    command = ["--configfile", f"{kind}/config.yaml", "--config", "preflight=false"]
+    if kind == "classifier":
+        command = ["--configfile", "config/digits.yaml", "--config", f"experiment=outlives-{kind}",
+                   "nodes=1", "seed=0", "epochs=8", "learning_rate=0.1"]  # fmt: skip
+    run = place.path / f"results/outlives-{kind}/run"
+    first = place.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    running.append(first)
+    begun = run / "metrics.csv" if kind == "classifier" else folder / "begun"
+    until(lambda: begun.exists(), first)
+    first.send_signal(signal.SIGINT)
+    said = first.communicate()[0]
+    assert first.returncode != 0, said
+    # With times.
+    trained = (run / "metrics.csv").read_bytes()
+    said = place.run(*command)
+    assert f"report: results/outlives-{kind}/report.html" in said
+    assert (run / "metrics.csv").read_bytes() == trained
+    if kind == "program":
+        assert (folder / "begun").read_text() == "x\n"
+
+
 def readable(path: Path) -> bool:
     try:
         return bool(path.read_bytes())

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from snakemake.dag import DAG
 from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
 
@@ -115,6 +116,22 @@ def import_less_in_jobs(executor: Any, modules: Iterable[str]) -> None:
     plain, program = executor.get_python_executable, Path(__file__).with_name("in_job.py")
     words = shlex.join([str(program), ",".join(modules)])
     executor.get_python_executable = lambda: f"{plain()} {words}"
+
+
+def force(files: Callable[[], Iterable[str]]) -> None:
+    """Have Snakemake run those of its jobs that make these files. With --forcerun it would also
+    take the files for targets.
+
+    Args:
+        files: called once Snakemake knows its own options.
+    """
+    make = DAG.__init__
+
+    def init(dag: DAG, *arguments: Any, **named: Any) -> None:
+        make(dag, *arguments, **named)
+        dag.forcefiles.update(files())
+
+    DAG.__init__ = init
 
 
 def call_when_planned(check: Callable[[], None]) -> None:

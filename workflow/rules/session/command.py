@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from manynodes.experiment.missing import refuse_missing
 from manynodes.reporting import measures, progress, results
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Watch
-from patches import import_less_in_jobs
+from patches import force, import_less_in_jobs
 from session import configuration, refusals, tell
 from session.finished import Finished, is_state_of, is_whole
 from session.inputs import Inputs
@@ -98,6 +98,22 @@ class Session:
         self.finished.tell_other_program()
         if changes := self.finished.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))
+            force(lambda: self.to_replace(list(changes)))
+
+    def to_replace(self, names: list[str]) -> Iterator[str]:
+        """The run.json of changed runs that are to be trained again, also where Snakemake sees no
+        change: after an added output, or once a training has failed that was to replace them.
+        """
+        if self.workflow.touch or not self.experiment.config["replace"]:
+            return
+        # Otherwise they would be trained on the earlier ones, where Snakemake sees no change.
+        yield from map(str, self.inputs.changed())
+        for name in self.finished.replaced(names, code=False):
+            about = self.results / name / "run.json"
+            # Of one that is damaged, it is not known what it stands for.
+            with suppress(OSError, Refusal):
+                results.read_about(about, results.form_of(self.experiment.runs[name]))
+                yield str(about)
 
     def tell_unseen_axes(self) -> None:
         """Warn of what varies and does not reach the program: its runs would be repetitions."""
@@ -132,6 +148,10 @@ class Session:
             raise Refusal(
                 "--no-hooks: a hook keeps finished runs from being replaced; leave the option out"
             )
+        if self.workflow.group_settings.group_components:
+            raise Refusal(
+                "--group-components: every run is a job of its own size; leave the option out"
+            )
         planned = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()
                    if self.workflow.dag.needrun(job)}  # fmt: skip
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
@@ -141,7 +161,7 @@ class Session:
         rules = {rule for rule, _ in planned}
         # Runs of other code would not be compared: that is told before others are trained.
         if changes := self.finished.replaced(kept, code={"train", "aggregate"} <= rules):
-            # Snakemake sees no reason to train them, with `replace=true` neither.
+            # Snakemake sees no reason to train them; with `replace=true` if they are damaged.
             remedy = "put that back, or delete its run.json to train again"
             if self.experiment.config["replace"]:
                 remedy += " (all of them: --forcerun train)"
@@ -174,10 +194,6 @@ class Session:
         """
         if not self.workflow.is_main_process:
             return
-        if self.workflow.group_settings.group_components:
-            raise Refusal(
-                "--group-components: every run is a job of its own size; leave the option out"
-            )
         refusals.refuse_read_only_folders(self.results, bool(self.planned("fetch")))
         planned = {job.wildcards.run: job for job in self.planned("train")}
         names = list(planned)
@@ -192,6 +208,11 @@ class Session:
         refusals.refuse_unknown_executor(self.experiment, executor)
         evaluated = {job.wildcards.run for job in self.planned("evaluate")}
         self.queue.refuse_left(planned.keys() | evaluated)
+        if not self.workflow.touch:
+            for name in evaluated - planned.keys():
+                # Snakemake removes the earlier evaluation before the job finds that out, and sees
+                # no reason to train again.
+                self.finished.refuse_loss(name, "delete its run.json to train it again")
         if self.experiment.environment.stage and (names or evaluated) and not self.planned("pack"):
             refuse_foreign(read_files(self.results / "environment"))
         if not self.workflow.touch:
@@ -238,20 +259,20 @@ class Session:
         """
         for name, job in planned.items():
             folder = self.results / name
-            # A Snakemake that was killed has not seen the end of the job. Its state is there, from
-            # which the job gives its files again.
-            unseen = self.workflow.async_run(self.workflow.persistence.incomplete(job))
+            # Its state is there, from which the job gives its files again.
+            unseen = self.is_unseen(job)
             ended = unseen and is_state_of(folder, self.experiment)
             wanted = ended or self.experiment.config["replace"]
             if not is_whole(folder):
                 # Of what an earlier command was about to replace, Snakemake has removed some.
-                if not wanted and not (folder / replaced.FOLDER).exists():
+                if not wanted and not replaced.has_kept(folder):
                     self.finished.refuse_loss(name)
                 # What there is beside run.json comes back if the training fails.
                 replaced.set_aside(folder)
-                self.set_aside += [name] * (folder / replaced.FOLDER).exists()
+                self.set_aside += [name] * replaced.has_kept(folder)
                 continue
             if not wanted:
+                self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
                 reason = self.workflow.dag.reason(job)
                 fetched = {
                     str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
@@ -310,7 +331,8 @@ class Session:
                 failure.end(self.results / name)
         # What another command has set aside, whose job has yet to begin, is its own.
         self.finished.put_back(self.set_aside)
-        self.finished.forget_states(dict.fromkeys(job.wildcards.run for job in self.jobs("train")))
+        seen = [job.wildcards.run for job in self.jobs("train") if not self.is_unseen(job)]
+        self.finished.forget_states(dict.fromkeys(seen))
         partial = self.results / "partial"
         tables = self.jobs("aggregate")
         if not missing and tables and self.finished.has_report():
@@ -329,6 +351,12 @@ class Session:
         if not missing and (found := self.why_without_data("")):
             earlier = "; the results are the earlier ones" if names else ""
             tell(f"{found.reason}{earlier}; log: {found.log}")
+
+    def is_unseen(self, job: Any) -> bool:
+        """Whether Snakemake has not seen the end of a job, and will run it again: it was killed, or
+        was told to end and did not wait for the job.
+        """
+        return bool(self.workflow.async_run(self.workflow.persistence.incomplete(job)))
 
     def why_missing(self, name: str) -> results.Missing:
         """The reason for a missing run: from its own log, or in the scheduler's words."""

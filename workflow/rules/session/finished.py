@@ -173,7 +173,9 @@ class Finished:
                 f"delete it and {sums.EVALUATE}"
             )
 
-    def refuse_loss(self, name: str) -> None:
+    def refuse_loss(
+        self, name: str, again: str = "train it again with --config replace=true"
+    ) -> None:
         """Refuse to train a run again that was finished, and of which files were deleted since; not
         if its numbers were.
         """
@@ -191,7 +193,7 @@ class Finished:
             keep = " keep it with --touch,"
         raise Refusal(
             f"{self.experiment.name}/{name} is finished, but {what} gone; put {that} back,{keep} "
-            "or train it again with --config replace=true"
+            f"or {again}"
         )
 
     def refuse_other_report(self) -> None:

@@ -86,6 +86,11 @@ class Inputs:
                 self.folders[dataset] = DataFolder.read(DATA / dataset)
         return self.folders.get(dataset)
 
+    def refuse_damaged(self, dataset: str | None) -> None:
+        """Refuse a data set that is there and is not what was fetched, as `DataFolder.read`."""
+        if dataset and (DATA / dataset / MANIFEST).exists():
+            DataFolder.read(DATA / dataset)
+
     @cached_property
     def fingerprint(self) -> str | None:
         """Of the user's images, see `UserData`; computed once, as it looks at every file."""

@@ -265,9 +265,7 @@ def await_end(
         Refusal: it is alive.
     """
     record, touched = before
-    # For the same job, requeued, its scheduler guarantees that the previous process is over or cut
-    # off.
-    if record.released or is_gone(record) or record.name == name:
+    if record.released or is_gone(record) or is_earlier(record, name):
         return
     tell(
         f"{record.who} trained this run last; waiting {LEASE:.0f} s to see whether it is still "
@@ -297,12 +295,20 @@ def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
     """
     path = folder / "owner.json"
     before = look(path)
-    if before and before[0].name != name and not before[0].released:
+    if before and not before[0].released and not is_earlier(before[0], name):
         await_end(path, name, before, tell)
         # Another process may have taken the run over meanwhile.
         now = look(path)
         if now and now[0].token == before[0].token:
             atomic.write_text(path, text(replace(now[0], released=True)))
+
+
+def is_earlier(record: Record, name: str) -> bool:
+    """Whether a record is of the same job before it was requeued, or before its ranks were started
+    again: then its scheduler, or `launch`, guarantees that the process is over or cut off. A job
+    may have two commands at once too, and the process of the other is alive.
+    """
+    return record.name == name and not is_alive(record)
 
 
 def living(folders: Sequence[Path]) -> dict[Path, Record]:
@@ -350,16 +356,23 @@ def started(pid: int) -> str:
 
 
 def is_gone(record: Record) -> bool:
-    """Whether its process is known to be gone; known only on this machine."""
+    """Whether its process is known to be gone."""
+    return is_alive(record) is False
+
+
+def is_alive(record: Record) -> bool | None:
+    """Whether its process is alive; None if that is not known, such as on another machine."""
     if not record.process:
-        return True
+        return False
     *machine, pid, start = record.process.split()
     if machine != this_process().split()[:2]:
-        return False
+        return None
     try:
-        return started(int(pid)) != start
+        found = stat_of(int(pid))
     except (FileNotFoundError, ProcessLookupError):
         # A system may hide the processes of other users; then the first one is hidden too.
-        return Path("/proc/1").exists()
+        return False if Path("/proc/1").exists() else None
     except PermissionError:
-        return False
+        return None
+    # One that has ended stays until its parent has asked for its status.
+    return found[STARTED] == start and found[0] not in "ZX"

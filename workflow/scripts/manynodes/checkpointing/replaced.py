@@ -6,9 +6,13 @@ back if the other training does not finish.
 
 import os
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = "replaced"
+# What is being removed of it begins so.
+REMOVED = f"{FOLDER}.old-"
 # In the folder of the states, with the SHA-256 of run.json: they are of the training that wrote it.
 FINISHED = "finished"
 # Whatever there is of them; run.json is written last and read first.
@@ -25,9 +29,9 @@ def set_aside(run: Path) -> None:
     Raises:
         OSError: they cannot be linked or copied; they are where they were.
     """
-    kept = run / FOLDER
-    if not (run / "run.json").exists() or kept.exists():
+    if not (run / "run.json").exists() or has_kept(run):
         return
+    forget(run)
     making = run / f"{FOLDER}.new"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
@@ -38,7 +42,16 @@ def set_aside(run: Path) -> None:
         if (run / name).is_dir():
             # A program's outputs may have links that lead far away, or in a circle.
             shutil.copytree(run / name, making / name, True, copy_function=link_or_copy)
-    making.rename(kept)
+    making.rename(run / FOLDER)
+
+
+def has_kept(run: Path) -> bool:
+    """Whether there are results that can be put back. Without run.json there is only what could not
+    be removed of earlier ones.
+    """
+    kept = run / FOLDER
+    # No folder of ours is a link: it would lead to somebody else's files.
+    return not kept.is_symlink() and (kept / "run.json").exists()
 
 
 def put_back(run: Path) -> bool:
@@ -48,8 +61,7 @@ def put_back(run: Path) -> bool:
         Whether there were any.
     """
     kept = run / FOLDER
-    # No folder of ours is a link: it would lead to somebody else's files.
-    if kept.is_symlink() or not (kept / "run.json").exists():
+    if not has_kept(run):
         return False
     if (run / "run.json").exists():
         # The other training has not begun; or it has finished, and was ended before `forget`.
@@ -70,7 +82,18 @@ def put_back(run: Path) -> bool:
 
 def forget(run: Path) -> None:
     """The training that replaces them has finished."""
-    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    kept = run / FOLDER
+    for left in run.glob(f"{REMOVED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if kept.is_symlink():
+        kept.unlink()
+    elif kept.exists():
+        # A network file system keeps a folder as long as a file in it is open, and the name is
+        # needed for the next ones.
+        with suppress(OSError):
+            gone = tempfile.mkdtemp("", REMOVED, run)
+            kept.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -32,7 +32,7 @@ def read_files(path: Path) -> DataFolder:
 
 
 def collect(paths: Iterable[Path], folder: Path, name: str) -> DataFolder:
-    """Hash the user's files and folders, and make links to them in the folder.
+    """Hash the user's files and folders, and make links to them in the folder, which has no others.
 
     Args:
         paths: with different last names, under which they will be found.
@@ -45,13 +45,16 @@ def collect(paths: Iterable[Path], folder: Path, name: str) -> DataFolder:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Any]] = {}
+    links: dict[str, Path] = {}
     for path in paths:
         for inner, file in below(path):
             files[str(PurePosixPath(path.name, inner))] = known(file)
-        link = folder / path.name
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(path.resolve())
+        links[path.name] = path.resolve()
+    # The program may read this folder itself, and would find what is not given any more.
+    for link in [each for each in folder.iterdir() if each.is_symlink()]:
+        link.unlink()
+    for linked, target in links.items():
+        (folder / linked).symlink_to(target)
     return write_manifest(folder, files, name)
 
 

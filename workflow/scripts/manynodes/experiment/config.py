@@ -650,11 +650,13 @@ def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
                     "one is inside the other; keep one of them"
                 )
     names = [PurePosixPath(path).name for path in config["files"]]
-    for name in names:
+    for path, name in zip(config["files"], names, strict=True):
         if not name or names.count(name) > 1 or name == MANIFEST:
+            why = "is there twice" if names.count(name) > 1 else f"is {MANIFEST}, which is ours"
+            why = why if name else "has no name"
             raise Refusal(
-                f"config: files: {shown(name)} is there twice, is {MANIFEST}, or has no name; "
-                "files are staged in one folder and need names of their own"
+                f"config: files: {shown(name or path)} {why}; files are staged in one folder and "
+                "need names of their own"
             )
 
 

@@ -62,6 +62,8 @@ def read_config(path: Path) -> dict[str, Any]:
             if "'\\t'" in str(error)
             else getattr(error, "problem", None) or "not YAML"
         )
+        if "escape character" in what:
+            what += "; in double quotes \\ begins an escape, in single quotes it does not"
         raise Refusal(f"config: {path}:{where} {what}") from None
     except (ValueError, OverflowError, TypeError) as error:
         raise Refusal(f"config: {path}: {error}") from None

@@ -3,6 +3,7 @@
 import inspect
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, shown
@@ -115,9 +116,33 @@ def refuse_unknown_program(experiment: Experiment) -> None:
             )
     first = (experiment.config["command"] or [""])[0]
     # An absolute path may exist on the compute nodes only.
-    relative = isinstance(first, str) and "/" in first and first[0] not in "/{"
-    if relative and not is_file(command.place_of(first, experiment.config["directory"])):
-        raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
+    if isinstance(first, str) and first:
+        path = command.place_of(first, experiment.config["directory"])
+        prepared = experiment.environment.container or experiment.environment.setup
+        # A name alone is looked for on PATH, not in the folder where the program starts.
+        if is_file(path) and ("/" in first or is_file(first)):
+            if not prepared:
+                refuse_unstartable(path)
+        elif "/" in first and first[0] not in "/{":
+            raise Refusal(f"config: command: {shown(first)} is not there; give the path of a file")
+
+
+def refuse_unstartable(path: str) -> None:
+    """Refuse a file that the system would not start as a program."""
+    name = f"config: command: {shown(path)}"
+    if not os.access(path, os.X_OK):
+        raise Refusal(
+            f"{name} is not executable: chmod +x, or put its interpreter first: [bash, …]"
+        )
+    line = b""
+    # A program may be there to be started only.
+    with suppress(OSError), open(path, "rb") as file:
+        line = file.readline(1000)
+    if line[:2] == b"#!" and line.endswith(b"\r\n"):
+        raise Refusal(
+            f"{name} has Windows line endings, with which no interpreter is found; remove them "
+            "(dos2unix)"
+        )
 
 
 def finds(environment: UserEnvironment, module: str) -> bool:

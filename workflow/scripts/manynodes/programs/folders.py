@@ -1,20 +1,23 @@
 """The folders of a run of the user's program, and whose state lies in them."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.provenance import in_utc, now
-from manynodes.base.reading import parse_form, read_bytes
-from manynodes.checkpointing import replaced
-from manynodes.checkpointing.owner import job_of
+from manynodes.base.reading import is_file, parse_form, read_bytes
+from manynodes.checkpointing import incidents, replaced
+from manynodes.checkpointing.owner import job_of, look
 from manynodes.experiment.command import apart
 
 MOST_BYTES = 10_000_000  # of the description of a state
@@ -38,12 +41,16 @@ class Folders:
         request: what was asked for when the state began, and its attempts.
         finished: there if Snakemake has seen the end of the training that the state belongs to.
         metrics: the rows that `supervise` collects from what the program writes in its own way.
+        expressions: by which those rows were found, if they are lines of a log.
         ended: there if all processes of the program have ended with 0; what follows can be
             repeated.
         printed: what the first process has printed in each start, in files in the order of the
             starts.
+        starts: a file for each start of the program, see `note_start`.
         spoiled: there if the inputs changed while the program ran; says which.
         started: where the first process of each node tells the others that all is ready.
+        emptied, removed: the folders and files that are of one training alone. The request is
+            replaced.
     """
 
     def __init__(self, run: Path) -> None:
@@ -56,10 +63,17 @@ class Folders:
         self.request = self.state / "request.json"
         self.finished = self.state / "finished"
         self.metrics = self.state / "metrics.csv"
+        self.expressions = self.state / "expressions.json"
         self.ended = self.state / "ended"
         self.printed = self.state / "printed"
+        self.starts = self.state / "starts"
         self.spoiled = self.state / "spoiled"
         self.started = self.state / "started"
+        self.emptied = (
+            *(self.work, self.saved, self.evaluation),
+            *(self.printed, self.starts, self.started),
+        )
+        self.removed = (self.finished, self.ended, self.spoiled, self.metrics, self.expressions)
 
 
 def refuse_links(run: Path, evaluates: bool = False) -> None:
@@ -73,11 +87,9 @@ def refuse_links(run: Path, evaluates: bool = False) -> None:
         Refusal: there is one.
     """
     folders = Folders(run)
-    of_training = (
-        *(folders.state, folders.saved, folders.printed, folders.started, folders.work),
-        *(run / name for name in replaced.FOLDERS),
-    )
-    for folder in (folders.evaluation, *(() if evaluates else of_training)):
+    states = (folders.state, folders.state / "checkpoints")
+    of_training = (*states, *folders.emptied, *(run / name for name in replaced.FOLDERS))
+    for folder in (folders.evaluation,) if evaluates else of_training:
         if folder.is_symlink():
             raise Refusal(f"{folder} is a link, which may lead to anybody's files; remove the link")
 
@@ -144,7 +156,11 @@ def prepare(
         )
     if changed:
         folders.ended.unlink(missing_ok=True)
-    elif before and folders.ended.exists():
+    content = {"run": dict(run), "request": dict(request), "token": token}
+    if before and folders.ended.exists():
+        if not before["attempts"]:
+            # It was damaged or not there, and is read when the results are published.
+            write_request(folders, content | {"attempts": [dict(attempt)]})
         return True
     attempts = list(before["attempts"]) if before else []
     if before:
@@ -152,20 +168,38 @@ def prepare(
             # An attempt that ended before its program began has touched nothing.
             attempts[-1] |= {"ended": max(last_touch(folders), attempts[-1]["started"])}
     else:
-        for folder in (folders.work, folders.saved, folders.evaluation, folders.printed):
+        for folder in folders.emptied:
             empty(folder)
-        for file in (
-            *(folders.finished, folders.ended, folders.request),
-            *(folders.spoiled, folders.metrics),
-        ):
+        for file in folders.removed:
             file.unlink(missing_ok=True)
     empty(folders.started)
     for folder in (folders.work, folders.saved, folders.started):
         folder.mkdir(parents=True, exist_ok=True)
+    if before:
+        separate(folders)
     attempts.append(dict(attempt))
-    content = {"run": dict(run), "request": dict(request), "attempts": attempts, "token": token}
-    write_request(folders, content)
+    write_request(folders, content | {"attempts": attempts})
     return before is not None
+
+
+def separate(folders: Folders) -> None:
+    """Give the program's files copies of their own, if they share their bytes with outputs that are
+    published: it may write to them where they are, and earlier results would have others.
+    """
+    if not (folders.outputs.exists() or replaced.has_kept(folders.run)):
+        return
+    copy = folders.state / "copy"
+    # A published output may have been a link to a file that is saved.
+    for place in (folders.work, folders.saved):
+        for parent, _, names in os.walk(place):
+            for path in (Path(parent, name) for name in names):
+                status = path.lstat()
+                if S_ISREG(status.st_mode) and status.st_nlink > 1:
+                    # Of an attempt that was ended; it could also be a link.
+                    copy.unlink(missing_ok=True)
+                    shutil.copy2(path, copy)
+                    atomic.fsync(copy)
+                    copy.replace(path)
 
 
 def is_run(folders: Folders, resume: str) -> bool:
@@ -176,12 +210,38 @@ def is_run(folders: Folders, resume: str) -> bool:
     """
     if folders.request.exists():
         return True
-    for folder in (folders.work, folders.saved, folders.evaluation, folders.outputs):
-        # Nothing is removed if it is to be continued anyway.
-        if resume != "anyway" and folder.exists() and any(folder.iterdir()):
-            raise Refusal(f"--output {folders.run}: {folder.name} there is of no run; "
-                          "give a folder of its own")  # fmt: skip
+    # Nothing is removed if it is to be continued anyway.
+    continued = resume == "anyway" and (trace(folders.saved)[0] or trace(folders.work)[0])
+    if not continued and (foreign := next(of_no_run(folders), None)):
+        where = foreign.relative_to(folders.run)
+        raise Refusal(
+            f"--output {folders.run}: {where} there is of no run; give a folder of its own"
+        )
     return False
+
+
+def of_no_run(folders: Folders) -> Iterator[Path]:
+    """What no run has left in a folder without a request, which is written before all but the
+    record of the owner and the incidents.
+    """
+    for folder in (*folders.emptied, folders.outputs):
+        if folder.parent == folders.run and folder.exists() and any(folder.iterdir()):
+            yield folder
+    for path in folders.state.rglob("*"):
+        if path.is_symlink() or not (path.is_dir() or is_before_request(path, folders.state)):
+            yield path
+
+
+def is_before_request(path: Path, state: Path) -> bool:
+    """Whether a file is the record of an owner, or has incidents."""
+    ours = (state / "owner.json", state / "incidents.jsonl")
+    # Of a start that was killed, or had no room.
+    if path.name.endswith(atomic.TEMPORARY) or (path in ours and not path.stat().st_size):
+        return True
+    if path == state / "owner.json":
+        found = look(path)
+        return bool(found and found[0].token)
+    return path == state / incidents.FILE and bool(incidents.read(state))
 
 
 def request_before(
@@ -250,6 +310,39 @@ def read_request(folders: Folders) -> dict[str, Any]:
     return found
 
 
+def note_start(folders: Folders) -> None:
+    """Note that the program starts now, possibly again in the same attempt."""
+    folders.starts.mkdir(parents=True, exist_ok=True)
+    number = max((int(path.name) for path in noted_in(folders)), default=0) + 1
+    atomic.write_text(folders.starts / f"{number:06}", f"{time.time()}\n")
+
+
+def noted_in(folders: Folders) -> list[Path]:
+    """The files of `note_start`; one that is half written has another name."""
+    with suppress(OSError):
+        return sorted(path for path in folders.starts.iterdir() if path.name.isdigit())
+    return []
+
+
+def starts_of(folders: Folders) -> list[tuple[float, float]]:
+    """When each start of the program was, in seconds since the epoch: by the clock of its first
+    process, and by that of the file server.
+    """
+    noted = []
+    with suppress(OSError, ValueError):
+        for path in noted_in(folders):
+            noted.append((float(path.read_text()), path.stat().st_mtime))
+    first = min((at for at, _ in noted), default=math.inf)
+    # An earlier version has noted none, but what has interrupted each of them.
+    texts = [each.time for each in incidents.read(folders.state)
+             if each.kind == incidents.INTERRUPTION]  # fmt: skip
+    with suppress(Refusal):
+        begun = [each["started"] for each in read_request(folders)["attempts"]]
+        texts += begun if not noted else begun[:-1] if len(begun) > len(noted) else []
+    earlier = sorted(datetime.fromisoformat(each).timestamp() for each in texts)
+    return [*((each, each) for each in earlier if each < first), *noted]
+
+
 def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
     atomic.write_text(folders.request, json.dumps(content, indent=2) + "\n")
 
@@ -290,7 +383,7 @@ def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
     for place in (folder, *snapshots):
         files = (
             [place]
-            if place.is_file()
+            if is_file(place)
             else (
                 Path(parent, name)
                 for parent, _, names in os.walk(place)

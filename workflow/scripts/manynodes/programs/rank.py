@@ -39,6 +39,7 @@ from manynodes.programs.folders import (
     UNFINISHED,
     Folders,
     empty,
+    note_start,
     of_another_launch,
     read_request,
     trace,
@@ -46,10 +47,10 @@ from manynodes.programs.folders import (
 from manynodes.programs.task import Task
 from manynodes.programs.user_numbers import (
     LogRows,
+    collected,
     in_log,
     metrics_of,
     newest_last,
-    rows_in_log,
 )
 from manynodes.programs.variables import environment_of, safely, without_folder
 from manynodes.ranks.stopping import DEADLINE
@@ -293,9 +294,9 @@ def places_of(
     """
     work = folders.evaluation if task.evaluates else folders.work
     if task.evaluates:
+        refuse_other_outputs(folders)
         # The numbers of an earlier program must not be taken for those of this one.
         empty(work)
-        refuse_other_outputs(folders)
     work.mkdir(parents=True, exist_ok=True)
     return Environment(
         device=device,
@@ -376,6 +377,7 @@ def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
     position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
     owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+    note_start(folders)
 
 
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
@@ -385,7 +387,7 @@ def rows_of(task: Task, folders: Folders) -> LogRows | None:
         return None
     # A configuration's are checked before any job, those of a `launch` by hand only here.
     refuse_bad_patterns(patterns_of(given))
-    return LogRows(patterns_of(given), folders.metrics, rows_in_log(folders.run, given))
+    return collected(folders, given)
 
 
 def place_saved(folders: Folders, task: Task) -> Path | None:
