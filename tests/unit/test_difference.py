@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,18 @@ def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
     assert comparison.line(found).endswith(", paired by fold)")
 
 
+def test_folds_are_means_of_the_seeds_that_both_have() -> None:
+    """Seeds differ by 1, the experiments by 0.5; one of them lacks a seed of a fold."""
+    one = {
+        ((seed, str(fold)), 0): {"rate": 1.0 * seed + fold} for seed in (0, 1) for fold in (0, 1)
+    }
+    other = {key: {"rate": numbers["rate"] + 0.5} for key, numbers in one.items()}
+    del other[(1, "1"), 0]
+    found = difference.difference("", "rate", one, other)
+    assert (found.before, found.after) == ((0.5, 1.0), (1.0, 1.5))
+    assert (found.difference, found.paired) == (0.5, True)
+
+
 def test_others_are_compared_by_their_means() -> None:
     before = experiment(program("a", seed=[0, 1, 2]), rate(1.0, 2.0, 3.0))
     after = experiment(program("b", seed=[0, 1]), rate(2.0, 4.0))
@@ -87,7 +101,7 @@ def test_accuracies_in_per_cent_are_no_shares() -> None:
         sides = experiment(program("a"), found), experiment(program("b"), later)
         lines += map(comparison.line, difference.compare(*sides))
     assert [text.rpartition(" (too few")[0] for text in lines] == [
-        "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70%",
+        "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70 points",
         "lr 0.1: accuracy 90.5 (n = 1) -> 91.2 (n = 1): +0.7",
     ]
 
@@ -110,7 +124,7 @@ def test_only_common_settings_and_numbers_are_compared() -> None:
     after = experiment(program("b", parameters={"lr": [0.2, 0.4]}), rate(2.5, lr=0.2))
     (found,) = difference.compare(before, after)
     assert (found.setting, found.difference) == ("lr 0.2", 0.5)
-    assert difference.settings(before.experiment, after.experiment) == ["lr 0.1-0.2 -> 0.2-0.4"]
+    assert difference.settings(before.experiment, after.experiment) == ["lr 0.1, 0.2 -> 0.2, 0.4"]
     elsewhere = experiment(program("b", parameters={"lr": [0.3, 0.4]}), rate(2.5, lr=0.3))
     with pytest.raises(Refusal, match="no setting and number in common"):
         difference.compare(before, elsewhere)
@@ -119,7 +133,7 @@ def test_only_common_settings_and_numbers_are_compared() -> None:
 def test_runs_that_are_left_out_are_named() -> None:
     before = experiment(program("a"), rate(1.0))
     after = experiment(program("b"), rate(1.0) | rate(2.0, lr=0.2))
-    line = "1 of 2 runs of a are not finished, and left out: lr~0.2"
+    line = "1 of 2 runs of a is not finished, and left out: lr~0.2"
     assert difference.doubts(before, after) == [line]
 
 
@@ -221,3 +235,38 @@ def test_runs_on_other_images_are_not_compared(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert done.stderr.endswith(f"{line}\n"), done.stderr
+
+
+def test_values_are_as_they_were_given_and_the_spread_is_named() -> None:
+    one = Experiment.from_config(program("a", parameters={"lr": [1e-9, 1e12], "path": "a/b"}))
+    other = Experiment.from_config(program("b", parameters={"lr": 0.1, "on": True}))
+    assert difference.settings(one, other) == [
+        "lr 1e-09, 1e+12 -> 0.1", "path a/b -> not given", "on not given -> true",
+    ]  # fmt: skip
+    assert comparison.spread((0.5, 0.7), True) == "60.00% (sd 14.14%, n = 2)"
+
+
+def test_a_reader_that_has_gone_is_not_told() -> None:
+    code = (
+        "from manynodes.base.errors import told_in_one_line\n"
+        "with told_in_one_line('x'):\n    input()\n    print('x' * 100_000)\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "workflow/scripts")},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert started.stdout
+    started.stdout.close()
+    assert (started.communicate(b"\n")[1], started.returncode) == (b"", 1)
+
+
+def test_a_terminal_without_utf_8_gets_escapes() -> None:
+    code = "import manynodes.base; print('\u2014')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT / "workflow/scripts"), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"\\u2014\n"

@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from manynodes.base.provenance import now
 from manynodes.experiment.config import Experiment
-from manynodes.programs.folders import Folders, prepare
+from manynodes.programs.folders import Folders, note_start, prepare
+from manynodes.reporting import events
 from manynodes.reporting.events import RunEvents, points_of
 from programs import program
 
@@ -54,6 +56,8 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
     kept = metrics.read_text()
     prepare(folders, values, request, "fresh", {"by": "process 1", "started": now()})
     metrics.write_text(kept)
+    for _ in range(2):
+        note_start(folders)
     (folders.work / "result.json").write_text(json.dumps({"accuracy": 0.5}))
     assert program("publish", "--output", run).returncode == 0
     assert look(again) == [(1, 0.9), (2, 0.75), (3, 0.65)]
@@ -68,6 +72,26 @@ def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[st
         list(map(str, command)), capture_output=True, text=True, check=False,
         env=os.environ | variables,
     )  # fmt: skip
+
+
+def test_fractions_of_an_epoch_are_points_of_their_own(tmp_path: Path) -> None:
+    run = tmp_path / "lr~0.1"
+    (run / "work").mkdir(parents=True)
+    (run / "work/metrics.csv").write_text("epoch,loss\n0.5,4\n1,3\n1.5,2\n")
+    points, _ = points_of(Experiment.from_config(CONFIG), run)
+    assert points == [(1, "loss", 4), (2, "loss", 3), (3, "loss", 2)]
+
+
+def test_the_accuracy_on_the_test_images_is_of_the_published_epoch(tmp_path, monkeypatch) -> None:
+    """With `best`, not of the last one."""
+    experiment = Experiment.from_config({"experiment": "x", "dataset": {"name": "digits"}})
+    (name,) = experiment.runs
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "metrics.csv").write_text("epoch,val_loss\n1,4\n2,3\n3,5\n")
+    found = SimpleNamespace(about={"metrics": {"epoch": 2}}, evaluation={"accuracy": 1, "loss": 0})
+    monkeypatch.setattr(events, "read_finished", lambda *_: found)
+    points, _ = points_of(experiment, tmp_path / name)
+    assert points[-2:] == [(2, "accuracy/test", 1), (2, "loss/test", 0)]
 
 
 def test_damaged_rows_and_waiting_runs_are_left_out(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter as File
 
 from manynodes.base.bars import parts_of
 from manynodes.base.errors import Refusal
+from manynodes.checkpointing import incidents, replaced
+from manynodes.checkpointing.owner import acquire
 from manynodes.data.files import below, collect, fingerprint, read_files
 from manynodes.experiment.command import apart, filled, unseen
 from manynodes.experiment.config import Experiment
@@ -28,14 +30,23 @@ from manynodes.programs import attempt
 from manynodes.programs.folders import (
     Folders,
     differences,
+    is_run,
+    note_start,
     of_another_launch,
     prepare,
     read_request,
+    starts_of,
 )
 from manynodes.programs.outputs import publish
 from manynodes.programs.task import Task
-from manynodes.programs.user_numbers import LogRows, metrics_of, read_user_metrics
+from manynodes.programs.user_numbers import (
+    LogRows,
+    collected,
+    metrics_of,
+    read_user_metrics,
+)
 from manynodes.reporting.measures import (
+    Measured,
     Result,
     read_result,
     write_result,
@@ -64,6 +75,15 @@ def test_rows_count_once(tmp_path: Path, text: str, rows: list) -> None:
     assert [tuple(row.values()) for row in read_metrics(tmp_path / "metrics.csv")] == rows
 
 
+def test_a_later_row_replaces_only_what_it_has(tmp_path: Path) -> None:
+    """As of a program that writes training and validation one after the other."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,loss,val\n1,3,\n1,,4\n2,2,\n2,,3\n2,nan,\n")
+    first, second = read_metrics(path)
+    assert first == {"epoch": 1, "loss": 3, "val": 4}
+    assert (math.isnan(second["loss"]), second["val"]) == (True, 3)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -89,9 +109,22 @@ def test_a_result_that_is_not_finite_is_one(tmp_path: Path) -> None:
     assert math.isnan(found["NaN, loss"])
     write_result(path, Result(found, None))
     assert json.loads(path.read_text()) == {"NaN, loss": None, "a": None, "b": 1.0}
+    assert '"b": 1\n' in path.read_text()
+    path.write_text('{"note": "loss was NaN, so it stopped", "a":NaN, "b": 2}')
+    assert read_result(path).texts == {"note": "loss was NaN, so it stopped"}
     # As exp(loss) of a training that diverged; JSON has no largest whole number.
     path.write_text('{"a": 1e308, "b": -1' + "0" * 400 + "}")
     assert [math.isnan(value) for value in read_result(path).numbers.values()] == [True, True]
+
+
+def test_two_numbers_of_one_name_have_two_names_everywhere() -> None:
+    """As in summary.csv: the training's own accuracy is not that of the evaluation."""
+    rows: list[dict[str, float | None]] = [{"epoch": 1, "seconds": 3}]
+    found = Measured({}, {"accuracy": 0.93, "lr": 1}, {"accuracy": 0.71}, None, rows, {})
+    assert found.numbers(["lr"]) == {
+        "accuracy": 0.93, "lr (result)": 1, "accuracy (evaluated)": 0.71,
+    }  # fmt: skip
+    assert found.newest([]) == {"seconds (newest)": 3}
 
 
 def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:
@@ -209,6 +242,16 @@ def test_files_are_found_behind_links_and_a_loop_ends(tmp_path: Path) -> None:
         fingerprint([tmp_path / "d"])
 
 
+def test_a_file_that_is_not_given_any_more_is_not_found_either(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    collect([tmp_path / "a", tmp_path / "b"], tmp_path / "out", "x-files")
+    collect([tmp_path / "a"], tmp_path / "out", "x-files")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a", "manifest.json"}
+    assert (tmp_path / "out/a").read_text() == "a"
+    assert (tmp_path / "b").read_text() == "b"
+
+
 def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     (folders.work / "ck").mkdir(parents=True)
@@ -221,6 +264,33 @@ def test_outputs_are_published_as_what_they_are(tmp_path: Path) -> None:
     for wrong, line in (("ck", "write ck/ in"), ("last.pt/", "write last.pt"), ("x", "is not in")):
         with pytest.raises(Refusal, match=line):
             publish(folders, [wrong])
+
+
+def test_a_program_that_goes_on_does_not_write_into_what_is_published(tmp_path: Path) -> None:
+    folders, began = Folders(tmp_path), {"started": "2026-01-01T00:00:00+00:00"}
+    asked = {"sources_sha256": "a", "data_sha256": None, "files_sha256": None, "directory": None}
+    prepare(folders, {}, asked, "exact", began)
+    (folders.work / "ck").mkdir()
+    written = {"m.txt": folders.work / "m.txt", "last.pt": folders.saved / "last.pt",
+               "ck/a.pt": folders.work / "ck/a.pt"}  # fmt: skip
+    for path in written.values():
+        path.write_text("old")
+    (folders.work / "last.pt").symlink_to(folders.saved / "last.pt")
+    os.utime(folders.work / "m.txt", ns=(1, 1))
+    publish(folders, ["m.txt", "last.pt", "ck/"])
+    (folders.run / "run.json").write_text("{}")
+    replaced.set_aside(folders.run)
+    shutil.rmtree(folders.outputs)
+    assert prepare(folders, {}, asked, "exact", began)
+    assert (folders.work / "m.txt").stat().st_mtime_ns == 1
+    for path in written.values():
+        assert path.read_text() == "old"
+        path.write_text("new")
+    (folders.run / "run.json").unlink()
+    assert replaced.put_back(folders.run)
+    assert {name: (folders.outputs / name).read_text() for name in written} == dict.fromkeys(
+        written, "old"
+    )
 
 
 def test_links_of_outputs_lead_to_outputs(tmp_path: Path) -> None:
@@ -272,6 +342,38 @@ def test_a_confusion_matrix_is_kept_beside_the_numbers(tmp_path: Path) -> None:
         path.write_text(f'{{"confusion_matrix": {matrix}, "class_names": {names}}}')
         with pytest.raises(Refusal, match=r"is not a JSON object of numbers \("):
             read_result(path)
+
+
+@pytest.mark.parametrize("resume", ["exact", "anyway", "fresh"])
+@pytest.mark.parametrize(
+    "mine",
+    ["state/metrics.csv", "state/finished", "state/incidents.jsonl", "state/environment.json",
+     "state/owner.json", "state/printed/1.log", "state/started/a", "state/notes/a", "evaluation/a",
+     "outputs/a"],
+)  # fmt: skip
+def test_what_is_of_no_run_is_not_removed(tmp_path: Path, mine: str, resume: str) -> None:
+    folders = Folders(tmp_path / "run")
+    path = folders.run / mine
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(Refusal, match="there is of no run; give a folder of its own"):
+        is_run(folders, resume)
+
+
+def test_a_run_whose_first_attempt_was_ended_early_is_one(tmp_path: Path) -> None:
+    """Before anything but its owner and what interrupted it was noted."""
+    folders = Folders(tmp_path / "run")
+    with acquire(folders.state, "process 1 on a", print):
+        pass
+    incidents.add(folders.state, incidents.INTERRUPTION, "ended")
+    for folder in folders.emptied:
+        folder.mkdir(parents=True)
+    assert not is_run(folders, "exact")
+    (folders.state / "environment.json").touch()
+    with pytest.raises(Refusal, match=r"run: state/environment\.json there is of no run"):
+        is_run(folders, "exact")
+    folders.request.touch()
+    assert is_run(folders, "exact")
 
 
 def test_a_job_continues_its_own_state_with_fresh_and_no_other_s(tmp_path: Path) -> None:
@@ -348,6 +450,13 @@ def test_a_state_with_a_damaged_request_is_kept(tmp_path: Path, attempts: str) -
         prepare(folders, {}, asked, "exact", attempt)
     assert not prepare(folders, {}, asked, "fresh", attempt)
     assert not state.exists()
+    # The program has ended, and its results are only checked again.
+    folders.request.write_text("damaged")
+    state.write_text("a night's work")
+    folders.ended.write_text(attempt["started"])
+    assert prepare(folders, {}, json.loads(request), "anyway", attempt)
+    assert [each["started"] for each in read_request(folders)["attempts"]] == [attempt["started"]]
+    folders.ended.unlink()
     good = '[{"started":"2024-01-01T00:00:00+00:00"}]'
     folders.request.write_text(f'{{"run":{{}},"request":{request},"attempts":{good}}}')
     assert read_request(folders)["attempts"] == [{"started": "2024-01-01T00:00:00+00:00"}]
@@ -535,7 +644,7 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
             scalar = Summary(value=[Summary.Value(tag="loss", simple_value=start + step)])
             writer.add_event(Event(step=step, wall_time=start + step, summary=scalar))
         writer.close()
-    assert read_user_metrics(tmp_path, {"tensorboard": "at"}) == [
+    assert read_user_metrics(tmp_path, {"tensorboard": "at"}, [(0, 0), (5, 5)]) == [
         {"step": 1, "loss": 11}, {"step": 2, "loss": 12},
     ]  # fmt: skip
     assert read_user_metrics(tmp_path, {"tensorboard": "of"})[0] == {
@@ -574,6 +683,11 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert [list(row) for row in read_user_metrics(tmp_path, "named.csv")] == 2 * [
         ["score", "name"]
     ]
+    (tmp_path / "per.csv").write_text('epoch,acc,rate\n1,50%,"1,234"\n2,60%,"2,345"\n')
+    assert list(read_user_metrics(tmp_path, "per.csv")[1].values()) == [2, 60, 2345]
+    (tmp_path / "semi.csv").write_text("epoch;acc\n1;0,5\n")
+    with pytest.raises(Refusal, match='semi.csv has ";" between its columns, and no comma'):
+        read_user_metrics(tmp_path, "semi.csv")
     (tmp_path / "bare.csv").write_text("0,2.5\n1,2\n")
     (tmp_path / "texts.csv").write_text("a,b\nx,y\n")
     for given in (
@@ -602,6 +716,8 @@ def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: 
     assert metrics_of(tmp_path, right) == [{"epoch": 9, "loss": 9}]
     with pytest.raises(Refusal, match="no line of .*printed/.*log matches"):
         metrics_of(tmp_path, {"log": r"Epoch (?P<epoch>\d+) (?P<accuracy>\d+)"})
+    with pytest.raises(Refusal, match='the group word matches "loss", which is no number'):
+        metrics_of(tmp_path, {"log": r"epoch (?P<epoch>\d+) (?P<word>\w+)"})
     of_steps = {"log": r"step (?P<step>\d+) epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}
     for numbers, anew in ((((1, 1), (2, 1), (3, 2), (3, 2)), False),
                           (((1, 1), (2, 1), (1, 2), (2, 2)), True)):  # fmt: skip
@@ -609,6 +725,170 @@ def test_the_lines_of_a_log_are_read_again_with_corrected_expressions(tmp_path: 
         (printed / "000002.log").write_text("".join(lines))
         with pytest.raises(Refusal, match="step begins anew") if anew else nullcontext():
             assert [row["step"] for row in metrics_of(tmp_path, of_steps)] == [1, 2, 3]
+
+
+def test_rows_by_an_expression_that_was_corrected_since_are_not_kept(tmp_path: Path) -> None:
+    """Its groups have the same names: the training's loss would stand in one column with that of
+    the validation.
+    """
+    folders = Folders(tmp_path)
+    folders.printed.mkdir(parents=True)
+    wrong = {"log": r"epoch (?P<epoch>\d+) train (?P<loss>\S+)"}
+    right = {"log": r"epoch (?P<epoch>\d+) .* val (?P<loss>\S+)"}
+    text = "epoch 1 train 9 val 1\nepoch 2 train 8 val 0.5\n"
+    (folders.printed / "000001.log").write_text(text)
+    rows = collected(folders, wrong)
+    for line in text.splitlines():
+        rows.take(line)
+    rows.write()
+    assert [row["loss"] for row in metrics_of(tmp_path, wrong)] == [9, 8]
+    assert [row["loss"] for row in metrics_of(tmp_path, right)] == [1, 0.5]
+    # The next attempt goes on after epoch 2.
+    rows = collected(folders, right)
+    assert [row["loss"] for row in read_metrics(folders.metrics)] == [1, 0.5]
+    rows.take("epoch 3 train 7 val 0.25")
+    rows.write()
+    assert [row["loss"] for row in metrics_of(tmp_path, right)] == [1, 0.5, 0.25]
+    # A launch that was killed has kept no log of the last one.
+    assert [row["loss"] for row in collected(folders, right).in_order] == [1, 0.5, 0.25]
+
+
+def test_a_count_that_begins_anew_is_refused_with_and_without_epochs(tmp_path: Path) -> None:
+    """Most rows would be lost, and the last number be one of an epoch before."""
+    folders = Folders(tmp_path)
+    folders.printed.mkdir(parents=True)
+    folders.work.mkdir()
+    numbers = [(step, 4.75 - at / 4) for at, step in enumerate([1, 2, 3, 4] * 2 + [1, 2])]
+    of_log = {"log": r"iter (?P<iter>\d+)/4 loss (?P<loss>\S+)"}
+    log = folders.printed / "000001.log"
+    log.write_text("".join(f"iter {step}/4 loss {loss}\n" for step, loss in numbers))
+    with pytest.raises(Refusal, match="iter begins anew in each epoch"):
+        metrics_of(tmp_path, of_log)
+    # A summary at the end says nothing new, or has one line; a restart has a log of its own.
+    log.write_text("iter 1/4 loss 3\niter 2/4 loss 2\niter 1/4 loss 3\niter 2/4 loss 9\n")
+    (folders.printed / "000002.log").write_text("iter 1/4 loss 5\niter 2/4 loss 4\n")
+    assert [row["loss"] for row in metrics_of(tmp_path, of_log)] == [5, 4]
+    for count, given in (("step", None), ("step", "metrics.csv"), ("batch", "metrics.csv")):
+        lines = [f"{step},{loss}\n" for step, loss in numbers]
+        (folders.work / "metrics.csv").write_text(f"{count},loss\n" + "".join(lines))
+        with pytest.raises(Refusal, match=f"{count} begins anew in each epoch"):
+            metrics_of(tmp_path, given)
+
+
+@pytest.mark.parametrize(("starts", "rows", "kept"), [
+    # A summary at the end, or of three; a loss spike, after which the program has gone back.
+    (2, [*range(10), 3], 10), (1, [*range(10), 9, 8, 7], 10), (1, [*range(6), *range(3, 10)], 10),
+    # A restart that goes on.
+    (2, [0, 1, 2, 3, 4, 5, 3, 4], 5),
+])  # fmt: skip
+def test_a_row_that_goes_back_alone_is_no_restart(
+    tmp_path: Path, starts: int, rows: list[int], kept: int
+) -> None:
+    folders = Folders(tmp_path)
+    folders.work.mkdir()
+    for _ in range(starts):
+        note_start(folders)
+    lines = "".join(f"{epoch},{at}\n" for at, epoch in enumerate(rows))
+    (folders.work / "metrics.csv").write_text(f"epoch,loss\n{lines}")
+    assert [row["epoch"] for row in metrics_of(tmp_path, "metrics.csv")] == [*range(kept)]
+
+
+def test_a_step_that_is_the_same_in_every_epoch_is_refused(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    folders.printed.mkdir(parents=True)
+    lines = [f"[0/9] epoch {epoch} loss {1 / epoch:.4f}\n" for epoch in range(1, 5)]
+    (folders.printed / "000001.log").write_text("".join(lines))
+    with pytest.raises(Refusal, match="step begins anew in each epoch"):
+        metrics_of(
+            tmp_path,
+            {"log": r"\[(?P<step>\d+)/9\] epoch (?P<epoch>\d+) loss (?P<loss>\S+)"},
+        )
+
+
+def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
+    """It had written five steps, and saved after the second; the next start ends after the 4th."""
+    folders = Folders(tmp_path)
+    folders.work.mkdir()
+    for _ in range(2):
+        note_start(folders)
+    began = [at for at, _ in starts_of(folders)]
+    steps = [1, 2, 3, 4, 5, 3, 4]
+    (folders.work / "metrics.csv").write_text(
+        "step,loss\n" + "".join(f"{step},{at}\n" for at, step in enumerate(steps))
+    )
+    # Validation has its own rows, by epochs, in the same column.
+    rows = [{"step": 10 * step, "loss": at} for at, step in enumerate(steps)]
+    rows[5:5] = [{"step": 1, "val": 7}, {"step": 2, "val": 8}]
+    rows += [{"step": 1, "val": 9}]
+    (folders.work / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for start, run in ((0, steps[:5]), (1, steps[5:])):
+        writer = FileWriter(str(folders.work / "tb"))
+        for at, step in enumerate(run):
+            for tag in ("loss", "rate"):
+                scalar = Summary(value=[Summary.Value(tag=tag, simple_value=5 * start + at)])
+                moment = began[0] + start + at / 9
+                writer.add_event(Event(step=step, wall_time=moment, summary=scalar))
+        writer.close()
+    for given in (None, "metrics.csv", {"tensorboard": "tb"}):
+        found = metrics_of(tmp_path, given)
+        assert [(row["step"], row["loss"]) for row in found] == [(1, 0), (2, 1), (3, 5), (4, 6)]
+    found = metrics_of(tmp_path, "rows.jsonl")
+    assert [row["step"] for row in found] == [1, 10, 20, 30, 40]
+    assert (found[0]["val"], found[-1]["loss"]) == (9, 6)
+
+
+def test_files_of_one_start_are_no_attempts(tmp_path: Path) -> None:
+    for number in (0, 1):
+        (tmp_path / f"fold_{number}").mkdir()
+        path = tmp_path / f"fold_{number}/m.csv"
+        path.write_text(f"epoch,acc\n1,0.5\n2,0.{6 + number}\n")
+        os.utime(path, (10 * number, 10 * number))
+    assert read_user_metrics(tmp_path, "fold_*/m.csv")[1] == {
+        "epoch": 2, "fold_0/acc": 0.6, "fold_1/acc": 0.7,
+    }  # fmt: skip
+    # The second start has written the second one.
+    found = read_user_metrics(tmp_path, "fold_*/m.csv", [(-1, -1), (9, 9)])
+    assert found[1] == {"epoch": 2, "acc": 0.7}
+    for name, start in (("train", 0), ("test", 10)):
+        writer = FileWriter(str(tmp_path / "tb" / name))
+        for step in (1, 2):
+            scalar = Summary(value=[Summary.Value(tag="acc", simple_value=start + step)])
+            writer.add_event(Event(step=step, wall_time=start + step, summary=scalar))
+        writer.close()
+    assert read_user_metrics(tmp_path, {"tensorboard": "tb"})[1] == {
+        "step": 2, "train/acc": 2, "test/acc": 12,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("epoch,phase,loss\n1,train,3\n1,val,4\n", "phase"),
+        ("epoch,data,loss\n1,c10,3\n1,c100,4\n2,c10,2\n2,c100,3\n", "data"),
+        ("epoch,fold,acc\n1,0,3\n2,0,4\n1,1,3.5\n2,1,4.5\n", "fold"),
+        ("rank,step,loss\n0,1,3\n1,1,4\n", "rank"),
+        # Of a restart, which has gone on with the second epoch on another host.
+        ("epoch,host,loss\n1,a,2\n2,a,2\n3,a,2\n2,b,1\n3,b,1\n", ""),
+        # A time tells nothing apart, nor does what stands in columns of their own.
+        ("epoch,at,loss\n1,9:15,3\n1,9:16,2\n2,9:17,1\n", None),
+        ("epoch,phase,loss,val\n1,train,3,\n1,val,,4\n", None),
+    ],
+)
+def test_rows_that_another_column_tells_apart_are_refused(
+    tmp_path: Path, text: str, name: str | None
+) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    refused = pytest.raises(Refusal, match=f'differ in "{name}", and the last would replace')
+    with refused if name else nullcontext():
+        starts = [(0.0, 0.0), (1.0, 1.0)] if name == "" else []
+        assert read_user_metrics(tmp_path, "m.csv", starts)[0]["loss"] in (2, 3)
+
+
+def test_whether_a_column_counts_depends_on_no_result(tmp_path: Path) -> None:
+    for numbers in ((0.1, 0.2, 0.3), (0.1, 0.3, 0.2)):
+        lines = "".join(f"{number},1\n" for number in numbers)
+        (tmp_path / "m.csv").write_text(f"accuracy,loss\n{lines}")
+        assert list(read_user_metrics(tmp_path, "m.csv")[0]) == ["row", "accuracy", "loss"]
 
 
 def test_the_first_group_with_the_name_of_a_count_counts(tmp_path: Path) -> None:

@@ -5,19 +5,33 @@ import io
 import json
 import math
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeGuard
 
+from manynodes.base import atomic
 from manynodes.base.bars import parts_of
-from manynodes.base.errors import Refusal, reason
+from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
-from manynodes.programs.folders import Folders
+from manynodes.programs.folders import Folders, starts_of
+from manynodes.reporting.counting import (
+    Anew,
+    Counted,
+    alike,
+    is_still,
+    known_epoch,
+    of_the_last_start,
+    refuse_anew,
+)
 from manynodes.reporting.metrics import (
+    GOOD,
     HALF,
     MOST_COLUMNS,
     Row,
@@ -29,6 +43,8 @@ from manynodes.reporting.metrics import (
 )
 
 MOST_LINE = 4000  # characters of a line of a log that are looked at
+# Columns whose numbers say of which part of a training a row is.
+PARTS = ("fold", "rank")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 
 
@@ -41,20 +57,22 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
     Raises:
         Refusal: they are not there, or are no such rows.
     """
+    starts = starts_of(Folders(run))
     if given is None:
-        return read_metrics(metrics_file(run))
+        return read_metrics(metrics_file(run), max(0, len(starts) - 1))
     if in_log(given):
         if not (rows := rows_in_log(run, given)):
-            what = f"no line of {Folders(run).printed}/*.log matches"
+            what = first_unread(run, patterns_of(given))
+            what = what or f"no line of {Folders(run).printed}/*.log matches"
             raise Refusal(f"metrics: {what}; correct the expressions of metrics.log")
-        count, *others = columns_of(patterns_of(given))
-        if "epoch" in others and printed_rows(run, patterns_of(given))[1] > 1:
+        if printed_rows(run, patterns_of(given))[1] > 1:
+            count = columns_of(patterns_of(given))[0]
             raise Refusal(
                 f"metrics: {count} begins anew in each epoch, and rows are told apart by it; leave "
-                "its group out of metrics.log, or let the program count on"
+                "its group out of metrics.log and count epoch, or let the program count on"
             )
         return rows
-    return read_user_metrics(run / "work", given)
+    return read_user_metrics(run / "work", given, starts)
 
 
 def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -62,7 +80,11 @@ def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(given, Mapping) and "log" in given
 
 
-def read_user_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]:
+def read_user_metrics(
+    folder: Path,
+    given: str | Mapping[str, str],
+    starts: Sequence[tuple[float, float]] = (),
+) -> list[Row]:
     """The rows of files of the program: CSV, JSON lines, a list of objects in a JSON file, or
     TensorBoard's event files.
 
@@ -74,18 +96,98 @@ def read_user_metrics(folder: Path, given: str | Mapping[str, str]) -> list[Row]
         folder: where the program writes.
         given: a path in it, with `*` for any name, and after `#` the place in a JSON file, such as
             `trainer_state.json#log_history`; or `{"tensorboard": path}` of a folder.
+        starts: as of `starts_of`.
 
     Raises:
         Refusal: there is no such file, or it has no such rows, or no numbers in them.
     """
+    restarts = max(0, len(starts) - 1)
     if not isinstance(given, str):
-        return merged(scalars(folder / str(given.get("tensorboard"))))
+        began = sorted(at for at, _ in starts)
+        return merged(scalars(folder / str(given.get("tensorboard")), began), restarts)
     pattern, _, place = given.partition("#")
     # The newest file last: its rows replace those of an earlier attempt.
     paths = newest_last(folder, pattern)
     if not paths:
         raise Refusal(f"metrics: {folder / pattern} is not there; correct the key metrics")
-    return merged(row for path in paths for row in rows_in(path, place))
+    files = {path: rows_in(path, place) for path in paths}
+    groups = by_start(
+        # A file without a number is no part of it.
+        [path for path in paths if any(is_value(c) for row in files[path] for c in row.values())],
+        sorted(at for _, at in starts),
+    )
+    if any(len(group) > 1 for group in groups):
+        paths = [path for group in groups for path in group]
+        apart = {path: merged(files[path], restarts) for path in paths}
+        if any(differ(apart[path] for path in group) for group in groups):
+            return beside(dict(zip(names_of(folder, paths), apart.values(), strict=True)))
+    return merged((row for rows in files.values() for row in rows), restarts)
+
+
+def by_start(paths: Sequence[Path], began: Sequence[float]) -> list[list[Path]]:
+    """The files that each start of the program has written. Those of different starts are attempts
+    at the same.
+    """
+    found: dict[int, list[Path]] = {}
+    for path in paths:
+        # A checkpoint that is removed while we look.
+        with suppress(OSError):
+            found.setdefault(bisect_right(began, path.stat().st_mtime), []).append(path)
+    return list(found.values())
+
+
+def differ(tables: Iterable[Sequence[Row]]) -> bool:
+    """Whether two of some tables have different numbers at the same count; newer ones may have all
+    rows of older ones, as `trainer_state.json` in each checkpoint.
+    """
+    seen: dict[tuple[str, str, float | None], float] = {}
+    for rows in tables:
+        for row in rows:
+            at, *others = row.items()
+            for name, value in others:
+                if value is None or name in COUNTS:
+                    continue
+                if not alike(seen.setdefault((name, *at), value), value):
+                    return True
+    return False
+
+
+def names_of(folder: Path, paths: Sequence[Path]) -> list[str]:
+    """Names of files: the parts of their paths in which they differ."""
+    parts = [path.relative_to(folder).parts for path in paths]
+    if len({*map(len, parts)}) == 1:
+        several = [len({*each}) > 1 for each in zip(*parts, strict=True)]
+        parts = [
+            tuple(part for part, kept in zip(each, several, strict=True) if kept) for each in parts
+        ]
+    return ["/".join(each) for each in parts]
+
+
+def beside(tables: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Tables with the same count as one, with their names before those of their columns.
+
+    Raises:
+        Refusal: they count different things.
+    """
+    counts = sorted({next(iter(rows[0])) for rows in tables.values() if rows})
+    if len(counts) > 1:
+        raise Refusal(
+            f"metrics: of its files one counts {shown(counts[0])}, another {shown(counts[1])}; "
+            "name one file, or let the rows of all have the same count"
+        )
+    listed = [
+        {name if name in (*counts, *COUNTS) else f"{table}/{name}": row[name] for name in row}
+        for table, rows in tables.items()
+        for row in rows
+    ]
+    columns = sorted(
+        dict.fromkeys(name for row in listed for name in row), key=lambda name: name not in counts
+    )
+    found: dict[float, Row] = {}
+    for row in listed:
+        into = found.setdefault(float(row[counts[0]] or 0), dict.fromkeys(columns))
+        into |= {name: value for name, value in row.items() if value is not None}
+    return [found[number] for number in sorted(found)]
 
 
 def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
@@ -106,6 +208,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             found = inside(json.loads(text), place)
         else:
             reader = csv.DictReader(io.StringIO(text, newline=""))
+            refuse_separator(path, reader.fieldnames or ())
             found = []
             for row in reader:
                 if None in row:
@@ -117,6 +220,14 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
+
+
+def refuse_separator(path: Path, header: Sequence[str]) -> None:
+    """Refuse a table whose columns are separated by something else than commas."""
+    for separator in ";\t|" if len(header) == 1 else "":
+        if separator in header[0]:
+            what = f"{path} has {shown(separator)} between its columns, and no comma"
+            raise Refusal(f"metrics: {what}; write commas, also into the file that is there")
 
 
 def holds_lines(path: Path, text: str, place: str) -> bool:
@@ -154,11 +265,16 @@ def newest_last(folder: Path, pattern: str) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def scalars(folder: Path) -> list[dict[str, Any]]:
-    """The scalars of all event files in a folder and below it, one for each row.
+def scalars(folder: Path, began: Sequence[float]) -> list[dict[str, Any]]:
+    """The scalars of all event files in a folder and below it, one for each row, in the order in
+    which they were written.
 
-    Folders that were written one after the other are attempts at the same; if two with the same
-    scalar were written at once, as `train` and `validation`, its name has that of its folder.
+    Folders that were written in different starts of the program are attempts at the same; if two
+    with the same scalar were written in one, as `train` and `validation`, its name has that of its
+    folder.
+
+    Args:
+        began: when each start was, in seconds since the epoch.
 
     Raises:
         Refusal: there are none.
@@ -173,16 +289,21 @@ def scalars(folder: Path) -> list[dict[str, Any]]:
             series.setdefault(tag, []).append((path, events.Scalars(tag)))
     if not series:
         raise Refusal(f"metrics: {folder} has no events with scalars; correct the key metrics")
-    found = []
+    found: list[tuple[float, dict[str, Any]]] = []
     for tag, parts in sorted(series.items()):
         parts.sort(key=lambda part: part[1][0].wall_time)
-        at_once = any(
+        starts = {bisect_right(began, events[0].wall_time) for _, events in parts}
+        at_once = len(starts) < len(parts) or any(
             one[-1].wall_time > other[0].wall_time for (_, one), (_, other) in pairwise(parts)
         )
         for path, events in parts:
             name = f"{path.relative_to(folder).as_posix()}/{tag}" if at_once else tag
-            found += [{"step": event.step, name: event.value} for event in events]
-    return found
+            newest = -math.inf
+            for each in events:
+                # The clock of another node may be behind.
+                newest = max(newest, each.wall_time)
+                found.append((newest, {"step": each.step, name: each.value}))
+    return [row for _, row in sorted(found, key=itemgetter(0))]
 
 
 def inside(value: Any, place: str) -> Any:
@@ -199,8 +320,12 @@ def inside(value: Any, place: str) -> Any:
     return value
 
 
-def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows of numbers in the order of their count, one for each count."""
+def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
+    """Rows of numbers in the order of their count, one for each count.
+
+    Args:
+        restarts: how often the program has started again.
+    """
     listed = [{str(name).strip(): value for name, value in row.items()} for row in rows]
     written = dict.fromkeys(name for row in listed for name in row)
     # `Epoch` counts too.
@@ -223,7 +348,7 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         if all(is_value(row.get(name)) or row.get(name) in (None, "", name) for row in listed)
     ]
     count = next((name for name in COUNTS if name in columns), "")
-    if not count and rises(listed, (pure or columns)[0]):
+    if not count and rises(listed, (pure or columns)[0], restarts):
         count = (pure or columns)[0]
     if not count:
         # Such as a loss: the rows are as they come.
@@ -231,25 +356,8 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         listed = [row | {count: number} for number, row in enumerate(listed, 1)]
         columns.append(count)
     columns.sort(key=lambda name: name != count)
-    found: dict[float, Row] = {}
-    anew = 0
+    found = by_count(listed, columns, restarts)
     counted = {name for row in listed if is_value(row.get(count)) for name in row} & {*columns}
-    for number, row in zip(counts_of(listed, count), listed, strict=True):
-        if not math.isfinite(number):
-            continue
-        into = found.setdefault(number, dict.fromkeys(columns))
-        given = {name: number_of(row[name]) for name in columns if is_value(row.get(name))}
-        if given.get(count) != number:
-            # It adds to the row that it belongs to, and changes nothing there.
-            fixed = {*COUNTS, *(name for name in counted if known(into[name]))}
-            given = {name: value for name, value in given.items() if name not in fixed}
-        elif known(into.get("epoch")) and known(given.get("epoch")):
-            anew += into["epoch"] != given["epoch"]
-        into |= {name: value for name, value in given.items() if better(value, into[name])}
-    # Once, it may be a row after the last epoch.
-    if count != "epoch" and anew > 1:
-        what = f"metrics: {count} begins anew in each epoch, and rows are told apart by it"
-        raise Refusal(f"{what}; write one that goes on, or leave it out")
     # Those of rows before the first count.
     others = {*columns} - counted
     empty = {name for name in others if all(row[name] is None for row in found.values())}
@@ -257,6 +365,103 @@ def merged(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
         {name: value for name, value in found[number].items() if name not in empty}
         for number in sorted(found)
     ]
+
+
+def by_count(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], restarts: int
+) -> dict[float, Row]:
+    """Rows of the same count as one.
+
+    Args:
+        columns: the first one counts.
+    """
+    count = columns[0]
+    counted = {name for row in rows if is_value(row.get(count)) for name in row}
+    numbered = [each for each in zip(counts_of(rows, count), rows, strict=True)
+                if math.isfinite(each[0])]  # fmt: skip
+    refuse_told_apart(numbered, count, columns)
+    written: list[Counted] = [
+        (number, {name: value_of(row[name]) for name in columns if is_value(row.get(name))})
+        for number, row in numbered
+    ]
+    found: dict[float, Row] = {}
+    anew = 0
+    for number, given in of_the_last_start(written, restarts, count, COUNTS):
+        into = found.setdefault(number, dict.fromkeys(columns))
+        if given.get(count) != number:
+            # It adds to the row that it belongs to, and changes nothing there.
+            fixed = {*COUNTS, *(name for name in counted if known(into[name]))}
+            given = {name: value for name, value in given.items() if name not in fixed}
+        elif known(into.get("epoch")) and known(given.get("epoch")):
+            anew += into["epoch"] != given["epoch"]
+        into |= {name: value for name, value in given.items()
+                 if value is not None and better(value, into[name])}  # fmt: skip
+    # Once, it may be a row after the last epoch.
+    if count != "epoch" and anew > 1:
+        refuse_anew(count)
+    return found
+
+
+def refuse_told_apart(
+    rows: Sequence[tuple[float, Mapping[str, Any]]], count: str, columns: Sequence[str]
+) -> None:
+    """Refuse rows of one count that another column tells apart, such as those of folds, or of
+    training and validation: the last one would replace the others.
+
+    Raises:
+        Refusal: naming the column.
+    """
+    parts = [name for name in columns if name.lower() in PARTS]
+    measured = [name for name in columns if name not in (count, *COUNTS, *parts)]
+    latest: dict[tuple[float, str], int] = {}
+    pairs: Counter[tuple[str, frozenset[str]]] = Counter()
+    starts: list[int] = []  # how often the count has gone back before each row
+    newest = -math.inf
+    for number, (at, row) in enumerate(rows):
+        starts.append((starts[-1] if starts else 0) + (at < newest))
+        newest = at
+        names = [name for name in measured if is_value(row.get(name))]
+        replaced = {
+            before
+            for name in names
+            if (before := latest.get((at, name))) is not None
+            if value_of(rows[before][1][name]) != value_of(row[name])
+            and (GOOD.search(name) or is_part(rows[before][1], row, measured))
+        }
+        latest |= dict.fromkeys(((at, name) for name in names), number)
+        for before in replaced:
+            other = rows[before][1]
+            for name in parts:
+                if name.lower() == "rank" and starts[before] != starts[number]:
+                    continue  # a number of this name may be a result
+                cells = [value_of(each[name]) for each in (other, row) if is_value(each.get(name))]
+                if len({*cells}) > 1:
+                    refuse_column(count, name)
+            # After a restart, a date or a host may be another one.
+            if starts[before] == starts[number]:
+                pairs.update({(name, frozenset((other[name], text))) for name, text in row.items()
+                              if is_text(text) and is_text(other.get(name))})  # fmt: skip
+    for (name, texts), times in pairs.items():
+        # Of a time, each is another one.
+        if len(texts) > 1 and (times > 1 or not any(map(str.isdigit, "".join(texts)))):
+            refuse_column(count, name)
+
+
+def is_part(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether a row has no number of its own; others may share a time."""
+    first, second = ({name for name in names if is_value(each.get(name))} for each in (one, other))
+    return first <= second or second <= first
+
+
+def refuse_column(count: str, name: str) -> None:
+    raise Refusal(
+        f"metrics: rows of the same {count} differ in {shown(name)}, and the last would replace "
+        "the others; write a column for each, or name a file with one of them"
+    )
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value.strip()) and not is_value(value)
 
 
 def known(value: float | None) -> TypeGuard[float]:
@@ -271,15 +476,18 @@ def better(value: float, before: float | None) -> bool:
     return known(value) or not known(before)
 
 
-def rises(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether a column's numbers rise from row to row, as those that count rows do; now and then
-    they may begin anew, after a restart.
+def rises(rows: Sequence[Mapping[str, Any]], name: str, restarts: int) -> bool:
+    """Whether a column has whole numbers that rise from row to row, as those that count rows do. Of
+    an accuracy, those of another run need not rise. They may go back after a restart, or to where
+    they began, which is refused later.
     """
-    found = [number_of(row[name]) for row in rows if is_value(row.get(name))]
+    found = [value_of(row[name]) for row in rows if is_value(row.get(name))]
     if not all(number.is_integer() for number in found):
-        return all(one < other for one, other in pairwise(found))
-    falls = sum(other < one for one, other in pairwise(found))
-    return 3 * falls < len(found) and len(found) < 2 * len(rows) and len({*found}) > 1
+        return False
+    back = [other for one, other in pairwise(found) if other < one]
+    if sum(other > min(found) for other in back) > restarts:
+        return False
+    return 3 * len(back) < len(found) and len(found) < 2 * len(rows) and len({*found}) > 1
 
 
 def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
@@ -288,7 +496,7 @@ def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
     """
 
     def of(row: Mapping[str, Any], name: str) -> float:
-        return number_of(row[name]) if is_value(row.get(name)) else math.nan
+        return value_of(row[name]) if is_value(row.get(name)) else math.nan
 
     last: dict[float, float] = {}
     for row in rows:
@@ -307,7 +515,13 @@ def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
 
 def is_value(value: Any) -> bool:
     """Whether a cell has a number."""
+    value = plain(value) if isinstance(value, str) else value
     return value not in (None, "") and numeric(value)
+
+
+def value_of(value: Any) -> float:
+    """The number of a cell; NaN of an empty one."""
+    return number_of(plain(value) if isinstance(value, str) else value)
 
 
 def plain(text: str) -> str:
@@ -321,14 +535,39 @@ def rows_in_log(run: Path, given: Mapping[str, Any]) -> list[Row]:
     expressions, or none, those of all lines that it has printed.
     """
     folders, patterns = Folders(run), patterns_of(given)
-    rows = read_metrics(folders.metrics)
-    if rows and list(rows[0]) == columns_of(patterns):
-        return rows
+    # An earlier version has not kept the expressions.
+    if expressions_of(folders) in (None, patterns):
+        rows = read_metrics(folders.metrics)
+        if rows and list(rows[0]) == columns_of(patterns):
+            return rows
     return printed_rows(run, patterns)[0]
 
 
+def expressions_of(folders: Folders) -> Any:
+    """The expressions by which rows were collected last; None if that is not known."""
+    with suppress(OSError, ValueError):
+        return json.loads(read_bytes(folders.expressions, MOST))
+    return None
+
+
+def collected(folders: Folders, given: Mapping[str, Any]) -> "LogRows":
+    """What collects rows from lines of a log, after those that are there, and keeps by which
+    expressions it does.
+    """
+    patterns, rows = patterns_of(given), rows_in_log(folders.run, given)
+    if expressions_of(folders) != patterns:
+        # In this order: wherever it is ended, no rows are taken for those of other expressions.
+        folders.metrics.unlink(missing_ok=True)
+        atomic.write_text(folders.expressions, json.dumps(patterns) + "\n")
+        if rows:
+            write_metrics(folders.metrics, rows)
+    return LogRows(patterns, folders.metrics, rows)
+
+
 def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
-    """The rows in all lines that a run's program has printed, and `LogRows.anew`."""
+    """The rows in all lines that a run's program has printed, and how many of them another one of
+    the same start has replaced after the count had gone back.
+    """
     folders = Folders(run)
     rows: list[Row] = []
     anew = 0
@@ -340,8 +579,20 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
                     start.take(part)
         start.end()
         rows = start.in_order
-        anew += start.anew
+        anew = max(anew, start.anew.lost(0) + start.still)
     return rows, anew
+
+
+def first_unread(run: Path, patterns: Sequence[str]) -> str:
+    """The first group of a line that matches and is no number, in words; empty if none is."""
+    for log in sorted(Folders(run).printed.glob("*.log")):
+        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
+                    for name, text in match.groupdict().items():
+                        if text and not numeric(plain(text)):
+                            return f"the group {name} matches {shown(text)}, which is no number"
+    return ""
 
 
 class LogRows:
@@ -356,7 +607,7 @@ class LogRows:
             the first new one.
 
     Attributes:
-        anew: lines with a count that another epoch has had, after the count has gone back.
+        anew: notices a count that begins anew.
     """
 
     def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
@@ -364,8 +615,9 @@ class LogRows:
         self.columns = columns_of(patterns)
         count = self.columns[0]
         self.rows = {at: row for row in before if (at := row[count]) is not None}
-        self.begun = self.changed = self.back = False
-        self.anew = 0
+        self.begun = self.changed = False
+        self.anew = Anew()
+        self.still = 0  # rows that the same count in another epoch has replaced
         self.count = math.nan  # of the newest line with one
         self.uncounted: Row = {}  # of the lines before it
         self.lock = Lock()  # both streams of the program have a thread
@@ -395,14 +647,15 @@ class LogRows:
                 if not math.isfinite(count):
                     self.uncounted |= row
                     continue
-                self.back |= self.begun and count < self.count
-                self.count = count
+                still, self.count = count == self.count, count
                 if not self.begun:
                     self.rows = {key: old for key, old in self.rows.items() if key <= count}
                 self.begun = self.changed = True
                 old = self.rows.get(count, self.empty)
-                was, now = old.get("epoch"), row.get("epoch")
-                self.anew += self.back and known(was) and known(now) and was != now
+                others = {name: value for name, value in row.items() if name not in counts}
+                self.anew.take(count, others, old)
+                if still and known_epoch(old) and known_epoch(row):
+                    self.still += is_still((count, old), (count, {**row}), (*counts, "epoch"))
                 self.rows[count] = {**old, **row}
 
     def end(self) -> None:

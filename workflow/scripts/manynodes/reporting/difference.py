@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +18,16 @@ from scipy import stats
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
-from manynodes.experiment.config import REPEATS, Experiment, value_text
+from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.experiment.environments import other_packages, packages_of
 from manynodes.reporting import predictions
 from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured
-from manynodes.reporting.metrics import newest
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.progress import read_record
 from manynodes.reporting.results import read_finished, shortened
 from manynodes.reporting.sums import PUT_BACK
+from manynodes.reporting.tables import value_words
 
 # Keys that name files.
 NO_SETTING = ("experiment", "runs")
@@ -146,7 +146,7 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
                 del found["accuracy, one view"]
             return found, about | {"views": evaluation["views"]}
         measured = read_measured(folder, run, bool(experiment.evaluation))
-        found = measured.numbers or newest(measured.metrics)
+        found = measured.numbers(experiment.axes) or measured.newest(experiment.axes)
         numbers = found | {"seconds": measured.about["seconds"]}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         return finite, measured.about
@@ -158,10 +158,14 @@ def settings(before: Experiment, after: Experiment) -> list[str]:
     """The keys whose values differ, as `key before -> after`."""
     one, other = flat(before.settings), flat(after.settings)
     return [
-        f"{key} {value_text(one.get(key))} -> {value_text(other.get(key))}"
+        f"{key} {value_of(one, key)} -> {value_of(other, key)}"
         for key in dict.fromkeys([*one, *other])
         if one.get(key) != other.get(key)
     ]
+
+
+def value_of(config: Mapping[str, Any], key: str) -> str:
+    return value_words(config[key]) if key in config else "not given"
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,16 +202,18 @@ def left_out(results: Results) -> list[str]:
     """The runs of an experiment that are not compared, in a line if there are any."""
     runs = results.experiment.runs
     names = [name for name in runs if name not in results.numbers]
-    return [f"{len(names)} of {len(runs)} runs of {results.experiment.name} are not finished, and "
-            f"left out: {shortened(names)}"] if names else []  # fmt: skip
+    verb = "is" if len(names) == 1 else "are"
+    return [f"{len(names)} of {len(runs)} runs of {results.experiment.name} {verb} not finished, "
+            f"and left out: {shortened(names)}"] if names else []  # fmt: skip
 
 
 def without(results: Results) -> list[str]:
     """For each number that only some runs of an experiment have, how many have none."""
     runs = results.numbers.values()
     counts = Counter(name for numbers in runs for name in numbers)
-    return [f"{len(runs) - count} of {len(runs)} runs of {results.experiment.name} have no {name}"
-            for name, count in counts.items() if count < len(runs)]  # fmt: skip
+    return [f"{without} of {len(runs)} runs of {results.experiment.name} "
+            f"{'has' if without == 1 else 'have'} no {name}"
+            for name, count in counts.items() if (without := len(runs) - count)]  # fmt: skip
 
 
 def compare(before: Results, after: Results) -> list[Difference]:
@@ -253,7 +259,7 @@ def both_by_setting(
 
 def in_a_row(axes: Sequence[str], values: Mapping[str, Any]) -> str:
     """A setting in words."""
-    return "  ".join(f"{axis} {value_text(values[axis])}" for axis in axes)
+    return "  ".join(f"{axis} {value_words(values[axis])}" for axis in axes)
 
 
 def in_words(results: Results) -> str:
@@ -294,11 +300,18 @@ def common_names(one: Runs, other: Runs) -> list[str]:
 
 
 def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
-    """Of the means; paired if both have the same two or more seeds or folds."""
-    before, after = (
-        by_fold({key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers})
+    """Of the means; paired if both have the same two or more seeds or folds. Of folds with other
+    seeds in one of them, only what both have is paired: else its mean would be of other seeds.
+    """
+    found, there = (
+        {key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers}
         for runs in (one, other)
     )
+    before, after = by_fold(found), by_fold(there)
+    common = found.keys() & there.keys()
+    shared = [by_fold({key: each[key] for key in each if key in common}) for each in (found, there)]
+    if has_folds(found) and shared[0].keys() == before.keys() == after.keys():
+        before, after = shared
     paired = before.keys() == after.keys() and len(before) > 1
     if paired:
         # With missing runs, the folds of the two may come in another order.
@@ -313,12 +326,16 @@ def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
 
 def by_fold(values: dict[tuple[Any, int], float]) -> dict[Any, float]:
     """The values by seed; with folds the mean of each, whose seeds share its images."""
-    if all(fold == "None" for (_, fold), _ in values):
+    if not has_folds(values):
         return dict(values)
     folds: dict[str, list[float]] = {}
     for ((_, fold), _), value in values.items():
         folds.setdefault(fold, []).append(value)
     return {fold: mean(found) for fold, found in folds.items()}
+
+
+def has_folds(values: Collection[tuple[Any, int]]) -> bool:
+    return any(fold != "None" for (_, fold), _ in values)
 
 
 def interval(before: list[float], after: list[float], paired: bool) -> tuple[float, float]:

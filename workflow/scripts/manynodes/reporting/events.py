@@ -11,7 +11,7 @@ from manynodes.base.optional import tensorboard
 from manynodes.experiment.config import Experiment
 from manynodes.reporting.measures import read_measured
 from manynodes.reporting.metrics import rows_so_far
-from manynodes.reporting.progress import count_of, read_rows
+from manynodes.reporting.progress import MOST_COUNT, read_rows
 from manynodes.reporting.results import read_finished
 
 # Tags of the classifier's columns, which put training and validation into one chart's group.
@@ -88,33 +88,45 @@ def points_of(experiment: Experiment, folder: Path) -> tuple[list[Point], dict[i
     """
     built_in = experiment.built_in
     path = rows_so_far(folder)
-    rows: dict[int, dict[str, float]] = {}
+    found: dict[float, dict[str, float]] = {}
     for row in read_rows(path):
-        step = count_of(row)
-        if step is not None:
-            with suppress(ValueError):
-                rows[step] = {key: float(text) for key, text in [*row.items()][1:] if text}
+        with suppress(ValueError, StopIteration):
+            name = next(iter(row))
+            count = float(row[name])
+            if abs(count) < MOST_COUNT:
+                found[count] = {key: float(row[key]) for key in row if row[key] and key != name}
+    # A count of fractions, such as 0.25 of an epoch, is no step.
+    whole = all(count.is_integer() for count in found)
+    rows = {int(count) if whole else number: found[count]
+            for number, count in enumerate(sorted(found), 1)}  # fmt: skip
     points = [
         (step, TAGS.get(key, key) if built_in else key, value)
         for step in sorted(rows)
         for key, value in rows[step].items()
         if not math.isnan(value) and not (built_in and key in NO_TAGS)
     ]
-    last = max(rows, default=0)
-    return points + [(last, *pair) for pair in final(experiment, folder)], times(rows, path)
+    points += final(experiment, folder, max(rows, default=0))
+    return points, times(rows, path)
 
 
-def final(experiment: Experiment, folder: Path) -> list[tuple[str, float]]:
-    """The numbers of a finished run; none before."""
+def final(experiment: Experiment, folder: Path, last: int) -> list[Point]:
+    """The numbers of a finished run; none before.
+
+    Args:
+        last: its last step. With `best`, the classifier publishes an earlier one.
+    """
     run = experiment.runs[folder.name]
     try:
         if not experiment.built_in:
-            found = read_measured(folder, run, bool(experiment.evaluation)).numbers
+            measured = read_measured(folder, run, bool(experiment.evaluation))
             return [
-                (f"result/{key}", value) for key, value in found.items() if not math.isnan(value)
+                (last, f"result/{key}", value)
+                for key, value in measured.numbers(experiment.axes).items()
+                if not math.isnan(value)
             ]
-        evaluation = read_finished(folder, run, experiment.config["test_views"]).evaluation
-        return [("accuracy/test", evaluation["accuracy"]), ("loss/test", evaluation["loss"])]
+        found = read_finished(folder, run, experiment.config["test_views"])
+        epoch = int(found.about["metrics"]["epoch"])
+        return [(epoch, f"{key}/test", found.evaluation[key]) for key in ("accuracy", "loss")]
     except (FileNotFoundError, Refusal):
         return []
 

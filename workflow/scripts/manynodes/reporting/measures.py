@@ -2,7 +2,7 @@
 
 import json
 import math
-import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
 from manynodes.checkpointing.incidents import EMPTY
-from manynodes.experiment.config import Experiment, Run
+from manynodes.experiment.config import COLUMNS, REPEATS, Experiment, Run
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
 from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
@@ -22,8 +22,7 @@ NO_NUMBERS = (
     "finished without numbers; the keys metrics and result say where they are, if it has any; then "
     "add --config replace=true"
 )
-# As Python's json writes them; a name between quotation marks stays.
-NOT_FINITE = re.compile(r"(?<=[:\s])-?(?:NaN|Infinity)(?=\s*[,}])")
+MOST_WHOLE = 2**53  # a larger whole number has no column of its own kind
 MATRIX = ("confusion_matrix", "class_names")  # keys of result.json that are no numbers
 Confusion = tuple[list[str], list[list[int]]]
 
@@ -60,13 +59,13 @@ def parse_result(content: bytes, path: Path) -> Result:
     """The same from its content."""
     try:
         # A training that diverged has a result too.
-        text = NOT_FINITE.sub("null", content.decode())
-        found = parse_form(text.encode(), "result")
+        read = json.loads(content, parse_constant=lambda _: None)
+        found = parse_form(json.dumps(read).encode(), "result")
         matrix, names = (found.pop(key, None) for key in MATRIX)
         texts = {key: value for key, value in found.items() if isinstance(value, str | bool)}
         numbers = {key: checked(value) for key, value in found.items() if key not in texts}
         return Result(numbers, checked_matrix(matrix, names), texts)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(
             f"{path} is not a JSON object of numbers ({reason(error)}); write one such as "
             '{"accuracy": 0.9}, or use the key result'
@@ -106,10 +105,35 @@ class Measured:
     metrics: list[Row]
     sums: dict[str, str]
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Those of the evaluation count if both have one."""
-        return self.result | self.evaluation
+    def numbers(self, axes: Collection[str]) -> dict[str, float]:
+        """Those of the result and of the evaluation, by their columns in the summary: each has a
+        name of its own, which is not that of an axis.
+        """
+        return named({"result": self.result, "evaluated": self.evaluation}, axes)
+
+    def newest(self, axes: Collection[str]) -> dict[str, float]:
+        """Those that a program has come to that writes no result."""
+        return named({"newest": newest(self.metrics)}, axes)
+
+
+def named(origins: Mapping[str, Mapping[str, float]], axes: Collection[str]) -> dict[str, float]:
+    """Numbers by the names of their columns in the summary.
+
+    Args:
+        origins: the numbers by where they come from.
+    """
+    found: dict[str, float] = {}
+    for origin, numbers in origins.items():
+        for key, value in numbers.items():
+            found[unused(key, origin, ["run", *axes, *found, *COLUMNS, *REPEATS])] = value
+    return found
+
+
+def unused(name: str, origin: str, taken: Collection[str]) -> str:
+    """The name of a column of the user's; if it is taken, with where the numbers come from."""
+    while name in taken:
+        name = f"{name} ({origin})"
+    return name
 
 
 def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
@@ -159,8 +183,10 @@ def read_evaluated(folder: Path) -> dict[str, Any]:
 
 
 def checked(value: float | None) -> float:
-    """The number as a float; NaN if it is not finite, or too large to be drawn."""
-    return math.nan if value is None or abs(value) > LARGEST else float(value)
+    """The number, whole if it is; NaN if it is not finite, or too large to be drawn."""
+    if value is None or abs(value) > LARGEST:
+        return math.nan
+    return value if abs(value) < MOST_WHOLE else float(value)
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -189,7 +215,7 @@ def line_of(experiment: Experiment, name: str, results: Path) -> str:
         views = experiment.config["test_views"]
         return accuracy_line(read_finished(folder, run, views).evaluation)
     found = read_measured(folder, run, bool(experiment.evaluation))
-    numbers = found.numbers or newest(found.metrics)
+    numbers = found.numbers(experiment.axes) or found.newest(experiment.axes)
     said = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items())
     if experiment.evaluation and not found.evaluation:
         return f"{said or 'finished'}; its evaluation left no number"

@@ -3,19 +3,25 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.experiment.log_lines import COUNTS
+from manynodes.reporting.counting import Counted, of_the_last_start
 
 MOST_COLUMNS = 1000
 LARGEST = 10**300
 # What to do about a line that is none.
 HALF = "; remove it, if a killed process has left half a line there"
 OTHERS = "; the key metrics leaves out other columns"
+T = TypeVar("T")
+# Words in the names of numbers that say how good a network is.
+GOOD = re.compile("loss|acc|perplexity|error|score", re.IGNORECASE)
 # None: it has no number, which is not NaN, the number of a training that went wrong.
 Row = dict[str, float | None]
 
@@ -32,11 +38,15 @@ def rows_so_far(run: Path) -> Path:
     return of_user if of_user.exists() else run / "metrics.csv"
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path, restarts: int | None = None) -> list[Row]:
     """The rows of metrics.csv, in the order of its first column; none if there is no such file.
 
-    The first column counts epochs or steps. A later row with the same count replaces an earlier
-    one: a program that was interrupted has written some rows twice.
+    The first column counts epochs or steps. The numbers of a later row with the same count replace
+    those of an earlier one: a program that was interrupted has written some rows twice.
+
+    Args:
+        restarts: how often the program that has written it was started again; None if the rows are
+            known to be those of its last start.
 
     Raises:
         Refusal: it is not such a table.
@@ -59,7 +69,7 @@ def read_metrics(path: Path) -> list[Row]:
             raise ValueError(f"its first line must name every column, each once{OTHERS}")
         if any(numeric(name) for name in header):
             raise ValueError("its first line has numbers; it must name every column")
-        rows: dict[float, Row] = {}
+        written: list[Counted] = []
         for number, line in enumerate(lines[1:], 2):
             if line == lines[0]:  # a program that has started again
                 continue
@@ -69,9 +79,15 @@ def read_metrics(path: Path) -> list[Row]:
             count = row[header[0]]
             if count is None or not math.isfinite(count):
                 raise ValueError(f"row {number} has no {header[0]}")
-            rows[count] = row
+            written.append((count, row))
     except (ValueError, csv.Error) as error:
         raise Refusal(f"{path}: {error}") from None
+    if restarts is not None:
+        written = of_the_last_start(written, restarts, header[0], COUNTS)
+    rows: dict[float, Row] = {}
+    for count, row in written:
+        measured = {name: value for name, value in row.items() if value is not None}
+        rows[count] = rows.get(count, dict.fromkeys(header)) | measured
     return [rows[count] for count in sorted(rows)]
 
 
@@ -131,6 +147,15 @@ def newest(rows: Sequence[Row]) -> dict[str, float]:
         cells = list(row.items())[1:]
         found |= {key: value for key, value in cells if value is not None}
     return found
+
+
+def telling_first(found: Iterable[T], by: Callable[[T], str] = str) -> list[T]:
+    """What has the names of numbers: those that say how good a network is before others.
+
+    Args:
+        by: the name of each.
+    """
+    return sorted(found, key=lambda each: GOOD.search(by(each)) is None)
 
 
 def is_share(name: str, values: Iterable[float]) -> bool:

@@ -1,5 +1,6 @@
 """What the runs of an experiment have measured, whatever their program, as tables."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from manynodes.base.errors import Refusal, printable
-from manynodes.experiment.config import COLUMNS, REPEATS, Experiment, Run, run_name
+from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling, speed_up
-from manynodes.reporting.measures import Confusion, read_measured
-from manynodes.reporting.metrics import Row, newest
+from manynodes.reporting.measures import Confusion, read_measured, unused
+from manynodes.reporting.metrics import Row
 from manynodes.reporting.results import read_finished
 from manynodes.reporting.tables import incident_table
 
@@ -101,12 +102,8 @@ def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -
     training's, and any of them that of one of the axes.
     """
     found = read_measured(folder, run, evaluated)
-    results: dict[str, Any] = {}
-    written = ("result", found.result), ("evaluated", found.evaluation)
-    for origin, numbers in written if found.numbers else [("newest", newest(found.metrics))]:
-        for key, value in numbers.items():
-            results[unused(key, origin, [*axes, *results, *COLUMNS, *REPEATS])] = value
-    return Numbers(found.about, results, counted(found.metrics), found.confusion, found.sums)
+    results = found.numbers(axes) or found.newest(axes)
+    return Numbers(found.about, {**results}, counted(found.metrics), found.confusion, found.sums)
 
 
 def counted(rows: Sequence[Row]) -> pd.DataFrame:
@@ -114,13 +111,6 @@ def counted(rows: Sequence[Row]) -> pd.DataFrame:
     table = pd.DataFrame(rows).astype(float)
     whole = [key for key in COUNTS if key in table and (table[key] % 1 == 0).all()]
     return table.astype(dict.fromkeys(whole, int))
-
-
-def unused(name: str, origin: str, taken: Collection[str]) -> str:
-    """The name of a column of the user's; if it is taken, with where the numbers come from."""
-    while name in taken:
-        name = f"{name} ({origin})"
-    return name
 
 
 def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.DataFrame]:
@@ -182,6 +172,21 @@ def judged_together(experiment: Experiment, runs: Sequence[str]) -> dict[str, li
         which = "all" if len(members) == folds else f"{len(members)} of {folds}"
         found[f"{which}{setting or ' folds'}"] = members
     return found
+
+
+def not_finite(runs: Mapping[str, Numbers]) -> dict[str, list[str]]:
+    """The results without a finite number, such as of a training that diverged, by their run; a
+    number that it has not measured is not among them.
+    """
+    found = {
+        name: [
+            key
+            for key, value in each.results.items()
+            if isinstance(value, float) and not math.isfinite(value)
+        ]
+        for name, each in runs.items()
+    }
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def added_up(matrices: Sequence[Confusion]) -> Confusion:

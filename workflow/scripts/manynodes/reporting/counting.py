@@ -1,0 +1,188 @@
+"""Counts that go back in the rows of a program: it has started again, or counts anew."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from manynodes.base.errors import Refusal
+
+# A count, and the numbers of a row with it; None where it has none.
+Counted = tuple[float, dict[str, float | None]]
+
+
+@dataclass
+class Anew:
+    """Notices numbers that are replaced after the count of their column has gone back.
+
+    Each column for itself: validation may be written later than the training of its epoch, or be
+    counted in other units.
+
+    Attributes:
+        replaced: for the first, second, … time that a column's count has gone back, how many rows
+            then had another number where there was one.
+    """
+
+    replaced: list[int] = field(default_factory=list)
+    newest: dict[str, float] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)
+    lowest: dict[str, float] = field(default_factory=dict)
+    begins: set[str] = field(default_factory=set)  # columns that went back to where they began
+
+    def take(
+        self, count: float, row: Mapping[str, float | None], old: Mapping[str, float | None]
+    ) -> None:
+        """Look at a row.
+
+        Args:
+            old: what is known at its count.
+        """
+        which = 0
+        for name, value in row.items():
+            if value is None:
+                continue
+            last = self.newest.get(name, count)
+            self.newest[name] = count
+            lowest = self.lowest.get(name, count)
+            self.lowest[name] = min(lowest, count)
+            if count < last:
+                # Further up, a program has gone back to what it has saved, or sums up.
+                (self.begins.add if count <= lowest else self.begins.discard)(name)
+            self.times[name] += count < last
+            self.replaced += [0] * (self.times[name] - len(self.replaced))
+            if count != last and name in self.begins and not alike(old.get(name), value):
+                which = max(which, self.times[name])
+        if which:
+            self.replaced[which - 1] += 1
+
+    def lost(self, restarts: int) -> int:
+        """The rows that were replaced, but for those of so many restarts."""
+        return sum(sorted(self.replaced)[: max(0, len(self.replaced) - restarts)])
+
+
+def alike(old: float | None, new: float) -> bool:
+    """Whether nothing is lost if a number replaces what was there."""
+    return old is None or old == new or (math.isnan(old) and math.isnan(new))
+
+
+def of_the_last_start(
+    rows: Sequence[Counted], restarts: int, count: str, counts: Collection[str]
+) -> list[Counted]:
+    """Rows in the order in which they were written, without those that were abandoned: a program
+    that starts again goes back to what it has saved, and what it wrote of later counts before is
+    of other weights.
+
+    Args:
+        restarts: how often it has started again.
+        count: the name of the count.
+        counts: columns that only count.
+
+    Raises:
+        Refusal: the count goes back more often, and numbers would be lost.
+    """
+    if rises_with_falls(rows, count, counts):
+        restarts = 0
+    anew, found = Anew(), dict[float, dict[str, float | None]]()
+    # A row without the count only adds to one.
+    measured = [
+        (at, {name: row[name] for name in row if name not in (count, *counts)} if own else {})
+        for at, row in rows
+        for own in [row.get(count) == at]
+    ]
+    for at, row in measured:
+        old = found.setdefault(at, {})
+        anew.take(at, row, old)
+        old |= {name: value for name, value in row.items() if value is not None}
+    # Once, it may be a row after the last epoch.
+    if anew.lost(restarts) > 1:
+        refuse_anew(count)
+    if len(anew.replaced) > restarts:
+        # Written in another order, such as by several writers.
+        return list(rows)
+    kept: list[Counted] = []
+    newest: dict[str, float] = {}
+    times: Counter[str] = Counter()
+    starts = 0
+    seen: set[tuple[str, float]] = set()
+    following = next_counts(measured)
+    for (at, row), (_, numbers), after in zip(rows, measured, following, strict=True):
+        names = given(numbers)
+        # A row of its own is none of a restart, which goes on from there: such as a summary, or
+        # validation that is counted in other units.
+        lower = {name for name in names if at < newest.get(name, at)}
+        back = {name for name in lower if after[name] <= newest[name] and (name, at) in seen}
+        if not back and all(times[name] < starts for name in lower):
+            back = lower  # another column has told of the restart
+        seen.update((name, at) for name in names)
+        times.update(back)
+        if any(times[name] > starts for name in back):
+            starts += 1
+            kept = [each for each in kept if each[0] <= at]
+        elif back:
+            kept = without(kept, back, at)
+        newest |= {name: at for name in names if name in back or at >= newest.get(name, at)}
+        kept.append((at, row))
+    return kept
+
+
+def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str]) -> bool:
+    """Whether the epoch of a row is a later one although its count is lower: not because of a
+    restart, which goes back in both.
+
+    Raises:
+        Refusal: the count is the same in several epochs, and numbers would be lost.
+    """
+    if count == "epoch":
+        return False
+    own = [each for each in rows if each[1].get(count) == each[0] and known_epoch(each[1])]
+    if sum(is_still(*each, (count, *counts)) for each in pairwise(own)) > 1:
+        refuse_anew(count)
+    return any(
+        one > other and (was["epoch"] or 0) < (now["epoch"] or 0)
+        for (one, was), (other, now) in pairwise(own)
+    )
+
+
+def next_counts(rows: Sequence[Counted]) -> list[dict[str, float]]:
+    """For each number of each row, the count of the next one in its column."""
+    found: list[dict[str, float]] = []
+    after: dict[str, float] = {}
+    for at, row in reversed(rows):
+        found.append({name: after.get(name, math.inf) for name in given(row)})
+        after |= dict.fromkeys(given(row), at)
+    return found[::-1]
+
+
+def known_epoch(row: Mapping[str, float | None]) -> bool:
+    epoch = row.get("epoch")
+    return epoch is not None and not math.isnan(epoch)
+
+
+def is_still(one: Counted, other: Counted, counts: Collection[str]) -> bool:
+    """Whether a row has the count of the one before in another epoch, and replaces a number."""
+    replaced = (
+        value is not None and not alike(one[1].get(name), value)
+        for name, value in other[1].items()
+        if name not in counts
+    )
+    return one[0] == other[0] and one[1]["epoch"] != other[1]["epoch"] and any(replaced)
+
+
+def without(rows: Sequence[Counted], names: set[str], above: float) -> list[Counted]:
+    """Rows without the numbers of some columns at higher counts; such a row has no other numbers,
+    as columns that are written together go back together.
+    """
+    return [each for each in rows if each[0] <= above or not names & given(each[1])]
+
+
+def given(row: Mapping[str, float | None]) -> set[str]:
+    """The names of its numbers."""
+    return {name for name, value in row.items() if value is not None}
+
+
+def refuse_anew(count: str) -> None:
+    raise Refusal(
+        f"metrics: {count} begins anew in each epoch, and rows are told apart by it; let it go on, "
+        "or leave it out; if the training is over, correct its file in work/"
+    )
