@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 import predict
 from classifier.models import weights
@@ -582,7 +582,7 @@ def test_images_of_a_function_are_turned_whether_loaded_or_not(
 MEASURED = """
 import sys
 from pathlib import Path
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 from manynodes.data.user.pictures import MOST_BYTES, PIXEL_BYTES, WEBP_PIXEL_BYTES, read_image
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -704,7 +704,8 @@ def broken(root: Path, *change: str) -> Path:
     ("mkdir test/more", {}, "test/more is a class that"),
     ("rm -r train/* test/*", {}, "has no folders; each class needs one"),
     ("true", {"test_fraction": 0.2}, "has test/ already; leave test_fraction out"),
-    ("cp ../other.png train/cross/", {}, "png: 48 x 64, other.png: 9 x 9); give dataset."),
+    ("cp ../other.png train/cross/", {},
+     "png: 48 x 64, train/cross/other.png: 9 x 9); give dataset."),
 ])  # fmt: skip
 def test_a_folder_that_cannot_be_used(
     shapes: Path, tmp_path: Path, change: str, keys: dict, line: str
@@ -728,6 +729,9 @@ def good_arrays() -> dict[str, np.ndarray]:
     ({"labels": np.array([0.0, 1] * 4)}, "one whole number per image is needed"),
     ({"labels": np.array([0, 1] * 3)}, "8 images but 6 labels"),
     ({"labels": np.array([0, 10**9] * 4)}, "the label 1,000,000,000 is too large"),
+    ({"labels": np.array([0, -1] * 4).astype(np.uint64)}, "18,446,744,073,709,551,615 is too"),
+    ({"train_groups": np.arange(8)}, 'has "train_groups", which arrays cannot have; give a'),
+    ({"weight": np.ones(8)}, 'has "weight", which arrays cannot have; give a dataset.folder'),
     ({"images": np.full((8, 5, 6), np.nan)}, "have values that are not finite"),
     ({"images": np.full((8, 5, 6), 300)}, "are whole numbers outside 0 to 255"),
     ({"images": np.zeros((8, 3, 32, 32), np.uint8)}, "channels first; save"),
@@ -787,6 +791,64 @@ def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> N
     assert read_image(tmp_path / "deep.pgm", None, 1).ravel().tolist() == [1, 255]
 
 
+def tiff(path: Path, pixels: np.ndarray, numbers: int, extra: int | None = None) -> Path:
+    """Write an uncompressed TIFF, of kinds that Pillow does not write.
+
+    Args:
+        pixels: (h, w, bands).
+        numbers: 1 for whole ones, 2 for signed, 3 for floating-point.
+        extra: what the bands after the third are said to be.
+    """
+    height, width, bands = pixels.shape
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    values = {
+        256: width, 257: height, 258: (8 * pixels.itemsize,) * bands, 259: 1,
+        262: 2 if 3 <= bands <= 6 else 1, 273: 0, 277: bands, 278: height,
+        279: pixels.nbytes, 339: (numbers,) * bands,
+    }  # fmt: skip
+    for tag, value in values.items():
+        tags[tag] = value
+    if extra is not None:
+        tags[338] = (extra,) * (bands - 3)
+    # Pillow adds the place behind the tags to that of the pixels.
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + tags.tobytes(8) + pixels.tobytes())
+    return path
+
+
+@pytest.mark.parametrize(("bands", "kind", "numbers", "extra", "line"), [
+    (4, "u1", 1, None, "its last band may be no transparency; use dataset.arrays, or save it w"),
+    (4, "u1", 1, 2, "its last band may be no transparency; use dataset.arrays, or save it without"),
+    (13, "<u2", 1, 0, "13 bands of whole numbers; use dataset.arrays"),
+    (3, "<f4", 3, None, "3 bands of floating-point numbers; use dataset.arrays"),
+    (1, "<i2", 2, None, "its pixels are signed; save them as unsigned"),
+])  # fmt: skip
+def test_what_is_no_image_for_a_screen_is_refused(
+    tmp_path: Path, bands: int, kind: str, numbers: int, extra: int | None, line: str
+) -> None:
+    pixels = np.arange(16 * 16 * bands).reshape(16, 16, bands) % 251
+    path = tiff(
+        tmp_path / "x.tif", (pixels if bands > 1 else 9 * pixels).astype(kind), numbers, extra
+    )
+    with pytest.raises(Unreadable, match=line):
+        read_image(path, None, 3)
+
+
+def test_the_fourth_band_of_a_tiff_is_transparency_or_is_told(tmp_path: Path) -> None:
+    pixels = (np.arange(16 * 16 * 4).reshape(16, 16, 4) % 251).astype("u1")
+    said: list[str] = []
+    found = read_image(tiff(tmp_path / "0.tif", pixels, 1, 0), None, 3, said.append)
+    assert (found == pixels[..., :3]).all()
+    assert said == ["of its 4 bands, the first 3 are used; for all, use dataset.arrays"]
+    below = tiff(tmp_path / "below.tif", pixels[..., :1].astype("<i2") - 5, 2)
+    with pytest.raises(Unreadable, match="its pixels are signed, some below 0; save them as"):
+        read_image(below, None, 1)
+    # A mask, or what says that it is transparency.
+    for levels, extra in ((2, 2), (250, 1)):
+        pixels[..., 3] = np.arange(256).reshape(16, 16) % levels
+        path = tiff(tmp_path / "1.tif", pixels, 1, extra)
+        assert read_image(path, None, 3).shape == (16, 16, 3)
+
+
 def test_arrays_with_another_range_in_test_are_told(tmp_path: Path) -> None:
     given = good_arrays()
     train = {"train_images": given["images"], "train_labels": given["labels"]}
@@ -796,6 +858,27 @@ def test_arrays_with_another_range_in_test_are_told(tmp_path: Path) -> None:
         done = fetch(user_data(tmp_path / "a.npz", "arrays"), tmp_path / "data")
         assert done.returncode == 0, done.stderr
         assert ("bring both to one range" in done.stderr) == told
+
+
+def test_arrays_that_are_not_used_are_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **good_arrays(), heights=np.ones(8), val_images=np.ones(3))
+    done = fetch(user_data(tmp_path / "x.npz", "arrays", test_fraction=0.5), tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    assert "fetch: warning: not used: the arrays heights, val_images in " in done.stderr
+
+
+@pytest.mark.parametrize(("top", "told"), [("255", False), ("1", True)])
+def test_a_function_with_another_range_in_test_is_told(tmp_path, top: str, told: bool) -> None:
+    (tmp_path / "load.py").write_text(
+        "import numpy as np\n"
+        "def load(split):\n"
+        f"    top = {top} if split == 'test' else 255\n"
+        "    for label in (0, 1):\n"
+        "        yield np.linspace(0, top, 16).reshape(4, 4) + label / 9, label\n"
+    )
+    done = fetch(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    assert ("bring both to one range" in done.stderr) == told
 
 
 def test_float_arrays_of_any_number_of_channels(tmp_path: Path) -> None:
@@ -849,7 +932,10 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
     ("    yield np.zeros((4, 4), np.uint8), 5", 'the class "0" has no train images'),
     ("    yield np.zeros((3, 9, 9), np.uint8), 0", "channels first; yield numpy.moveaxis"),
     ("    yield np.zeros((4, 4), np.uint8), 4_000_000_000", "it is too large"),
-    ("    yield np.full((4, 4), np.inf), 0", "have values that are not finite"),
+    ("    yield np.full((4, 4), np.inf), 0",
+     "dataset.python: train image 0: its pixels have values that are not finite in float32"),
+    ("    yield np.full((4, 4), 999), 0",
+     "dataset.python: train image 0: its pixels are whole numbers outside 0 to 255; bring them"),
     ("    yield [[1, 2], [3]], 0", "train image 0 is no array"),
     ("    raise SystemExit(3)", "load.py ends Python; return instead"),
     ("    yield np.zeros((4, 4), np.uint8), 1\nCLASSES = 5", "a list of the names of the classes"),

@@ -16,11 +16,14 @@ from PIL import Image
 
 from classifier.models import weights
 from classifier.models.classifier import build
-from classifier.models.fitting import refuse_uncallable, refuse_unfit_model
+from classifier.models.fitting import depends_on_others, refuse_uncallable, refuse_unfit_model
 from classifier.models.names import Form
+from classifier.pixels.batches import centred
+from classifier.training.splits import validation_split
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.sources import local_sources, sources_sha256
+from manynodes.data.folder import DataFolder
 from pictures import picture, write_folder
 from programs import SCRIPTS, program, train_command
 from trainings import RUN, Training
@@ -233,6 +236,101 @@ class Float(Unused):
         chosen = torch.zeros(logits.shape)
         chosen[torch.arange(len(logits))] = logits
         return chosen
+
+class Squeezed(Tied):
+    def forward(self, images):
+        return super().forward(images).squeeze()
+
+class Four(Tied):
+    def forward(self, images):
+        return super().forward(images).reshape(4, -1)
+
+class Makes(Tied):
+    def forward(self, images):
+        logits = super().forward(images)
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(3, 3, device=images.device)
+        return self.last(logits)
+
+class Grows(Tied):
+    def forward(self, images):
+        self.mask = torch.cat((self.mask, self.mask[:1]))
+        return super().forward(images)
+
+class Complex(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        self.wave = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+class Wide(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        self.register_buffer("wave", torch.zeros(3, dtype=torch.complex128), persistent=False)
+
+class Extra(Tied):
+    def get_extra_state(self):
+        return {"steps": 3}
+
+class Generator(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        self.one.noise = torch.Generator()
+
+class NoGrad(Tied):
+    @torch.no_grad()
+    def forward(self, images):
+        return super().forward(images)
+
+class Flat(Tied):
+    def parameter_groups(self, weight_decay, muon):
+        return self.head.parameters()
+
+class Twice(Tied):
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": self.head.weight}, {"params": self.head.parameters()}]
+
+class Rows(Tied):
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": list(self.head.weight)}]
+
+class Fails(Tied):
+    def parameter_groups(self, weight_decay, muon):
+        return 1 / 0
+
+class Unfit(Tied):
+    def fit_to(self, images):
+        raise ValueError("no such images")
+
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": self.head.weight, "rate": 2.0}]
+
+class Centred(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("odd", torch.tensor([True]))
+        self.register_buffer("centre", torch.zeros(classes))
+        strided = torch.arange(6.0).view(3, 2)[:, 1]
+        self.register_buffer("strided", strided, persistent=False)
+        self.register_buffer("expanded", torch.ones(1).expand(3), persistent=False)
+
+    def forward(self, images):
+        logits = super().forward(images)
+        if self.training:
+            self.steps += 1
+            self.centre.copy_(logits.detach().mean(0))
+        return logits - 9 * self.centre
+
+class Batch(Tied):
+    def forward(self, images):
+        logits = super().forward(images)
+        return logits - logits.mean(0)
+
+class Reads(Tied):
+    def __init__(self, classes, channels, size):
+        super().__init__(classes, channels, size)
+        from pathlib import Path
+        Path(__file__).with_name("mean.txt").read_text()
 """
 
 
@@ -242,6 +340,20 @@ class Float(Unused):
     ("PairInTraining", "returns auxiliary outputs as well"),
     ("frozen", "has no parameter to train"),
     ("ends", "ends Python; raise an error instead"),
+    ("Squeezed", "returns (3,) for a single image; logits (1, 3) are needed"),
+    ("Four", "does not take a single image of 48x64x2: shape"),
+    ("Makes", "makes last.weight in forward; make it in __init__"),
+    ("Grows", "changes mask in forward from float32 (2,) to float32 (5,); give it one size"),
+    ("Complex", "trains complex numbers, wave; make its real and imaginary parts the parameter"),
+    ("Wide", "has wave as complex128, which no weights file holds"),
+    ("Extra", "has _extra_state in its state_dict, a dict; make it a tensor"),
+    ("Generator", "keeps random numbers of its own, one.noise, which no state holds"),
+    ("NoGrad", "gives logits without a gradient; leave torch.no_grad out of forward"),
+    ("Flat", "parameter_groups gives a Parameter; give groups such as"),
+    ("Twice", "parameter_groups gives head.weight twice; give it once"),
+    ("Rows", "gives a Tensor that is no parameter of the network; give those of its layers"),
+    ("Fails", "ZeroDivisionError: division by zero"),
+    ("Reads", "mean.txt is not there: of the files beside the network only Python files are copie"),
 ])  # fmt: skip
 def test_networks_that_a_dry_run_refuses(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / "nets.py").write_text(TROUBLE)
@@ -263,6 +375,7 @@ def test_tied_weights_infinite_masks_and_groups_without_a_rate(
 @pytest.mark.parametrize(("name", "processes", "line"), [
     ("Unused", 2, "does not use network.idle.weight in every pass"),
     ("Sometimes", 2, "this pass did not use every parameter"),
+    ("Unfit", 1, "ValueError: no such images"),
     ("lazy", 1, "lazy of nets.py has lazy layers; give them their sizes"),
     ("Float", 1, "Float does not compute in bf16: Index put requires"),
     ("Float", 2, "the source.; use precision: fp32"),
@@ -281,6 +394,35 @@ def test_networks_that_cannot_be_trained_are_refused_in_a_line(
     assert [rank.returncode for rank in ranks] == processes * [1], said
     assert line in said
     assert "Traceback" not in said
+
+
+def test_the_validation_is_that_of_the_published_weights(digits: Path, tmp_path: Path) -> None:
+    """Also if the network has buffers that differ between the ranks, both of which validate."""
+    (tmp_path / "nets.py").write_text(TROUBLE)
+    run = changes(tmp_path, model=f"{tmp_path}/nets.py:Centred", model_args={}, epochs=2)
+    run |= {"dataset": "digits", "global_batch_size": 24, "validation_fraction": 0.7}
+    run |= {"precision": "fp32", "learning_rate": 0.001, "nproc_per_node": 2}
+    command = train_command(json.dumps(RUN | run), digits, tmp_path / "run")
+    ranks = run_ranks(command, 2)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks[0].stdout
+    classifier = weights.load(tmp_path / "run/model.safetensors", "any").eval()
+    images, labels = DataFolder.read(digits).split("train")
+    _, held_out = validation_split(len(labels), round(0.7 * len(labels)), 0)
+    with torch.no_grad():
+        logits = classifier(centred(torch.from_numpy(images[held_out]), (16, 16)))
+    true = torch.from_numpy(labels[held_out]).long()
+    *_, last = csv.DictReader((tmp_path / "run/metrics.csv").open())
+    loss = torch.nn.functional.cross_entropy(logits, true).item()
+    assert float(last["val_loss"]) == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_network_whose_logits_depend_on_the_batch_is_told(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(TROUBLE)
+    found = {
+        name: depends_on_others(f"{tmp_path}/nets.py:{name}", (8, 8, 8), {}, FORM)
+        for name in ("Tied", "Centred", "Batch")
+    }
+    assert found == {"Tied": False, "Centred": False, "Batch": True}
 
 
 def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: Path) -> None:
@@ -422,6 +564,20 @@ def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(
     torch.save({1: torch.zeros(1)}, tmp_path / "net.pt")
     with pytest.raises(Refusal, match="net.pt is not a weights file: it holds other things"):
         weights.read_tensors(tmp_path / "net.pt")
+
+
+def test_a_checkpoint_of_another_program_is_read_or_told_its_prefix(tmp_path: Path) -> None:
+    classifier, path = build("airbench", (8, 8, 8), 3), tmp_path / "net.pt"
+    state = classifier.network.state_dict()
+    torch.save({"model_state_dict": state, "epoch": 3}, path)
+    given = weights.read_tensors(path)
+    assert set(given) == {f"network.{name}" for name in state}
+    told: list[str] = []
+    weights.warm_start(classifier, path, told.append)
+    assert f"{len(state)} of {len(state) + 2} tensors" in told[0]
+    torch.save({f"backbone.{name}": each for name, each in state.items()}, path)
+    with pytest.raises(Refusal, match=r"all names begin with backbone\. there; save it without"):
+        weights.warm_start(classifier, path, told.append)
 
 
 def test_predictions_as_a_table(trained: Path, tmp_path: Path) -> None:

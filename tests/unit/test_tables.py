@@ -208,12 +208,15 @@ def test_a_changed_table_is_imported_again(flat: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of 40 images of 10 patients; each patient has images of two classes."""
+    """Three classes of 40 images of 10 patients; each patient has images of two classes, and in
+    each of them two folders.
+    """
     root = tmp_path_factory.mktemp("patients") / "images"
     source = write_folder(root.with_name("source"), train=40, test=1) / "train"
     for label, name in enumerate(CLASSES):
         for number, path in enumerate(sorted((source / name).iterdir())):
-            folder = root / name / f"p{number // 6 + 7 * (label == 2)}" / "left"
+            folder = root / name / f"p{number // 6 + 7 * (label == 2)}"
+            folder /= "right" if number % 6 > 3 else "left"
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder)
     return root
@@ -254,13 +257,46 @@ def test_a_split_s_folder_is_no_part_of_a_group(patients: Path, tmp_path: Path) 
     (tmp_path / "labels.csv").write_text("\n".join(rows))
     line = refused(root, tmp_path / "data", table=str(tmp_path / "labels.csv"), group="folder")
     assert "groups have images in train and in test, such as " in line
+    table = tmp_path / "deep.csv"
+    path = next(patients.glob("*/*/*/*.png")).relative_to(patients)
+    table.write_text(f"file,label\n{path},a\n")
+    line = refused(patients, tmp_path / "data", table=str(table), group="folder", test_fraction=0.2)
+    assert line.endswith("may be the group; give the table a column group instead")
+
+
+def test_an_import_whose_groups_would_be_other_ones_is_made_again(
+    patients: Path, tmp_path: Path
+) -> None:
+    """An earlier version took each folder below a patient for a group of its own."""
+
+    def before(root: Path, **keys: Any) -> tuple[str, str]:
+        found = UserData("shapes", "folder", str(root), group="folder", **keys)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UserData, "are_below_groups", lambda *_: False)
+            earlier = found.fingerprint
+        return earlier, found.fingerprint
+
+    earlier, now = before(patients, test_fraction=0.2)
+    assert earlier != now
+    of_patients = tmp_path / "images"
+    for path in sorted(patients.glob("*/*/*/*.png")):
+        place = of_patients / path.relative_to(patients).parent.parent
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    earlier, now = before(of_patients, test_fraction=0.2)
+    assert earlier == now
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label,split\n")
+    splits = shutil.copytree(of_patients / "circle", tmp_path / "splits/train").parent
+    earlier, now = before(splits, table=str(table))
+    assert earlier == now
 
 
 def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:
     paths = [path.relative_to(patients) for path in sorted(patients.glob("*/*/*/*.png"))]
-    groups = "".join(f"{path},{path.parts[1]}/left\n" for path in paths)
+    groups = "".join(f"{path},{path.parts[1]}\n" for path in paths)
     (tmp_path / "groups.csv").write_text(f"file,group\n{groups}elsewhere.png,x\n")
-    rows = "".join(f"{path},{path.parts[0]},{path.parts[1]}/left\n" for path in paths)
+    rows = "".join(f"{path},{path.parts[0]},{path.parts[1]}\n" for path in paths)
     (tmp_path / "labels.csv").write_text(f"file,label,group\n{rows}")
     ways: tuple[dict[str, str], ...] = (
         {"group": "folder"},
@@ -305,7 +341,7 @@ def test_what_contradicts_groups_is_refused(shapes: Path, flat: Path, tmp_path: 
     changed(table, {"label,split": "label,part"})
     line = refused(flat, tmp_path / "data", table=str(table), test_fraction=0.2)
     assert 'the class "circle" has no test images in ' in line
-    assert line.endswith("; give another dataset.test_fraction or split_seed")
+    assert line.endswith('; all are of the group "7"; a class needs two')
 
 
 def test_groups_of_any_size_come_near_to_the_fraction() -> None:

@@ -1,14 +1,15 @@
 """One interface for all networks: images in, logits out."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from classifier.models import networks
 from classifier.models.names import BUILT_IN_MODELS, TIMM, is_user_model, user_file, user_sources
@@ -71,7 +72,8 @@ class Classifier(nn.Module):
         self.mean.copy_(mean)
         self.std.copy_(std)
         if fit := getattr(self.network, "fit_to", None):
-            fit(((first.to(torch.float32) - self.mean) / self.std).permute(0, 3, 1, 2))
+            with refusing_user_errors(self.description["model"]):
+                fit(((first.to(torch.float32) - self.mean) / self.std).permute(0, 3, 1, 2))
 
     def average_recent_steps(self, steps: int) -> None:
         """Let every BatchNorm average over at most the last 20th of the training.
@@ -91,18 +93,49 @@ class Classifier(nn.Module):
 
         Args:
             muon: put the filters into their own group, marked `filters`, see `optimizers.Muon`.
+
+        Raises:
+            Refusal: the groups that the user's network gives cannot be used.
         """
         own = getattr(self.network, "parameter_groups", None)
-        # The parameters may be an iterator, which can be read once.
-        special = [
-            group | {"params": [p for p in group["params"] if p.requires_grad]}
-            for group in (own(weight_decay, muon) if own else [])
-        ]
+        with refusing_user_errors(self.description["model"]):
+            special = self.trained_groups(own(weight_decay, muon) if own else [])
         apart = {id(parameter) for group in special for parameter in group["params"]}
         rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
         groups = [{"params": rest, "rate": 1.0, "weight_decay": weight_decay}, *special]
         usual = {"filters": False, "rate": 1.0, "weight_decay": weight_decay}
         return [usual | group for group in groups if group["params"]]
+
+    def trained_groups(self, groups: Iterable[Any]) -> list[dict[str, Any]]:
+        """The optimizer groups that the network gives, with the parameters that are trained.
+
+        Raises:
+            Refusal: they are no groups of its parameters, or one of these is there twice.
+        """
+        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
+        found, known = [], set()
+        for group in groups:
+            if not isinstance(group, dict) or "params" not in group:
+                raise Refusal(
+                    f"parameter_groups gives a {type(group).__name__}; give groups such as "
+                    '{"params": self.head.parameters(), "rate": 2.0}'
+                )
+            # A single one, or an iterator, which can be read once.
+            params = group["params"]
+            given = [params] if isinstance(params, Tensor) else list(params)
+            # A tied one is there twice.
+            given = list({id(each): each for each in given}.values())
+            for parameter in given:
+                if (name := names.get(id(parameter))) is None:
+                    raise Refusal(
+                        f"parameter_groups gives a {type(parameter).__name__} that is no parameter "
+                        "of the network; give those of its layers, such as self.head.parameters()"
+                    )
+                if name in known:
+                    raise Refusal(f"parameter_groups gives {name} twice; give it once")
+                known.add(name)
+            found.append(group | {"params": [p for p in given if p.requires_grad]})
+        return found
 
 
 # Arguments of timm's and torchvision's with which they read other files, some of them with pickle.
@@ -237,9 +270,29 @@ def user_network(
         raise Refusal(user_error(error, file)) from None
     if not isinstance(network, nn.Module):
         raise Refusal(f"{name} of {file.name} returns {type(network).__name__}, not a torch module")
-    if any(isinstance(parameter, UninitializedParameter) for parameter in network.parameters()):
+    tensors = (*network.parameters(), *network.buffers())
+    if any(isinstance(each, UninitializedParameter | UninitializedBuffer) for each in tensors):
         raise Refusal(f"{name} of {file.name} has lazy layers; give them their sizes")
     return network
+
+
+@contextmanager
+def refusing_user_errors(model: str) -> Iterator[None]:
+    """Refuse with its line what a method of a user's network raises; an error of another network
+    is one of this software.
+
+    Raises:
+        Refusal: the user's code fails.
+    """
+    try:
+        yield
+    except (Refusal, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not is_user_model(model):
+            raise
+        path = model.rpartition(":")[0]
+        raise Refusal(user_error(error, Path(path))) from None
 
 
 def user_maker(model: str, sources: Mapping[str, str]) -> tuple[Callable[..., Any], str, Path]:

@@ -158,10 +158,17 @@ def refuse_unfit_weights(
         Refusal: no tensor fits. Those of the normalisation around the network fit any.
     """
     own = {name: tensor.shape for name, tensor in classifier.network.state_dict().items()}
-    if not any(own.get(name.removeprefix(NETWORK)) == shape for name, shape in shapes.items()):
+    given = {name.removeprefix(NETWORK): shape for name, shape in shapes.items()}
+    if not any(own.get(name) == shape for name, shape in given.items()):
+        remedy = "use the same model, widths and model_args"
+        # What another program has around the same network.
+        prefixes = {name.partition(".")[0] for name in given}
+        if len(prefixes) == 1 and any(
+            own.get(name.partition(".")[2]) == shape for name, shape in given.items()
+        ):
+            remedy = f"all names begin with {prefixes.pop()}. there; save it without that"
         raise Refusal(
-            f"initial_weights: no tensor of {path} fits this network, by name and shape; use the "
-            "same model, widths and model_args"
+            f"initial_weights: no tensor of {path} fits this network, by name and shape; {remedy}"
         )
 
 
@@ -199,7 +206,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             found = safetensors.torch.load(read_bytes(path))
         else:
             found = torch.load(io.BytesIO(read_bytes(path)), "cpu", weights_only=True)
-        for key in ("state_dict", "model"):
+        for key in ("state_dict", "model_state_dict", "model"):
             if isinstance(found, dict) and isinstance(found.get(key), dict):
                 found = found[key]
         if not isinstance(found, dict) or not found:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from classifier.models.classifier import Classifier, build
-from classifier.models.fitting import refuse_unfit_model
+from classifier.models.fitting import depends_on_others, refuse_unfit_model
 from classifier.models.names import Form, is_user_model
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.trivial_augment import operations
@@ -133,6 +133,17 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
         network = untrained(run, form).network
         freeze(run, network)
         rates(run, network)
+
+
+def tell_dependent(run: Run, data: DataFolder, tell: Callable[[str], None]) -> None:
+    """Warn of a network of the user's whose logits depend on the other images of a batch."""
+    height, width = edges(run.test_size) or edges(run.crop_size) or data.image_shape[:2]
+    form = Form(height, width, data.image_shape[2], data.classes)
+    if is_user_model(run.model) and depends_on_others(run.model, run.widths, run.model_args, form):
+        tell(
+            f"warning: model: in evaluation, {run.model} gives an image other logits alone than "
+            "among others, as with track_running_stats=False: results depend on the batch size"
+        )
 
 
 def untrained(run: Any, form: Form) -> Classifier:

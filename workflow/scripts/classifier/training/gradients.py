@@ -82,7 +82,7 @@ class Gradients:
         if not totals:
             raise Refusal(
                 "model: this pass did not use every parameter, which several processes cannot "
-                "train; use all of them in every pass"
+                "train; use all of them in every pass, those that are skipped times 0"
             )
         return torch.stack(totals).sum()
 
@@ -141,7 +141,7 @@ def distributed(
                 if unused:
                     raise Refusal(
                         f"model: {run.model} does not use {unused[0]} in every pass, which several "
-                        "processes cannot train; set its requires_grad to False"
+                        "processes cannot train; set its requires_grad to False, or use it times 0"
                     )
                 classifier.zero_grad()
         classifier.load_state_dict(before)

@@ -23,7 +23,13 @@ from classifier.states.saver import Saver
 from classifier.states.state import START_OVER, State, progress
 from classifier.training.averaging import WeightAverage, warning
 from classifier.training.choosing import freeze
-from classifier.training.data import class_weights, how, refuse_empty_class, refuse_unfit_data
+from classifier.training.data import (
+    class_weights,
+    how,
+    refuse_empty_class,
+    refuse_unfit_data,
+    tell_dependent,
+)
 from classifier.training.gradients import distributed
 from classifier.training.limits import refuse_unfit_counts
 from classifier.training.losses import Weights, batch_weights
@@ -37,6 +43,7 @@ from classifier.training.steps import (
     random_state,
     seed_generators,
     set_random_state,
+    share_buffers,
     validate,
 )
 from manynodes.base.errors import Refusal
@@ -88,6 +95,8 @@ class Training:
     ) -> None:
         self.run, self.process, self.data, self.code_sha256 = run, process, data, code_sha256
         refuse_unfit_data(run, data)
+        if process.first:
+            tell_dependent(run, data, tell)
         self.take_images(staged, images_in, tell)
         seed_generators(run.seed)
         self.classifier = self.new_classifier(tell)
@@ -478,6 +487,7 @@ class Training:
         start = time.perf_counter()
         loss, accuracy = numbers(all_reduce(self.totals) / n)
         average_batchnorm(self.classifier, self.run.world_size)
+        share_buffers(self.classifier, self.process)
         with self.average.used():
             val_loss, val_accuracy = validate(
                 self.classifier,

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from classifier.models.classifier import Classifier
 from classifier.pixels.batches import centred, images_per_pass
 from classifier.training.gradients import Gradients, autocast
 from classifier.training.losses import UNWEIGHTED, Weights, mixed_loss
@@ -138,6 +139,31 @@ def average_batchnorm(classifier: nn.Module, world_size: int) -> None:
         means = flat.split([s.numel() for s in statistics])
         for buffer, mean in zip(statistics, means, strict=True):
             buffer.copy_(mean.view_as(buffer))
+
+
+@torch.no_grad()
+def share_buffers(classifier: Classifier, process: Process) -> None:
+    """Give all ranks the other buffers of rank 0, which the weights file has: a layer of the user's
+    may change them in each step, and each rank validates a part of the images.
+    """
+    buffers = [
+        buffer
+        for name, buffer in classifier.network.named_buffers()
+        # Those of BatchNorm are equal already.
+        if not is_statistic(name)
+        and not name.endswith("num_batches_tracked")
+        and buffer.numel()
+        # An expanded one is of constants, and cannot be written.
+        and all(step or edge < 2 for step, edge in zip(buffer.stride(), buffer.shape, strict=True))
+    ]
+    if process.world_size > 1 and buffers:
+        flat = torch.cat([buffer.flatten().contiguous().view(torch.uint8) for buffer in buffers])
+        # A sum with zeros, of bytes, because not every type can be sent.
+        mine = all_reduce(flat if process.first else flat.zero_())
+        parts = mine.split([buffer.numel() * buffer.element_size() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            # A part may begin where no number of this type can.
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
 """Arrays in .npz and .npy files, read in pieces."""
 
+import difflib
 import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, shown
 from manynodes.base.reading import open_file
 from manynodes.data.user.declaration import UserData
+from manynodes.data.user.tables import CLOSE
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
     about,
     chosen_for_test,
+    named,
     pixels,
     progress,
+    tell_other_ranges,
     write_labels,
 )
 
@@ -30,8 +34,6 @@ from manynodes.data.user.writing import (
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
 # What numpy raises besides, for a header that is no Python.
 UNREADABLE = (SyntaxError, RecursionError, tokenize.TokenError)
-# Between the largest pixels of both splits; 0 to 1 and 0 to 255 are 255 apart.
-MOST_SCALE = 10
 # Bytes of a piece.
 CHUNK = 16_000_000
 # The names that the four arrays may have, and those of a single split.
@@ -87,20 +89,15 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
-        tell: gets a line if train and test have other ranges.
+        tell: gets a line for arrays that are not used, and if train and test have other ranges.
 
     Raises:
         Refusal: the arrays cannot be used.
     """
     with ExitStack() as stack:
-        splits = open_arrays(user_data, stack)
+        splits = open_arrays(user_data, stack, tell)
         labels = {split: read_labels(rows, split) for split, (_, rows) in splits.items()}
         classes = 1 + max(int(found.max(initial=0)) for found in labels.values())
-        if classes > MOST_CLASSES:
-            raise Refusal(
-                f"dataset.arrays: the label {classes - 1:,} is too large; labels are 0 to the "
-                "number of classes - 1"
-            )
         in_test = split_by_class(labels["all"], user_data, classes) if "all" in splits else None
         shape, kind = shape_and_kind({split: rows for split, (rows, _) in splits.items()})
         files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
@@ -117,10 +114,11 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             done = 0
             bar = progress((), f"importing {split}", rows.shape[0])
             for chunk in rows.chunks():
-                for image in pixels(chunk, kind, rows.name).reshape(len(chunk), *shape):
+                where = f"dataset.arrays: the images {rows.name}"
+                for image in pixels(chunk, kind, where).reshape(len(chunk), *shape):
                     target = split if in_test is None else SPLITS[int(in_test[done])]
                     files[target].append(image)
-                    files[target].most = max(files[target].most, float(np.abs(image).max()))
+                    files[target].note_most(image)
                     kept[target].append(labels[split][done])
                     done += 1
                 bar.update(len(chunk))
@@ -130,16 +128,6 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         names = list(map(str, range(classes)))
         write_labels(user_data, folder, names, kept)
         return about(user_data, names, files, kept["train"], tell)
-
-
-def tell_other_ranges(files: Mapping[str, ArrayFile], tell: Callable[[str], None]) -> None:
-    """Warn if the pixels of one split are so much larger that they seem to have another unit."""
-    train, test = (files[split].most for split in SPLITS)
-    if max(train, test) > MOST_SCALE * min(train, test):
-        tell(
-            f"warning: the pixels of train go up to {train:.5g}, those of test to {test:.5g}; "
-            "bring both to one range, such as 0 to 255"
-        )
 
 
 def shape_and_kind(splits: Mapping[str, NpyRows]) -> tuple[tuple[int, int, int], str]:
@@ -167,38 +155,19 @@ def kind_of(dtype: np.dtype) -> str:
     return "float32" if dtype.kind == "f" else "uint8"
 
 
-def open_arrays(user_data: UserData, stack: ExitStack) -> dict[str, tuple[NpyRows, NpyRows]]:
+def open_arrays(
+    user_data: UserData, stack: ExitStack, tell: Callable[[str], None]
+) -> dict[str, tuple[NpyRows, NpyRows]]:
     """Images and labels by split; `all` if they are not split yet.
+
+    Args:
+        tell: gets a line for arrays that are not used.
 
     Raises:
         Refusal: arrays are missing, or test_fraction is missing or too much.
     """
     path = Path(user_data.path)
-    if path.is_dir():
-        found = {file.stem: partial(open_npy, file, stack) for file in sorted(path.glob("*.npy"))}
-    elif path.suffix == ".npz":
-        try:
-            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
-        except (ValueError, *DAMAGED) as error:
-            raise Refusal(f"dataset.arrays: {path} is not an .npz file: {error}") from None
-        members = [name for name in archive.namelist() if name.endswith(".npy")]
-        if twice := next((name for name in members if members.count(name) > 1), None):
-            raise Refusal(f"dataset.arrays: {path} has {twice} twice; keep one")
-        found = {
-            name.removesuffix(".npy"): partial(open_member, archive, name, stack)
-            for name in members
-        }
-    elif path.suffix == ".npy":
-        if user_data.labels is None:
-            raise Refusal(
-                f"dataset.arrays: {path} has only images; give dataset.labels, an .npy file too"
-            )
-        found = {
-            "images": partial(open_npy, path, stack),
-            "labels": partial(open_npy, Path(user_data.labels), stack),
-        }
-    else:
-        raise Refusal(f"dataset.arrays: {path} is neither .npz nor .npy, nor a folder of .npy")
+    found = members_of(user_data, stack)
     whole = [names for names in (*NAMES, *ONE_SPLIT) if set(names) <= set(found)]
     if len(whole) > 1:
         raise Refusal(
@@ -219,11 +188,68 @@ def open_arrays(user_data: UserData, stack: ExitStack) -> dict[str, tuple[NpyRow
         raise Refusal(
             f"dataset.arrays: {path} has one split; give dataset.test_fraction, such as 0.2"
         )
+    tell_unused(path, sorted({*found} - {*whole[0]}), tell)
     images, labels, *of_test = (found[name]() for name in whole[0])
     if not has_test:
         return {"all": (images, labels)}
     test_images, test_labels = of_test
     return {"train": (images, labels), "test": (test_images, test_labels)}
+
+
+def members_of(user_data: UserData, stack: ExitStack) -> dict[str, Callable[[], NpyRows]]:
+    """What opens each array that there is, by name.
+
+    Raises:
+        Refusal: the file is none with arrays.
+    """
+    path = Path(user_data.path)
+    if path.is_dir():
+        return {file.stem: partial(open_npy, file, stack) for file in sorted(path.glob("*.npy"))}
+    if path.suffix == ".npz":
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
+        except (ValueError, *DAMAGED) as error:
+            raise Refusal(f"dataset.arrays: {path} is not an .npz file: {error}") from None
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        if twice := next((name for name in members if members.count(name) > 1), None):
+            raise Refusal(f"dataset.arrays: {path} has {twice} twice; keep one")
+        return {
+            name.removesuffix(".npy"): partial(open_member, archive, name, stack)
+            for name in members
+        }
+    if path.suffix == ".npy":
+        if user_data.labels is None:
+            raise Refusal(
+                f"dataset.arrays: {path} has only images; give dataset.labels, an .npy file too"
+            )
+        return {
+            "images": partial(open_npy, path, stack),
+            "labels": partial(open_npy, Path(user_data.labels), stack),
+        }
+    raise Refusal(f"dataset.arrays: {path} is neither .npz nor .npy, nor a folder of .npy")
+
+
+def tell_unused(path: Path, names: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Tell which arrays are not used.
+
+    Raises:
+        Refusal: one seems to say which images belong together, or how much they count: without its
+            groups, images of one patient are in both splits.
+    """
+    for name in names:
+        # Not a weight for each class, or names of feature groups.
+        what = name.casefold().removeprefix("train_").removeprefix("test_").removesuffix("s")
+        if (
+            what.startswith("group")
+            or what.endswith("group")
+            or difflib.get_close_matches(what, ("group", "weight"), 1, CLOSE)
+        ):
+            raise Refusal(
+                f"dataset.arrays: {path} has {shown(name)}, which arrays cannot have; give a "
+                "dataset.folder with a table, which has group and weight, or remove it"
+            )
+    if names:
+        tell(f"warning: not used: the arrays {named(names)} in {path}")
 
 
 def open_npy(path: Path, stack: ExitStack) -> NpyRows:
@@ -245,20 +271,29 @@ def read_labels(rows: NpyRows, split: str) -> np.ndarray:
     """The labels of a split, int64 (n,).
 
     Raises:
-        Refusal: they are not whole numbers of at least 0.
+        Refusal: they are not whole numbers from 0 to below MOST_CLASSES.
     """
     if rows.dtype.kind not in "ui" or int(np.prod(rows.shape)) != (rows.shape or (0,))[0]:
         raise Refusal(
             f"dataset.arrays: the labels {rows.name} are {rows.dtype} {rows.shape}; one whole "
             "number per image is needed"
         )
-    found = np.concatenate([np.zeros(0, np.int64), *(c.reshape(-1) for c in rows.chunks())])
-    if len(found) and found.min() < 0:
-        raise Refusal(
-            f"dataset.arrays: the {split} labels have {int(found.min())}; labels are 0 to the "
-            "number of classes - 1"
-        )
-    return found.astype(np.int64)
+    found = [np.zeros(0, np.int64)]
+    for chunk in rows.chunks():
+        # Before they have another type: the largest of 64 bits would be -1 there, or 0.
+        least, most = int(chunk.min()), int(chunk.max())
+        if least < 0:
+            raise Refusal(
+                f"dataset.arrays: the {split} labels have {least}; labels are 0 to the number of "
+                "classes - 1"
+            )
+        if most >= MOST_CLASSES:
+            raise Refusal(
+                f"dataset.arrays: the label {most:,} is too large; labels are 0 to the number of "
+                "classes - 1"
+            )
+        found.append(chunk.reshape(-1).astype(np.int64))
+    return np.concatenate(found)
 
 
 def split_by_class(labels: np.ndarray, user_data: UserData, classes: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from manynodes.data.user.declaration import (
 )
 from manynodes.data.user.groups import by_folder, groups_of_test, refuse_divided
 from manynodes.data.user.origins import FILE, write_origins
-from manynodes.data.user.pictures import Unreadable, read_header, read_image
+from manynodes.data.user.pictures import ARRAYS, Unreadable, read_header, read_image
 from manynodes.data.user.similar import fingerprints, similar_images
 from manynodes.data.user.tables import Members, from_table, groups_in
 from manynodes.data.user.writing import (
@@ -248,15 +248,16 @@ def list_images(
         in_test = {groups[path] for paths in splits["test"] for path in paths}
         tell(f"{len(set(groups.values())):,} groups, {len(in_test):,} of them in test")
     for split, of_classes in splits.items():
-        for name, paths in zip(names, of_classes, strict=True):
+        for number, paths in enumerate(of_classes):
             if not paths:
-                remedy = (
-                    "give another dataset.test_fraction or split_seed"
-                    if groups and user_data.test_fraction
-                    else "add some, or remove the class"
-                )
+                remedy = "add some, or remove the class"
+                if groups and user_data.test_fraction:
+                    remedy = "give another dataset.test_fraction or split_seed"
+                    every = [path for each in splits.values() for path in each[number]]
+                    if len(those := {groups[path] for path in every}) == 1:
+                        remedy = f"all are of the group {shown(those.pop())}; a class needs two"
                 raise Refusal(
-                    f"dataset.folder: the class {shown(name)} has no {split} images in "
+                    f"dataset.folder: the class {shown(names[number])} has no {split} images in "
                     f"{user_data.path}; {remedy}"
                 )
     extra = {
@@ -362,7 +363,7 @@ def groups_of(
     if user_data.table:
         # Those of a split are no part of a group's name: a patient could be in both.
         below = all(path.relative_to(root).parts[0].lower() in SPLIT_FOLDERS for path in paths)
-        return by_folder(root, int("all" not in members.paths and below), paths)
+        return by_folder(root, int("all" not in members.paths and below), paths, of_table=True)
     return by_folder(root, 1 if "all" in members.paths else 2, paths)
 
 
@@ -616,9 +617,10 @@ def refuse_unreadable(
     ]
     if names:
         count = f"{len(names):,} images are" if len(names) > 1 else "1 image is"
-        raise Refusal(
-            f"{count} unreadable: {named(names)}; remove them, or set dataset.skip_unreadable: true"
-        )
+        remedy = "; remove them, or set dataset.skip_unreadable: true"
+        if all(ARRAYS in why for found in bad.values() for why in found.values()):
+            remedy = ""
+        raise Refusal(f"{count} unreadable: {named(names)}{remedy}")
 
 
 def common_shape(
@@ -645,8 +647,9 @@ def common_shape(
     (first, (size, _)), *others = readable
     for path, (other, _) in others:
         if other != size:
+            one, two = (each.relative_to(user_data.path) for each in (first, path))
             raise Refusal(
-                f"images have different sizes ({first.name}: {size[0]} x {size[1]}, {path.name}: "
-                f"{other[0]} x {other[1]}); give dataset.image_size, such as 224"
+                f"images have different sizes ({one}: {size[0]} x {size[1]}, {two}: {other[0]} x "
+                f"{other[1]}); give dataset.image_size, such as 224"
             )
     return size, channels

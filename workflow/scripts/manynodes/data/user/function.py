@@ -20,6 +20,7 @@ from manynodes.data.user.writing import (
     pixels,
     progress,
     tell_dark,
+    tell_other_ranges,
     tell_warned,
     write_labels,
 )
@@ -29,7 +30,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
     """The arrays `{train,test}_{images,labels}.npy` in a folder.
 
     Args:
-        tell: gets a line for what Pillow warns of.
+        tell: gets a line for what Pillow warns of, and if train and test have other ranges.
 
     Raises:
         Refusal: the function fails, or yields what cannot be used.
@@ -60,6 +61,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     stack.callback(files[split].close)
                 refuse_other_form(array, files[split], where)
                 files[split].append(array)
+                files[split].note_most(array)
                 labels[split].append(user_label(label, where))
             if not labels[split]:
                 raise Refusal(
@@ -67,6 +69,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 )
         tell_warned(warned, tell)
         tell_dark(levels, tell)
+        tell_other_ranges(files, tell)
         classes = 1 + max(max(found) for found in labels.values())
         names = class_names(getattr(module, "CLASSES", None), path, classes)
         write_labels(user_data, folder, names, labels)
@@ -165,7 +168,8 @@ def user_pixels(
         raise Refusal(
             f"{where} is {array.shape}, channels first; yield numpy.moveaxis(image, 0, -1)"
         )
-    array = pixels(array, "float32" if array.dtype.kind == "f" else "uint8", where)
+    kind = "float32" if array.dtype.kind == "f" else "uint8"
+    array = pixels(array, kind, f"{where}: its pixels")
     wanted = (
         user_data.image_size or array.shape[:2],
         user_data.channels or array.shape[2],

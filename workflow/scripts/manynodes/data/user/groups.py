@@ -10,22 +10,34 @@ from manynodes.base.errors import Refusal, shown
 from manynodes.data.user.declaration import UserData
 
 
-def by_folder(root: Path, depth: int, paths: Sequence[Path]) -> dict[Path, str]:
-    """The group of each image: the folder in which it lies, below the one of its class.
+def by_folder(
+    root: Path, depth: int, paths: Sequence[Path], of_table: bool = False
+) -> dict[Path, str]:
+    """The group of each image: the first folder below the one of its class. What is further below
+    belongs to it, such as the studies of a patient.
 
     Args:
         depth: of the folders of classes below `root`.
+        of_table: a table names the classes, so that folders in folders may be anything.
 
     Raises:
-        Refusal: an image lies in none.
+        Refusal: an image lies in none, or it is not known in which.
     """
-    found = {path: "/".join(path.relative_to(root).parts[depth:-1]) for path in paths}
-    for path, group in found.items():
-        if not group:
+    found = {}
+    for path in paths:
+        inside = path.relative_to(root)
+        folders = inside.parts[depth:-1]
+        if not folders:
             raise Refusal(
-                f"dataset.group: {path.relative_to(root)} is in no folder of a group; move it into "
-                "one, or give a CSV file with the columns file and group"
+                f"dataset.group: {inside} is in no folder of a group; move it into one, or give a "
+                "CSV file with the columns file and group"
             )
+        if of_table and len(folders) > 1:
+            raise Refusal(
+                f"dataset.group: {inside} is in a folder of a folder, either of which may be the "
+                "group; give the table a column group instead"
+            )
+        found[path] = folders[0]
     return found
 
 

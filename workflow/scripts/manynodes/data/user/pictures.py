@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from manynodes.base.errors import one_line
@@ -33,6 +33,15 @@ START, END, SCAN, NO_LENGTH = b"\xd8", b"\xd9", b"\xda", b"\x01"
 PIECE = 65_536
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+BITS, BANDS, EXTRA_BANDS, NUMBERS = 258, 277, 338, 339
+SIGNED, FLOATS = 2, 3  # of NUMBERS
+# Of EXTRA_BANDS: what is said to be transparency by those that mean it; others write 2 for the near
+# infrared too, or nothing.
+TRANSPARENCY = (1, 999)
+# Of a mask, and of its edges.
+MOST_TRANSPARENT = 16
+# What images are told that are none for a screen.
+ARRAYS = "use dataset.arrays"
 # Pillow only warns at its own limit.
 Image.MAX_IMAGE_PIXELS = None
 ORIENTATION = 0x0112
@@ -187,10 +196,12 @@ def prepared(
     # Pillow opens PGM files of 16 bits as such of 32.
     deep = image.mode != "I" or image.format == "PPM"
     try:
+        if image.format == "TIFF":
+            refuse_other_bands(image)
         if (turn := orientation(image)) in TURNS:
             image = image.transpose(TURNS[turn])
         if image.mode == "F":
-            raise Unreadable("its pixels are floating-point numbers")
+            raise Unreadable(f"its pixels are floating-point numbers; {ARRAYS}")
         if image.mode.startswith("I"):
             image = of_eight_bits(image, deep, tell_level)
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -211,6 +222,29 @@ def prepared(
         raise Unreadable(reason(error)) from None
 
 
+def refuse_other_bands(image: Image.Image) -> None:
+    """Refuse a TIFF whose last band is hardly transparency, although it is read as that: all pixels
+    would be mixed with white. Warn of bands that are not used.
+
+    Raises:
+        Unreadable: it has such a band.
+    """
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    names = image.getbands()
+    said = tags.get(EXTRA_BANDS, (0,))[0] in TRANSPARENCY
+    if names[-1] == "A" and not said:
+        counts = image.getchannel("A").histogram()
+        # Of transparency with soft edges, most pixels are all or nothing.
+        between = 2 * sum(counts[1:255]) > sum(counts)
+        if between and sum(count > 0 for count in counts) > MOST_TRANSPARENT:
+            raise Unreadable(f"its last band may be no transparency; {ARRAYS}, or save it without")
+    if (bands := int(tags.get(BANDS, 1))) > len(names):
+        warnings.warn(
+            f"of its {bands} bands, the first {len(names)} are used; for all, {ARRAYS}",
+            stacklevel=2,
+        )
+
+
 def of_eight_bits(
     image: Image.Image, deep: bool, tell_level: Callable[[int], None] | None
 ) -> Image.Image:
@@ -224,12 +258,17 @@ def of_eight_bits(
         Unreadable: its levels do not.
     """
     levels = np.asarray(image)
-    if levels.min() < 0 or levels.max() > 65535:
+    tags = getattr(image, "tag_v2", {})
+    if levels.min() < 0:
+        raise Unreadable("its pixels are signed, some below 0; save them as unsigned, of 16 bits")
+    if levels.max() > 65535:
         raise Unreadable("its pixels have more than 16 bits")
+    if not deep and levels.max() > 255 and tags.get(BITS) == (16,):
+        raise Unreadable("its pixels are signed; save them as unsigned")
     if not deep and levels.max() > 255:
         # No rule for one image alone would treat all images of a data set alike.
         raise Unreadable("its pixels have 32 bits; save them with 16")
-    if deep and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
+    if deep and tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         # With 8 bits, Pillow does it.
         levels = 65535 - levels
     if deep and tell_level:
@@ -249,13 +288,30 @@ def opened(path: Path) -> Image.Image:
         image = Image.open(open_file(path), formats=FORMATS)
         width, height = tile(image)
     except Exception as error:
-        raise Unreadable(reason(error)) from None
+        raise Unreadable(bands_of(path) or reason(error)) from None
     pixel = WEBP_PIXEL_BYTES if image.format == "WEBP" else PIXEL_BYTES
     if image.width * image.height * pixel > MOST_BYTES or max(image.size) > MOST_SIDE:
         raise Unreadable(f"{image.width} x {image.height} pixels are too many")
     if (image.width * image.height + width * height) * pixel > MOST_BYTES:
         raise Unreadable(f"its tiles of {width} x {height} pixels are too large")
     return image
+
+
+def bands_of(path: Path) -> str:
+    """What a TIFF has that Pillow cannot open for its bands; empty for any other file."""
+    try:
+        with open_file(path) as file:
+            header = file.read(8)
+            header += file.read(8) if header[2:3] == b"+" else b""
+            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
+            file.seek(tags.next)
+            tags.load(file)
+        bands = int(tags.get(BANDS, 1))
+        numbers = "floating-point numbers" if FLOATS in tags.get(NUMBERS, ()) else "whole numbers"
+    except Exception:
+        # As of a decoder. It is no TIFF, or a damaged one.
+        return ""
+    return f"{bands} bands of {numbers}; {ARRAYS}" if bands > 1 else ""
 
 
 def tile(image: Image.Image) -> tuple[int, int]:

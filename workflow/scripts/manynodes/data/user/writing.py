@@ -21,6 +21,8 @@ from manynodes.data.user.declaration import UserData
 SPLITS = ("train", "test")
 # The report holds the whole confusion matrix.
 MOST_CLASSES = 1000
+# Between the largest pixels of both splits; 0 to 1 and 0 to 255 are 255 apart.
+MOST_SCALE = 10
 # Files that are named in a line.
 MOST_NAMED = 3
 
@@ -31,7 +33,7 @@ class ArrayFile:
     Attributes:
         checksums: CRC-32 of each row's bytes.
         fingerprints: of photographs, see `similar`.
-        most: the largest size of a number in images of arrays.
+        most: the largest size of a number in images of arrays and of a function.
     """
 
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int]) -> None:
@@ -66,6 +68,9 @@ class ArrayFile:
         self.rows += 1
         if self.shape:
             self.checksums.append(zlib.crc32(content))
+
+    def note_most(self, row: np.ndarray) -> None:
+        self.most = max(self.most, float(np.abs(row).max()))
 
     def read(self, row: int) -> np.ndarray:
         content = os.pread(self.file.fileno(), self.row_bytes, self.offset(row))
@@ -198,8 +203,21 @@ def about(
     }
 
 
-def pixels(chunk: np.ndarray, kind: str, name: str) -> np.ndarray:
+def tell_other_ranges(files: Mapping[str, ArrayFile], tell: Callable[[str], None]) -> None:
+    """Warn if the pixels of one split are so much larger that they seem to have another unit."""
+    train, test = (files[split].most for split in SPLITS)
+    if max(train, test) > MOST_SCALE * min(train, test):
+        tell(
+            f"warning: the pixels of train go up to {train:.5g}, those of test to {test:.5g}; "
+            "bring both to one range, such as 0 to 255"
+        )
+
+
+def pixels(chunk: np.ndarray, kind: str, where: str) -> np.ndarray:
     """Images as uint8 or float32.
+
+    Args:
+        where: the images are, for a message.
 
     Raises:
         Refusal: values do not fit.
@@ -207,16 +225,14 @@ def pixels(chunk: np.ndarray, kind: str, name: str) -> np.ndarray:
     if kind == "uint8":
         if chunk.dtype != np.uint8 and (chunk.min() < 0 or chunk.max() > 255):
             raise Refusal(
-                f"dataset.arrays: the images {name} are whole numbers outside 0 to 255; save them "
-                "as uint8 or as float32"
+                f"{where} are whole numbers outside 0 to 255; bring them to that range, or make "
+                "them float32"
             )
         return chunk.astype(np.uint8, copy=False)
     with np.errstate(over="ignore"):
         found = chunk.astype(np.float32, copy=False)
     if not np.isfinite(found).all():
-        raise Refusal(
-            f"dataset.arrays: the images {name} have values that are not finite in float32"
-        )
+        raise Refusal(f"{where} have values that are not finite in float32")
     return found
 
 
