@@ -474,7 +474,7 @@ def watched(results: Path) -> None:
     for each in found:
         if bad := bad_line(watch.in_one_line(each), 400):
             raise AssertionError(bad)
-    Console(file=io.StringIO()).print(watch.table("fuzz", found))
+    Console(file=io.StringIO()).print(watch.view("fuzz", found, 24))
 
 
 # By kind of file: how to make it hostile, its path in the results, and its reader.

@@ -2,18 +2,24 @@
 waits.
 """
 
+import io
 import json
 import os
 import pty
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
+import watch
 from classifier.pixels.batches import batch_sizes
 from classifier.training.loop import Training
 from classifier.training.timing import LOOKS, SECONDS, Clock, SlowHosts, slowness
@@ -24,10 +30,21 @@ from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import measures
-from manynodes.reporting.progress import JOBS, RECORD, Progress, is_over, read_all, time_left
+from manynodes.reporting.progress import (
+    JOBS,
+    RECORD,
+    Progress,
+    in_words,
+    is_over,
+    read_all,
+    since_save,
+    time_left,
+)
 from manynodes.reporting.results import Missing, why_missing
 from manynodes.reporting.sums import of_files
+from manynodes.schedulers import registry
 from programs import ABOUT, SCRIPTS
+from session.queue import Queue
 from waiting import until
 
 EXPERIMENT = Experiment.from_config({"experiment": "study", "epochs": 8, "seed": [0, 1]})
@@ -91,6 +108,53 @@ def test_a_job_that_waits_is_shown_with_the_scheduler_s_reason(tmp_path) -> None
     assert found[FIRST].reason == "job 12: PENDING (Resources) since 10:11:12"
     (tmp_path / JOBS).write_text("{")
     assert look(tmp_path)[FIRST].reason == ""
+
+
+def test_a_command_forgets_no_job_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a killed one, whose job would begin beside that of the next command."""
+
+    def queue(executor: str) -> Queue:
+        settings = SimpleNamespace(lock=True)
+        plugin = SimpleNamespace(name=executor)
+        workflow = SimpleNamespace(executor_plugin=plugin, execution_settings=settings)
+        return Queue(workflow, EXPERIMENT, tmp_path)
+
+    def job(run: str) -> SimpleNamespace:
+        return SimpleNamespace(is_group=lambda: False, log=["a.log"],
+                               rule=SimpleNamespace(name="train"),
+                               wildcards=SimpleNamespace(run=run))  # fmt: skip
+
+    def noted() -> dict[str, str]:
+        found = json.loads((tmp_path / JOBS).read_text()) if (tmp_path / JOBS).exists() else {}
+        return {name: entry["job"] for name, entry in found.items()}
+
+    waits = {"job": "4711", "state": "PENDING", "waits": True, "since": "10:11:12"}
+    (tmp_path / JOBS).write_text(json.dumps({"other": waits}))
+    for executor in ("local", "touch", "dryrun"):
+        here = queue(executor)
+        here.refuse_left([FIRST])
+        here.end()
+        assert noted() == {"other": "4711"}
+    # Of two that live, each has its own.
+    one, two = queue("slurm"), queue("slurm")
+    queued = {"4711", "12", "13"}
+    asked = SimpleNamespace(unended=lambda jobs: [each for each in jobs if each in queued])
+    monkeypatch.setattr(registry, "of_executor", lambda _: asked)
+    for each, run, number in ((one, FIRST, "12"), (two, SECOND, "13")):
+        each.refuse_left([run])
+        each.tell_state(job(run), number, "PENDING", True)
+    one.tell_state(job(FIRST), "12", "RUNNING", False)
+    assert noted() == {"other": "4711", FIRST: "12", SECOND: "13"}
+    two.end()
+    assert noted() == {"other": "4711", FIRST: "12"}
+    # What the scheduler does not know any more is over.
+    queued.clear()
+    last = queue("slurm")
+    last.refuse_left([SECOND])
+    last.end()
+    assert noted() == {}
 
 
 def test_a_host_is_slow_by_the_median_of_the_hosts() -> None:
@@ -206,6 +270,24 @@ def test_a_failure_before_the_end_of_a_finished_training_does_not_count(tmp_path
         assert read_all(experiment, tmp_path)[0].state == state
 
 
+def test_what_a_program_removes_meanwhile_ends_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("new", "old"):
+        (tmp_path / "saved" / name).mkdir(parents=True)
+        (tmp_path / "saved" / name / "a.pt").touch()
+    os.utime(tmp_path / "saved/new/a.pt", (100, 100))
+    real = os.scandir
+
+    def removed_after_it_was_listed(path: object) -> object:
+        if Path(str(path)).name == "old":
+            shutil.rmtree(str(path), ignore_errors=True)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", removed_after_it_was_listed)
+    assert since_save(tmp_path, True, 110) == 10
+
+
 def test_a_watch_ends_with_the_last_run_whether_it_failed_or_not(tmp_path) -> None:
     found = read_all(EXPERIMENT, tmp_path)
     assert not is_over(found, tmp_path)
@@ -255,3 +337,45 @@ def test_interruptions_are_counted_without_the_one_that_it_is_in(tmp_path) -> No
     found = look(tmp_path)[FIRST]
     assert (found.state, found.interruptions) == ("failed", 1)
     assert look(tmp_path)[SECOND].interruptions == 0
+
+
+def test_a_small_terminal_shows_first_what_needs_a_look() -> None:
+    def lines(found: list[Progress], height: int = 24) -> list[str]:
+        console = Console(file=io.StringIO(), width=80)
+        console.print(watch.view("x", found, height))
+        return console.file.getvalue().splitlines()
+
+    found = [Progress(f"run{number}", "waiting") for number in range(36)]
+    found[30] = Progress("run30", "failed", reason="train: rank 1 is lost")
+    found[35] = Progress("run35", "running", where="n2", epoch=3)
+    shown = lines(found)
+    assert len(shown) <= 24
+    assert shown[0].strip() == "x: 1 failed, 1 running, 34 waiting"
+    assert [line.split()[:2] for line in shown[4:6]] == [["run30", "failed"], ["run35", "running"]]
+    assert [line.strip() for line in shown[-2:]] == [
+        "and 21 waiting", "run30: train: rank 1 is lost",
+    ]  # fmt: skip
+    # Without an empty column.
+    assert shown[2].split() == ["run", "state", "host", "epoch"]
+    assert sum(line.startswith("  run") and "state" not in line for line in lines(found, 60)) == 36
+
+
+def test_the_loss_is_shown_beside_known_numbers() -> None:
+    row = {"step": "3", "lr": "0.1", "loss": "0.6667", "val_accuracy": "0.75"}
+    assert in_words(row) == "val_accuracy 0.75, loss 0.6667, lr 0.1"
+
+
+def test_a_program_without_data_has_begun_with_its_preflight(tmp_path) -> None:
+    (tmp_path / FIRST).mkdir()
+    (tmp_path / FIRST / "preflight.log").touch()
+    assert [look(tmp_path)[name].state for name in (FIRST, SECOND)] == ["staging", "waiting"]
+
+
+def test_an_interrupted_start_of_watch_leaves_no_traceback(tmp_path) -> None:
+    # In the place of a package that it imports.
+    (tmp_path / "rich.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "watch.py"), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -13,9 +13,11 @@ from matplotlib.figure import Figure
 from scipy import stats
 from sklearn import metrics
 
+import aggregate
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
-from manynodes.reporting.numbers import confusion, results_of
+from manynodes.reporting.metrics import telling_first
+from manynodes.reporting.numbers import Numbers, confusion, not_finite, results_of
 from manynodes.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +151,43 @@ def test_any_columns_are_drawn_by_their_own_count() -> None:
     assert page.result_sentence(table, [], ["score"], False) == (
         "2 runs of 1 setting: score 1.5 (1 of 2 runs)."
     )
+
+
+def test_each_run_has_its_own_count_whatever_column_of_all_comes_first() -> None:
+    """One whose rows are numbered, and one with steps, which measures `row` and `accuracy` too."""
+    none = float("nan")
+    curve = pd.DataFrame({"run": [*"aabb"], "row": [1, 2, 5, 6], "accuracy": [0.5, 0.6, 0.7, 0.8],
+                          "step": [none, none, 9, 10]})  # fmt: skip
+    table = pd.DataFrame({"run": ["a", "b"]})
+    counts = {"a": "row", "b": "step"}
+    figures = result_figures.draw(curve, table, [], [], [], "x", False, counts)
+    assert [each.axes[0].get_xlabel() for each in figures.values()] == ["row", "step", "step"]
+
+
+def test_a_mean_is_of_counts_that_all_runs_have() -> None:
+    def curve_of(*grids: list[int]) -> Figure:
+        rows = [{"run": f"r{seed}", "seed": seed, "step": step, "loss": 10.0 - step - 5 * seed}
+                for seed, grid in enumerate(grids) for step in grid]  # fmt: skip
+        curve, table = pd.DataFrame(rows), pd.DataFrame({"run": ["r0", "r1"], "seed": [0, 1]})
+        return result_figures.draw(curve, table, ["seed"], [], [], "x", False)["loss"]
+
+    def lines_of(figure: Figure) -> list[tuple[list[float], list[float]]]:
+        lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines]
+        return [line for line in lines if line[0]]
+
+    assert lines_of(curve_of([1, 2, 3, 4], [2, 4])) == [([2, 4], [5.5, 3.5])]
+    figure = curve_of([1, 3], [2, 4])
+    assert lines_of(figure) == [([1, 3], [9, 7]), ([2, 4], [3, 1])]
+    assert "no counts in common" in figure.legends[0].get_texts()[-1].get_text()
+
+
+def test_points_say_where_seeds_have_no_number() -> None:
+    """One that has diverged must not look like one that was not there."""
+    table = summary("plain", [0.8, 0.82, 0.9, math.nan], lr=[1, 1, 2, 2], seed=[0, 1, 0, 1])
+    figure = drawn(table, 2, lr=[1, 1, 2, 2], seed=[0, 1, 0, 1])["accuracy_by_axis"]
+    line, hollow = figure.axes[0].lines
+    assert (list(line.get_ydata()), list(hollow.get_xdata())) == ([0.81, 0.9], [2])
+    assert "open: of those that have a number" in " ".join(figure.get_suptitle().split())
 
 
 def test_a_loss_that_is_minimized_and_one_that_is_measured_are_apart() -> None:
@@ -294,7 +333,8 @@ def test_classes_that_are_confused_are_listed_and_stand_side_by_side() -> None:
 
 @pytest.mark.parametrize(("values", "words"), [
     ([150.12, 150.44], "x 150.12 to 150.44"), ([1234.56, 2345.67], "x 1,234.6 to 2,345.7"),
-    ([12.5, 2e9], "x 12.5 to 2e+09"), ([math.nan], "x nan (0 of 1 runs)"), ([math.inf], "x inf"),
+    ([12.5, 2e9], "x 12.5 to 2e+09"), ([math.inf], "x inf"),
+    ([math.nan], "x none finite (0 of 1 runs)"),
 ])  # fmt: skip
 def test_a_number_has_five_digits(values: list[float], words: str) -> None:
     assert page.between(pd.DataFrame({"x": values}), "x") == words
@@ -375,3 +415,131 @@ def test_many_ticks_and_a_long_title_leave_room_for_each_other() -> None:
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
     words = figure["accuracy_by_axis"]._suptitle.get_window_extent()
     assert words.x1 < figure["accuracy_by_axis"].bbox.x1
+
+
+def test_numbers_of_a_column_have_the_same_decimals_and_no_share_is_rounded_to_all() -> None:
+    table = summary("plain", [0.99991, 0.99999], perplexity=[12.3, 12.301])
+    shown = page.every_run(table, [], ["accuracy", "perplexity"], True)
+    assert shown["perplexity"].tolist() == ["12.300", "12.301"]
+    assert shown["accuracy"].tolist() == ["99.991%", "99.999%"]
+
+
+def test_what_a_program_writes_first_is_not_what_counts() -> None:
+    names = ["num_parameters", "eval_accuracy", "seconds", "val_loss"]
+    assert telling_first(names) == ["eval_accuracy", "val_loss", "num_parameters", "seconds"]
+    # More figures than are drawn.
+    wide = {f"metric_{number}": [1.0, 2.0] for number in range(30)} | {"eval_accuracy": [0.5, 0.6]}
+    table = pd.DataFrame({"run": ["a", "b"], "lr": [0.1, 0.2], **wide})
+    curve = pd.DataFrame({"run": ["a", "b"], "lr": [0.1, 0.2], "epoch": 1, "rate": [1.0, 2.0]})
+    given = (curve, table, ["lr"], ["lr"], list(wide), "x", False)
+    assert next(iter(result_figures.draw(*given))) == "eval_accuracy_by_axis"
+    assert result_figures.left_out(*given) == [f"metric_{n}_by_axis" for n in range(22, 30)]
+
+
+def test_a_run_without_a_finite_number_is_named_and_leaves_a_gap() -> None:
+    results = {"a": {"loss": 0.5}, "b": {"loss": math.nan, "rate": 1.0}, "c": {}}
+    runs = {name: Numbers({}, each, pd.DataFrame(), None, {}) for name, each in results.items()}
+    assert page.not_finite(not_finite(runs)) == (
+        "Without a finite number, as of a training that diverged: b (loss)."
+    )
+    assert page.not_finite({}) == ""
+    table = summary("plain", [0.9, math.nan, 0.8], lr=[1, 2, 3])
+    (line,) = drawn(table, 2, lr=[1, 2, 3])["accuracy_by_axis"].axes[0].lines
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False]
+
+
+def test_an_axis_of_accuracies_ends_at_all_of_them() -> None:
+    figure = drawn(summary("plain", [1.0, 0.9999], lr=[1, 2]), 2, lr=[1, 2])["accuracy_by_axis"]
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert 1 <= axes.get_ylim()[1] < 1.001
+    ticks = [tick for tick in axes.get_yticks() if tick <= axes.get_ylim()[1]]
+    assert max(ticks) <= 1
+
+
+def test_ranges_at_one_place_stand_side_by_side() -> None:
+    columns = {"lr": [1, 1, 2, 2] * 2, "kind": ["a"] * 4 + ["b"] * 4, "seed": [0, 1] * 4}
+    table = summary("plain", [0.9, 0.8, 0.7, 0.6] * 2, **columns)
+    curve = curves(1, list(table["run"]), **columns)
+    given = (curve, table, list(columns), ["lr"], ["accuracy"], "x", True)
+    one, other = result_figures.draw(*given)["accuracy_by_axis"].axes[0].lines
+    apart = other.get_xdata() - one.get_xdata()
+    assert ((apart > 0) & (apart < 0.2)).all()
+
+
+def test_a_legend_keeps_its_order_and_leaves_room_whatever_its_names() -> None:
+    columns = {
+        "kind": ["a", "a", "b"],
+        "a_parameter_of_a_name_of_forty_eight_characters_xx": [2, 3, 1],
+    }
+    table = summary("plain", [0.9] * 3, **columns)
+    curve = curves(2, list(table["run"]), **columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = result_figures.draw(curve, table, list(columns), [], [], "x", True)["loss"]
+        figure.canvas.draw()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [label[-1] for label in labels[:3]] == ["1", "2", "3"]
+    assert labels[3:] == ["training", "validation", "test"]
+    assert max(len(line) for label in labels for line in label.splitlines()) <= 34
+
+
+def test_every_column_of_panels_has_its_numbers() -> None:
+    columns = {"lr": [number for number in range(4) for _ in range(5)], "kind": list("abcde") * 4}
+    table = summary("plain", [0.9] * 20, **columns)
+    curve = curves(2, list(table["run"]), **columns)
+    figure = result_figures.draw(curve, table, list(columns), [], [], "x", True)["loss"]
+    figure.canvas.draw()
+    shown = [any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks())
+             for axes in figure.axes]  # fmt: skip
+    assert shown[:4] == [False, True, True, True]
+
+
+def test_numbers_far_apart_are_drawn_logarithmically() -> None:
+    curve = pd.DataFrame({"run": "a", "step": [1, 2], "loss": [1e4, 1.0], "accuracy": [1e-4, 1.0]})
+    figures = result_figures.draw(curve, pd.DataFrame({"run": ["a"]}), [], [], [], "x", False)
+    assert {name: each.axes[0].get_yscale() for name, each in figures.items()} == {
+        "accuracy": "linear", "loss": "log",
+    }  # fmt: skip
+
+
+def test_many_classes_stand_without_numbers_in_an_order_that_is_told() -> None:
+    names = [str(number) for number in range(150)]
+    matrix = confusion("r", names, (np.eye(150, dtype=int) * 5).tolist())
+    axes = result_figures.draw_confusion(matrix).axes[0]
+    assert not [*axes.get_xticks(), *axes.get_yticks()]
+    assert "ordered so that classes that are confused are neighbours" in axes.get_ylabel()
+    assert axes.images[0].get_interpolation() == "none"
+
+
+def test_a_table_has_numbers_to_the_right_and_values_as_in_yaml() -> None:
+    frame = pd.DataFrame(
+        {"on": [True, False], "lr": [1e12, 1e-9], "loss": ["–", "1.5 (1 of 2 runs)"]}
+    )
+    html = page.table(frame)
+    assert '<tr><td>true</td><td class="n">1e+12</td><td class="n">–</td></tr>' in html
+    assert page.table(pd.DataFrame({"x": ["<b>"]})).count("&lt;b&gt;") == 1
+
+
+def test_the_configuration_has_a_row_for_each_parameter() -> None:
+    config = {"parameters": {"lr": [0.1, 1e-9], "name": None}, "flip": False,
+              "runs": [{"lr": 1, "width": 2}, {"lr": 2, "width": 3}]}  # fmt: skip
+    assert page.configuration(config) == [
+        ("lr", "0.1, 1e-09"), ("name", "none"), ("flip", "false"),
+        ("runs", "2 points of lr, width"),
+    ]  # fmt: skip
+    assert (page.are_missing(1), page.are_missing(2)) == ("1 run is missing", "2 runs are missing")
+
+
+def test_a_single_seed_has_no_band_and_a_long_curve_few_points(tmp_path) -> None:
+    steps = np.arange(10_000)
+    curve = pd.DataFrame({"run": "a", "step": steps, "loss": 2 + np.sin(steps)})
+    table = pd.DataFrame({"run": ["a"]})
+    figure = result_figures.draw(curve, table, [], [], [], "日本", False)["loss"]
+    assert not figure.axes[0].collections
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (svg, _pdf) = aggregate.write_figures({"loss": figure}, tmp_path)
+    assert svg.stat().st_size < 100_000
+    # As text, which a reader's fonts may have.
+    assert "日本" in svg.read_text()

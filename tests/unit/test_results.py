@@ -12,7 +12,7 @@ import pytest
 
 from manynodes.base.errors import Refusal, spreadsheet_text
 from manynodes.experiment.config import Experiment, read_run
-from manynodes.reporting.numbers import unused
+from manynodes.reporting.measures import unused
 from manynodes.reporting.results import Missing, differences, read_evaluation, write_missing
 from manynodes.reporting.tables import refuse_mixture, write_table
 from programs import program

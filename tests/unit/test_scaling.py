@@ -273,3 +273,16 @@ def test_a_program_s_own_rate_and_cpus_and_a_batch_that_goes_with_the_size() -> 
     measured[next(iter(measured))] = ({}, 50.0)
     assert list(speed_up.sizes(experiment, measured)["seconds"]) == [50] * 3
     assert speed_up.advice(experiment, table[:1]) == []
+
+
+def test_the_ideal_is_a_straight_line_and_sizes_of_one_place_share_a_label() -> None:
+    experiment = program(nodes=[1, 8], nproc_per_node=[1, 8])
+    rate = {"eval_samples_per_second": 9.0}
+    measured = {
+        name: (speed_up.rates_of(pd.DataFrame(), rate), 100 / run.nodes / run.nproc_per_node)
+        for name, run in experiment.runs.items()
+    }
+    table = speed_up.sizes(experiment, measured)
+    (axes,) = scaling_figure.draw_programs(experiment, table, "mine").axes
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert sorted(text.get_text() for text in axes.texts) == ["1x1", "1x8, 8x1", "8x8"]

@@ -111,9 +111,36 @@ def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
     table = pd.DataFrame(
         {"lr": [0.001, 1.0, 0.03], "kind": ["b", "a", "a"], "val_accuracy": [0.5, 0.9, 0.7]}
     )
+    figure = draw_search(table.replace(0.7, float("nan")), ["lr", "kind"], "val_accuracy", "x")
+    assert "without 1 of 3 runs that have no number" in " ".join(figure.get_suptitle().split())
     (axes, _bar) = draw_search(table, ["lr", "kind"], "val_accuracy", "x").axes
     runs = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_alpha()]
     assert [list(line.get_ydata()) for line in runs] == [
         pytest.approx([0, 1]), pytest.approx([0.4924, 0], abs=0.001), pytest.approx([1, 0])
     ]  # fmt: skip
     assert to_hex(runs[-1].get_color()) == "#fde725"
+
+
+def test_a_scale_names_the_values_that_were_used() -> None:
+    table = pd.DataFrame(
+        {"width": [64, 128, 256], "kind": ["a", "b", "a_long_name_of_a_kind"], "loss": [1, 2, 3.0]}
+    )
+    (axes, _bar) = (figure := draw_search(table, ["width", "kind"], "loss", "x")).axes
+    assert [text.get_text() for text in axes.texts] == [
+        "64", "128", "256", "a", "a_long_…a_kind", "b",
+    ]  # fmt: skip
+    assert figure.get_suptitle().endswith("the best with width 64  kind a")
+
+
+def test_many_values_have_a_narrow_bar_with_short_numbers() -> None:
+    values = [0.1234567890123 * (number + 1) for number in range(30)]
+    curves = pd.DataFrame(
+        {"run": str(value), "lr": value, "kind": kind, "epoch": epoch, "loss": epoch}
+        for value in values for kind in range(12) for epoch in (1, 2)
+    )  # fmt: skip
+    summary = curves[curves["epoch"] == 2][["run", "lr", "kind", "loss"]]
+    figure = draw(curves, summary, ["lr", "kind"], [], ["loss"], "x", False)["loss"]
+    bar = figure.axes[-1]
+    assert [text.get_text() for text in bar.get_yticklabels()] == ["0.123457", "1.97531", "3.7037"]
+    figure.canvas.draw()
+    assert bar.get_position().width < 0.05

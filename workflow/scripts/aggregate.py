@@ -9,6 +9,7 @@ SHA256SUMS says of which bytes all of these are made.
 
 import argparse
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from manynodes.reporting import (
     sums,
 )
 from manynodes.reporting.figures import STYLE
+from manynodes.reporting.metrics import telling_first
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import Numbers
 from manynodes.reporting.predictions import Predictions
@@ -85,10 +87,12 @@ def aggregate(args: argparse.Namespace) -> None:
     refuse_mixture({name: run.about for name, run in runs.items()})
     tables = numbers.tables(experiment, runs)
     results = numbers.results_of(tables["summary"], experiment.axes)
-    title = experiment.name + (
-        f" (partial: {len(missing)} runs are missing)" if missing is not None else ""
-    )
-    figures = figures_of(experiment, runs, tables, results, title)
+    if not experiment.built_in:  # a program may write them in any order
+        results = telling_first(results)
+    title = experiment.name
+    if missing is not None:
+        title += f" (partial: {page.are_missing(len(missing))})"
+    figures, undrawn = figures_of(experiment, runs, tables, results, title)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
     worst, seen = list[Mistake](), ""
@@ -109,7 +113,10 @@ def aggregate(args: argparse.Namespace) -> None:
     images = {path.stem: path.read_bytes() for path in made if path.suffix == ".svg"}
     made.append(args.output / "report.html")
     manifests = [each.manifest for each in data.values()]
-    text = page.report(experiment, tables, results, missing, images, worst, seen, manifests)
+    warned = [page.not_finite(numbers.not_finite(runs)), seen]
+    text = page.report(
+        experiment, tables, results, missing, images, worst, warned, manifests, undrawn
+    )
     atomic.write_text(made[-1], text)
     for name in {*numbers.TABLES} - {*tables}:
         # Of an earlier report, with other numbers.
@@ -189,14 +196,18 @@ def figures_of(
     tables: Mapping[str, pd.DataFrame],
     results: Sequence[str],
     title: str,
-) -> dict[str, Figure]:
-    """The figures of the tables, by name, the most important first."""
+) -> tuple[dict[str, Figure], list[str]]:
+    """The figures of the tables, by name, the most important first; and the names of those for
+    which there are too many.
+    """
     summary = tables["summary"]
-    found = result_figures.draw(
+    given = (
         numbers.drawn(experiment, tables["curves"], runs),
         summary, list(experiment.axes), experiment.numeric_axes, results, title,
-        experiment.built_in,
+        experiment.built_in, {name: str(run.rows.columns[0]) for name, run in runs.items()
+                              if len(run.rows.columns)},
     )  # fmt: skip
+    found = result_figures.draw(*given)
     together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
     left_out = {*result_figures.NOT_DRAWN, *["n"] * experiment.built_in}
     measured = [key for key in results if key not in left_out and summary[key].notna().any()]
@@ -204,19 +215,22 @@ def figures_of(
     if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
         found["search"] = result_figures.draw_search(summary, together, ranked, title)
     if "confusion" in tables:
-        found["confusion"] = result_figures.draw_confusion(tables["confusion"])
+        best = page.confused_run(tables["confusion"], experiment)
+        found["confusion"] = result_figures.draw_confusion(tables["confusion"], best)
     if "scaling" in tables and experiment.built_in:
         images = int(summary["n"].min())
         found["scaling"] = scaling_figure.draw(experiment, tables["scaling"], images, title)
     elif "scaling" in tables:
         found["scaling"] = scaling_figure.draw_programs(experiment, tables["scaling"], title)
-    return found
+    return found, result_figures.left_out(*given)
 
 
 def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     """Write each as PDF and as SVG, and remove those of an earlier report, which had more."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
+    # Readers of an SVG have fonts for other scripts.
+    warnings.filterwarnings("ignore", "Glyph .* missing from font")
     for name, figure in figures.items():
         for form, dated in (("svg", "Date"), ("pdf", "CreationDate")):
             made.append(folder / f"{name}.{form}")

@@ -25,6 +25,7 @@ from manynodes.reporting.metrics import is_share
 from manynodes.reporting.results import VIEWS, shortened
 
 MOST_CHARACTERS = 400
+POINTS = " points"
 
 
 def main() -> None:
@@ -43,7 +44,7 @@ def main() -> None:
             print(f"warning: {warning}", file=sys.stderr)
         found = difference.compare(before, after)
         keys = difference.settings(before.experiment, after.experiment)
-        tell(f"different: {', '.join(keys) or 'no key of the configuration'}")
+        tell(f"different: {'; '.join(keys) or 'no key of the configuration'}")
         for each in found:
             tell(line(each))
         if alone := difference.unpaired(before, after):
@@ -72,24 +73,28 @@ def line(each: Difference) -> str:
     head = f"{each.setting}: {each.name}" if each.setting else each.name
     text = (
         f"{head} {spread(each.before, share)} -> {spread(each.after, share)}: "
-        f"{number(each.difference, share, sign=True)}"
+        f"{change(each.difference, share)}"
     )
     if math.isnan(each.low):
         return f"{text} (too few runs for an interval)"
     how = f"paired by {each.of}" if each.paired else "not paired"
-    low, high = (number(value, share, sign=True) for value in (each.low, each.high))
-    return f"{text} (95 %: {low} to {high}, {how})"
+    low, high = (change(value, share) for value in (each.low, each.high))
+    return f"{text} (95 %: {low.removesuffix(POINTS)} to {high}, {how})"
 
 
 def spread(values: tuple[float, ...], share: bool) -> str:
-    deviation = f" ± {number(stdev(values), share)}" if len(values) > 1 else ""
-    return f"{number(mean(values), share)}{deviation} (n = {len(values)})"
+    deviation = f"sd {number(stdev(values), share)}, " if len(values) > 1 else ""
+    return f"{number(mean(values), share)} ({deviation}n = {len(values)})"
 
 
-def number(value: float, share: bool, sign: bool = False) -> str:
+def number(value: float, share: bool) -> str:
     """A share in per cent, any other number with five digits."""
-    plus = "+" if sign else ""
-    return f"{value:{plus}.2%}" if share else f"{value:{plus}.5g}"
+    return f"{value:.2%}" if share else f"{value:.5g}"
+
+
+def change(value: float, share: bool) -> str:
+    """A difference; of two shares in percentage points, not relative to one of them."""
+    return f"{100 * value:+.2f}{POINTS}" if share else f"{value:+.5g}"
 
 
 if __name__ == "__main__":

@@ -5,14 +5,19 @@ results/quickstart. Without a terminal that can redraw, it prints a line when a 
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+if __name__ == "__main__":
+    # Ctrl-C ends it without a traceback while it imports the following, too.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -24,10 +29,12 @@ from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting.progress import Progress, interval, looks, read_record
 from manynodes.reporting.scaling import counted
 
+# By what needs a look most.
 COLOURS = {
-    "running": "cyan", "done": "green", "trained": "green", "failed": "red",
-    "interrupted": "yellow", "staging": "cyan", "waiting": "dim",
+    "failed": "red", "interrupted": "yellow", "running": "cyan", "staging": "cyan",
+    "waiting": "dim", "trained": "green", "done": "green",
 }  # fmt: skip
+AROUND = 7  # lines around the rows of the table
 
 
 def main() -> None:
@@ -41,6 +48,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     with told_in_one_line("watch"), suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         experiment = read_record(args.results)
         console = Console()
         found = looks(experiment, args.results, None if args.once else args.every)
@@ -48,9 +56,10 @@ def main() -> None:
         if args.once or not console.is_terminal or console.is_dumb_terminal:
             print_changes(found)
             return
-        with Live(console=console, refresh_per_second=4) as live:
+        # Drawn again only when there is something new.
+        with Live(console=console, auto_refresh=False) as live:
             for each in found:
-                live.update(table(experiment.name, each))
+                live.update(view(experiment.name, each, console.height), refresh=True)
 
 
 def print_changes(found: Iterable[list[Progress]]) -> None:
@@ -74,34 +83,53 @@ def in_one_line(each: Progress) -> str:
     return one_line(", ".join(parts) + (f": {each.reason}" if each.reason else ""), 400)
 
 
-def table(name: str, found: list[Progress]) -> Table:
-    """The runs as a table for a terminal."""
+def view(name: str, found: list[Progress], height: int) -> Group:
+    """The runs for a terminal of so many lines: a table, and below it the reasons of those that
+    have one. If there is no room for all, those that need a look come first.
+    """
+    urgent = sorted(found, key=lambda each: [*COLOURS].index(each.state))
+    reasons = [
+        f"[{COLOURS[each.state]}]{escape(each.run)}[/]: {escape(one_line(each.reason))}"
+        for each in urgent
+        if each.reason
+    ]
+    # On a narrow terminal, each takes two lines or three.
+    told = reasons[: max(1, height // 6)]
+    room = max(1, height - AROUND - 2 * len(told))
+    listed = found if len(found) <= room else urgent[:room]
+    more = [f"and {summary(urgent[room:])}"] if len(listed) < len(found) else []
+    if len(told) < len(reasons):
+        told.append(f"and {len(reasons) - len(told)} more reasons, which --once shows")
+    return Group(table(f"{escape(name)}: {summary(found)}", listed), *more, *told)
+
+
+def summary(found: list[Progress]) -> str:
+    """How many runs are in each state."""
     counts = {state: sum(each.state == state for each in found) for state in COLOURS}
-    said = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    view = Table(title=f"{escape(name)}: {said}", title_justify="left", box=box.SIMPLE)
-    for column in (
-        "run",
-        "state",
-        "host",
-        "epoch",
-        "last epoch, or result",
-        "left",
-        "saved",
-        "interruptions",
-    ):
-        view.add_column(column, overflow="fold")
-    for each in found:
-        view.add_row(
-            escape(each.run),
-            f"[{COLOURS[each.state]}]{each.state}[/]",
-            escape(one_line(each.where)),
-            progress(each),
-            escape(one_line(each.reason or each.numbers, 200)),
-            duration(each.left),
-            f"{duration(each.saved)} ago" if each.saved is not None else "",
-            str(each.interruptions or ""),
-        )
-    return view
+    return ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+
+
+def table(title: str, found: list[Progress]) -> Table:
+    """The runs with what is known of them; columns without anything are left out."""
+    columns = {
+        "run": [escape(each.run) for each in found],
+        "state": [f"[{COLOURS[each.state]}]{each.state}[/]" for each in found],
+        "host": [escape(one_line(each.where)) for each in found],
+        "epoch": [progress(each) for each in found],
+        "last epoch, or result": [escape(one_line(each.numbers, 200)) for each in found],
+        "left": [duration(each.left) for each in found],
+        "saved": [
+            f"{duration(each.saved)} ago" if each.saved is not None else "" for each in found
+        ],
+        "interruptions": [str(each.interruptions or "") for each in found],
+    }
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE)
+    told = {column: cells for column, cells in columns.items() if any(cells)}
+    for column in told:
+        shown.add_column(column, overflow="fold")
+    for row in zip(*told.values(), strict=True):
+        shown.add_row(*row)
+    return shown
 
 
 def progress(each: Progress) -> str:

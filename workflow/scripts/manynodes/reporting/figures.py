@@ -19,6 +19,11 @@ STYLE: dict[Any, Any] = {
     "font.size": 11,
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    # Of a curve of many points, what differs by less than a pixel is left out.
+    "path.simplify_threshold": 1.0,
+    # Text as text: in an SVG in any script, in a PDF such that it can be edited.
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     # With these settings the same table gives the same bytes.
     "svg.hashsalt": "ddp",
 }

@@ -1,7 +1,9 @@
 """The report of an experiment: one HTML page that needs no other file and opens with the result."""
 
 import base64
+import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import OF_SETTING
-from manynodes.reporting.results import VIEWS
+from manynodes.reporting.results import VIEWS, shortened
 from manynodes.reporting.scaling import counted
+from manynodes.reporting.tables import value_words
 
+# A cell of a table, with the share of the runs that have it.
+NUMBER = re.compile(r"–|([-+]?[\d,.]+(e[-+]?\d+)?%?|-?inf|nan)( \(\d+ of \d+ runs\))?")
 TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
+MOST_RATIO = 1e5  # of a column's largest number to its smallest, with the same decimals in all rows
 MOST_PLAIN = 1e15  # of numbers that are written with all digits before the point
 MOST_CLASSES = 50  # of the table of classes
 MOST_PAIRS = 10  # of confused classes
@@ -46,8 +52,9 @@ def report(
     missing: pd.DataFrame | None,
     figures: Mapping[str, bytes],
     mistakes: Sequence[Mistake] = (),
-    seen: str = "",
+    warned: Sequence[str] = (),
     manifests: Sequence[Mapping[str, Any]] = (),
+    undrawn: Sequence[str] = (),
 ) -> str:
     """The page as HTML.
 
@@ -57,8 +64,9 @@ def report(
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: SVG files by name, the most important first.
         mistakes: of the most accurate run.
-        seen: of `in_train`.
+        warned: sentences such as of `in_train`; empty ones are left out.
         manifests: of the data sets.
+        undrawn: names of figures that were left out.
     """
     summary, sizes = tables["summary"], tables.get("scaling")
     scales = scaling if experiment.built_in else speed_up
@@ -67,23 +75,21 @@ def report(
     scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
     # Another program's numbers may have these names.
     judged = [pictures.pop(each, "") for each in ("calibration", "ranking") if experiment.built_in]
-    first = next(iter(pictures), "")
     best = confused_run(tables["confusion"], experiment) if confused else ""
-    incidents = tables["incidents"][["run", "time", "text"]].rename(columns={"text": "what"})
-    incidents["time"] = incidents["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
     return rendered(
         title=experiment.name,
-        table=table,
         result=result_sentence(summary, settings, results, experiment.built_in),
-        seen=seen,
+        warned=[*filter(None, warned)],
         missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
-        first=pictures.pop(first, ""),
+        first=pictures.pop(next(iter(pictures), ""), ""),
         means=means(summary, settings, results, experiment.built_in),
         runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
         advice=[] if sizes is None else scales.advice(experiment, sizes),
         scaling=scaled,
         sizes=None if sizes is None else scales.shown(experiment, sizes),
+        meaning=scaling.COLUMNS_MEAN if experiment.built_in else "",
         others=list(pictures.values()),
+        undrawn=shortened(undrawn),
         confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
         best=best,
@@ -96,14 +102,21 @@ def report(
         listed=listed_sentence(tables["confusion"]) if confused else "",
         pairs=confusions(tables["confusion"]) if confused else None,
         configuration=[*configuration(experiment.settings), *map(images_row, manifests)],
-        incidents=incidents,
+        incidents=incident_rows(tables["incidents"]),
         provenance=provenance(summary),
     )  # fmt: skip
 
 
+def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
+    found = incidents[["run", "time", "text"]].rename(columns={"text": "what"})
+    found["time"] = found["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
+    return found
+
+
 def rendered(**values: Any) -> str:
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**values)
+    functions = {"table": table, "are_missing": are_missing}
+    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(functions | values)
 
 
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
@@ -174,10 +187,25 @@ def in_train(manifest: Mapping[str, Any], split: str) -> str:
     )
 
 
+def are_missing(runs: int) -> str:
+    return f"{counted(runs, 'run')} {'is' if runs == 1 else 'are'} missing"
+
+
+def not_finite(found: Mapping[str, Sequence[str]]) -> str:
+    """Which runs ended without a finite number; empty if none did.
+
+    Args:
+        found: of `numbers.not_finite`.
+    """
+    words = [f"{run} ({shortened(keys)})" for run, keys in found.items()]
+    said = f"Without a finite number, as of a training that diverged: {shortened(words)}."
+    return said if found else ""
+
+
 def between(summary: pd.DataFrame, column: str) -> str:
     """A number's name, its lowest and its highest value."""
     values, form = summary[column], form_of(summary, column)
-    words = form.format(values.min())
+    words = form.format(values.min()) if values.notna().any() else "none finite"
     if values.nunique() > 1:
         words += f" to {form.format(values.max())}"
     return f"{column} {words}{missing_words(values)}"
@@ -191,16 +219,23 @@ def missing_words(values: Any) -> str:
 
 def form_of(summary: pd.DataFrame, column: str) -> str:
     """How a column's numbers are written."""
-    if is_share(column, summary[column].to_numpy(dtype=float)):
-        return "{:.2%}"
+    values = summary[column].to_numpy(dtype=float)
+    if is_share(column, values):
+        # Only all of them are 100 %.
+        largest = max(values[values < 1], default=0)
+        return f"{{:.{next((n for n in (2, 3, 4) if round(largest, n + 2) < 1), 4)}%}}"
     if pd.api.types.is_integer_dtype(summary[column]):
         return "{:,}"
     least, most = summary[column].abs().agg(["min", "max"])
+    if 100 <= least <= most < MOST_PLAIN:
+        # Five digits, as of smaller ones.
+        return f"{{:,.{max(0, 4 - int(math.log10(least)))}f}}"
+    texts = [f"{value:.5g}" for value in summary[column].dropna()]
     # Of a training that diverged, a number may have 30 digits.
-    if not 100 <= least <= most < MOST_PLAIN:
+    if not most < MOST_RATIO * least or any("e" in text for text in texts):
         return "{:.5g}"
-    # Five digits, as of smaller ones.
-    return f"{{:,.{max(0, 4 - int(math.log10(least)))}f}}"
+    # As many decimals in every row.
+    return f"{{:,.{max(len(text.partition('.')[2]) for text in texts)}f}}"
 
 
 def means(
@@ -224,15 +259,16 @@ def means(
     for column in results:
         if column in left_out:
             continue
-        # The mean of whole numbers is none.
-        form = form_of(summary.astype({column: float}), column)
+        form = form_of(grouped[[column]].mean(), column)
         title = title_of(column, built_in)
         found[title] = grouped[column].agg(
             lambda values, form=form: form.format(values.mean()) + missing_words(values)
         )
         half = grouped[column].agg(half_width)
         if half.notna().any():
-            found[f"± {title} (95 %)"] = half.map(form.format).where(half.notna(), "–")
+            # Also of means without decimals.
+            spread = form if "%" in form else form_of(half.to_frame(column), column)
+            found[f"± {title} (95 %)"] = half.map(spread.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
 
 
@@ -393,16 +429,27 @@ def configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     for key, given in config.items():
         if key != "experiment" and given not in (None, [], {}):
-            value = given["name"] if key == "dataset" else given
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            found.append((key, text))
+            rows = given if key == "parameters" else {key: given}
+            if key == "runs":
+                names = dict.fromkeys(name for point in given for name in point)
+                rows = {key: f"{counted(len(given), 'point')} of {', '.join(names)}"}
+            elif key == "dataset":
+                rows = {key: given["name"]}
+            found += [(name, value_words(value)) for name, value in rows.items()]
     return found
 
 
 def table(frame: pd.DataFrame) -> Markup:
-    # Values of axes, as they were given; other numbers are texts by now.
-    shown = frame.to_html(index=False, border=0, float_format="{:.15g}".format)
-    return Markup(f'<div class="wide">{shown}</div>')
+    """A table whose numbers stand to the right, and are never broken."""
+    columns = []
+    for name in frame:
+        cells = [value_words(value) for value in frame[name]]
+        kind = ' class="n"' if all(map(NUMBER.fullmatch, cells)) else ""
+        head = f'<th scope="col"{kind}>{html.escape(str(name), quote=False)}</th>'
+        rows = [f"<td{kind}>{html.escape(cell, quote=False)}</td>" for cell in cells]
+        columns.append([head, *rows])
+    lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
+    return Markup(f'<div class="wide"><table>{lines}</table></div>')
 
 
 def picture(name: str, content: bytes, form: str = "svg+xml") -> Markup:

@@ -3,11 +3,12 @@
 import csv
 import io
 import math
-import re
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import LIVE, look
 from manynodes.experiment.config import Experiment, Run
 from manynodes.reporting import measures
-from manynodes.reporting.metrics import rows_so_far
+from manynodes.reporting.metrics import rows_so_far, telling_first
 from manynodes.reporting.results import form_of, read_about
 
 RECORD = "experiment.json"  # of the newest command on an experiment
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
+STARTED = ("preflight.log", "logs")  # what a run's job makes first
 MOST_COUNT = 2**53  # of epochs or steps; a larger float is not exact
 
 
@@ -175,7 +177,8 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
             reason = f"{owner[0].who} is not heard of any more"
         saved = since_save(state, user_program, now)
         return replace(reached, state="interrupted", saved=saved, reason=reason)
-    started = (folder / "stage.log").exists() or (folder / "staging.json").exists()
+    # A program without files and data has no stage.
+    started = any((folder / each).exists() for each in ("stage.log", "staging.json", *STARTED))
     return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
 
 
@@ -241,18 +244,16 @@ def interval(text: str) -> float:
     return seconds
 
 
-# Columns that say how good the network is and how fast the training.
+# The classifier's columns that say how good the network is and how fast the training.
 SHOWN = ("train_loss", "val_loss", "val_accuracy", "images_per_second")
-# Of other tables: those with such a word in their name first.
-GOOD = re.compile("loss|acc|perplexity|error|score", re.IGNORECASE)
 MOST_NUMBERS = 4
 
 
 def in_words(row: dict[str, str]) -> str:
     """The numbers of a row that matter."""
-    keys = [key for key in SHOWN if key in row] or sorted(
-        list(row)[1:], key=lambda key: GOOD.search(key) is None
-    )[:MOST_NUMBERS]
+    known = [key for key in SHOWN if key in row]
+    others = [key for key in telling_first([*row][1:]) if key not in known]
+    keys = [*known, *others][:MOST_NUMBERS]
     parts = []
     for key in keys:
         with suppress(ValueError):
@@ -279,11 +280,13 @@ def time_left(rows: list[dict[str, str]], epochs: int | None) -> float | None:
 
 def since_save(state: Path, user_program: bool, now: float) -> float | None:
     """Seconds since something was saved last."""
-    files = (state / "saved").rglob("*") if user_program else state.glob("epoch=*.safetensors")
     times = []
-    for file in files:
-        with suppress(OSError):
-            times.append(file.stat().st_mtime)
+    # Files and folders may be removed while we look.
+    for parent, _, names in os.walk(state / "saved" if user_program else state):
+        for name in names:
+            if user_program or (Path(parent) == state and fnmatch(name, "epoch=*.safetensors")):
+                with suppress(OSError):
+                    times.append(Path(parent, name).stat().st_mtime)
     return max(0.0, now - max(times)) if times else None
 
 

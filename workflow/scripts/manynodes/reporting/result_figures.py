@@ -8,9 +8,8 @@ averaged, and a band (curves) or a bar (points) shows their range.
 import math
 import re
 import textwrap
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import matplotlib as mpl
@@ -31,10 +30,11 @@ from matplotlib.ticker import (
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle, plain
-from manynodes.reporting.metrics import is_share
-from manynodes.reporting.numbers import unused
+from manynodes.reporting.measures import unused
+from manynodes.reporting.metrics import is_share, telling_first
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.results import VIEWS
+from manynodes.reporting.tables import value_words
 
 # Columns `train_loss`, `val_loss` and `test_loss` are one figure, `loss`: legend and style of each.
 SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,9 +65,16 @@ BINS = 15  # of the calibration
 MOST_NUMBERS = 20  # classes up to which the confusion matrix shows its numbers
 MOST_NAMES = 100  # and up to which their names
 LONGEST = 28  # characters of a name in a figure
-# Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically.
-WIDE = 8
+# Ratio of an axis' largest value to its smallest from which on it is drawn logarithmically, and the
+# same of what is measured.
+WIDE, WIDE_MEASURED = 8, 1e3
+LINE = 0.19  # inches of a line of the legend below a panel
+LEGEND_CHARACTERS = 34
+MOST_LABELS = 6  # numbers of a scale of a search that are all written
+SCALE_CHARACTERS = 14  # of a text there
 FAINT = 0.35  # a curve where not all of its runs go on
+# What the legend says of it, and of runs whose mean is of none.
+FEWER, ALONE = "of fewer runs", "each run (no counts in common)"
 # Names of numbers of which a lower one is better.
 LOWER = re.compile(
     "(^|[^a-z])(log)?(loss|error|perplexity|bits|ppl|wer|cer|mse|rmse|mae|nll|fid)([^a-z]|$)", re.I
@@ -75,9 +82,24 @@ LOWER = re.compile(
 MOST_ASIDE = 0.1  # of all of them
 ASIDE = 0.025  # of the width of a panel
 LEAST_RANGE = 0.02  # of an axis of accuracies
+EDGE = 0.03  # of its range
 
 
-def draw(
+def draw(*given: Any) -> dict[str, Figure]:
+    """The figures of `planned`, by the names of their files, without those of `left_out`."""
+    figures: dict[str, Figure] = {}
+    with mpl.rc_context(STYLE):
+        for column, make in planned(*given)[:MOST_FIGURES]:
+            figures[file_name(column, {*figures, *RESERVED})] = make()
+    return figures
+
+
+def left_out(*given: Any) -> list[str]:
+    """The names of those of `planned` that are not drawn, because there are too many."""
+    return [column for column, _ in planned(*given)[MOST_FIGURES:]]
+
+
+def planned(
     curves: pd.DataFrame,
     summary: pd.DataFrame,
     axes: Sequence[str],
@@ -85,53 +107,54 @@ def draw(
     results: Sequence[str],
     title: str,
     built_in: bool,
-) -> dict[str, Figure]:
-    """All figures, by the names of their files.
+    counts: Mapping[str, str] | None = None,
+) -> list[tuple[str, Callable[[], Figure]]]:
+    """The name of each figure and what draws it, first those that say how good a network is.
 
     Args:
         axes: of the experiment.
         numeric: those with two or more numbers, except seeds.
         results: columns of the summary.
         built_in: whether the numbers are the classifier's.
+        counts: the column that counts in each run; without it, the first one with numbers.
     """
     settings = [axis for axis in axes if axis not in REPEATS]
-
-    def planned() -> Iterator[tuple[str, Callable[[], Figure]]]:
-        for count, some in by_count(curves, axes):
-            for metric, splits in metrics_of(some, count, axes).items():
-                yield (
-                    metric,
-                    partial(
-                        draw_metric, some, summary, settings, count, metric, splits, title, built_in
-                    ),
-                )
-        # The classifier's validation has its curve.
-        left_out = {*NOT_DRAWN, *((*OF_CLASSIFIER, "val_accuracy") if built_in else ())}
-        for column in results if numeric else ():
-            if column not in left_out and summary[column].notna().any():
-                yield (
-                    f"{column}_by_axis",
-                    partial(draw_by_axis, summary, settings, numeric, column, title),
-                )
-
-    figures: dict[str, Figure] = {}
-    with mpl.rc_context(STYLE):
-        for column, make in islice(planned(), MOST_FIGURES):
-            figures[file_name(column, {*figures, *RESERVED})] = make()
-    return figures
+    found: list[tuple[str, Callable[[], Figure]]] = [
+        (
+            metric,
+            partial(draw_metric, some, summary, settings, count, metric, splits, title, built_in),
+        )
+        for count, some in by_count(curves, axes, counts or {})
+        for metric, splits in metrics_of(some, count, axes).items()
+    ]
+    # The classifier's validation has its curve.
+    without = {*NOT_DRAWN, *((*OF_CLASSIFIER, "val_accuracy") if built_in else ())}
+    found += [
+        (f"{column}_by_axis", partial(draw_by_axis, summary, settings, numeric, column, title))
+        for column in (results if numeric else ())
+        if column not in without and summary[column].notna().any()
+    ]
+    return telling_first(found, by=lambda each: each[0])
 
 
-def by_count(curves: pd.DataFrame, axes: Collection[str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The curves of the runs with the same first column, for each such column."""
+def by_count(
+    curves: pd.DataFrame, axes: Collection[str], counts: Mapping[str, str]
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The curves of the runs with the same count, for each such column.
+
+    Args:
+        counts: as of `draw`.
+    """
     groups: dict[str, list[pd.DataFrame]] = {}
-    for _, run in curves.groupby("run", sort=False):
+    for name, run in curves.groupby("run", sort=False):
         columns = [
             column
             for column in run.columns
             if column not in ("run", *axes) and run[column].notna().any()
         ]
         if columns:
-            groups.setdefault(columns[0], []).append(run)
+            count = counts.get(str(name))
+            groups.setdefault(count if count in columns else columns[0], []).append(run)
     for count, runs in groups.items():
         yield count, pd.concat(runs)
 
@@ -181,6 +204,8 @@ def draw_metric(
         panels = [((), curves)]
     figure, grid = panel_grid(len(panels), sharex=True)
     values = [value for value, _ in curves.groupby(hue)] if hue else [None]
+    if far_apart(curves[list(splits.values())], metric):
+        grid[0, 0].set_yscale("log")
     for axes, (place, panel) in zip(grid.flat, panels, strict=False):
         of_panel = summary[summary["run"].isin(panel["run"])]
         result = unused(metric, "test", settings)
@@ -188,7 +213,8 @@ def draw_metric(
         axes.set_title(textwrap.fill(named(others, place), PANEL_CHARACTERS), fontsize=11)
     if hue in settings and len(values) > MOST_LINES:
         colour_bar(figure, grid, str(hue), values)
-    words = f"{title}: {metric} by {count}{spread_words(summary, settings)}"
+    each = "" if hue in settings or not hue else ", a line per setting"
+    words = f"{title}: {metric} by {count}{each}{spread_words(summary, settings)}"
     finish(figure, grid, len(panels), words)
     return figure
 
@@ -197,9 +223,12 @@ def colour_bar(figure: Figure, grid: Any, hue: str, values: Sequence[Any]) -> No
     """What the colours mean where a legend would be too long: the first, middle and last value."""
     several = len(values)
     shade = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, several - 1), "viridis")
-    bar = figure.colorbar(shade, ax=grid.ravel().tolist(), label=plain(hue))
+    # As wide beside several rows as beside one.
+    bar = figure.colorbar(
+        shade, ax=grid.ravel().tolist(), label=plain(hue), aspect=20 * grid.shape[0]
+    )
     named_ones = [0, several // 2, several - 1]
-    bar.set_ticks(named_ones, labels=[shortened(str(values[number])) for number in named_ones])
+    bar.set_ticks(named_ones, labels=[in_legend(values[number]) for number in named_ones])
 
 
 def draw_panel(
@@ -224,27 +253,25 @@ def draw_panel(
     single = panel[count].nunique() == 1
     style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
     views = [*{*summary["views"]} - {"plain"}] if built_in and "test" in splits else []
-    faint, room = False, room_for(panel, count, splits.get("test"), len(values))
+    said, room = set[str](), 0.0
+    if (tested := splits.get("test")) and len(values) <= MOST_LINES:
+        counts = panel.loc[panel[tested].notna(), count].to_numpy(dtype=float)
+        room = room_for(counts, max(float(np.ptp(panel[count])), 1.0), len(values))
+    name_colours(axes, hue, values)
     for value, group in groups:
         number = values.index(value)
         colour = colour_of(number, len(values))
-        if len(values) <= MOST_LINES:
-            axes.plot([], [], color=colour, linewidth=3,
-                      label=named([hue], [value]) if hue else "all runs")  # fmt: skip
         # Points of several colours at the same place stand side by side.
         aside = (number - (len(values) - 1) / 2) * room
         for split, column in splits.items():
-            points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
             if split == "test":
+                points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
                 points.index += aside
                 axes.plot(points.index, points["mean"], color=colour, **style[split])
                 axes.vlines(points.index, points["min"], points["max"], color=colour)
                 continue
-            end = group[group[column].notna()].groupby("run")[count].max().min()
-            faint |= draw_curve(axes, points, end, {"color": colour} | style[split])
-            if split != "train":
-                axes.fill_between(points.index, points["min"], points["max"], color=colour,
-                                  alpha=0.15, linewidth=0)  # fmt: skip
+            said |= draw_runs(axes, group, count, column, {"color": colour} | style[split],
+                              band=split != "train")  # fmt: skip
         if views:
             final = summary[summary["run"].isin(group["run"])][result].mean()
             last = last_count(group, count, splits["test"])
@@ -252,16 +279,58 @@ def draw_panel(
     for split in filter(None, splits):
         text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
         axes.plot([], [], color="grey", label=text, **style[split])
-    if faint:
-        axes.plot([], [], color="grey", alpha=FAINT, label="of fewer runs")
+    for text in sorted(said):
+        axes.plot([], [], color="grey", alpha=FAINT if text == FEWER else None, label=text)
     for name in views:
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", **STAR)
-    axes.set_xlabel(plain(count))
-    axes.set_ylabel(plain(metric))
+    axes.set(xlabel=plain(count), ylabel=plain(metric))
     if is_share(metric, panel[list(splits.values())].to_numpy(dtype=float).flat):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     if locator := count_locator(panel[count]):
         axes.xaxis.set_major_locator(locator)
+
+
+def name_colours(axes: Axes, hue: str | None, values: Sequence[Any]) -> None:
+    """The values for a legend in their order, whichever of them this panel has; not too many."""
+    for number, value in enumerate(values if len(values) <= MOST_LINES else ()):
+        axes.plot([], [], color=colour_of(number, len(values)), linewidth=3,
+                  label=named([hue], [value]) if hue else "all runs")  # fmt: skip
+
+
+def draw_runs(
+    axes: Axes, group: pd.DataFrame, count: str, column: str, style: dict[str, Any], band: bool
+) -> set[str]:
+    """Draw the mean of some runs, or each run if they have no counts in common; returns what the
+    legend says of it.
+
+    Args:
+        band: whether their range is drawn too.
+    """
+    known = group[group[column].notna()]
+    points = of_all_runs(known, count, column)
+    end = known.groupby("run")[count].max().min()
+    if len(points[points.index <= end]) < 2 and known[count].nunique() > 1:
+        for _, run in known.groupby("run"):
+            axes.plot(run[count], run[column], **style)
+        return {ALONE} if known["run"].nunique() > 1 else set()
+    faint = draw_curve(axes, points, end, style)
+    if band and (points["min"] < points["max"]).any():
+        axes.fill_between(points.index, points["min"], points["max"], color=style["color"],
+                          alpha=0.15, linewidth=0)  # fmt: skip
+    return {FEWER} if faint else set()
+
+
+def of_all_runs(known: pd.DataFrame, count: str, column: str) -> pd.DataFrame:
+    """Mean, least and largest number of some runs by their count, without counts that a run has
+    left out which goes on later: a mean of other runs at each of them would jump.
+
+    Args:
+        known: the rows that have a number.
+    """
+    ends = known.groupby("run")[count].max().to_numpy()
+    points = known.groupby(count)[column].agg(["mean", "min", "max", "size"])
+    reach = (ends[:, None] >= points.index.to_numpy()).sum(axis=0)
+    return points[points["size"] == reach]
 
 
 def last_count(group: pd.DataFrame, count: str, column: str) -> float:
@@ -270,17 +339,13 @@ def last_count(group: pd.DataFrame, count: str, column: str) -> float:
     return float(counts.max() if len(counts) else group[count].max())
 
 
-def room_for(panel: pd.DataFrame, count: str, tested: str | None, groups: int) -> float:
-    """By how much of the count the points of two groups are apart: neighbouring counts stay so.
+def room_for(places: np.ndarray, whole: float, groups: int) -> float:
+    """By how much the points of two groups at one place are apart: neighbouring places stay so.
 
     Args:
-        tested: the column with the points, if there are any.
+        whole: length of the axis.
     """
-    if tested is None or groups > MOST_LINES:
-        return 0.0
-    counts = np.unique(panel.loc[panel[tested].notna(), count].to_numpy(dtype=float))
-    nearest = float(np.diff(counts).min(initial=np.inf)) / 2
-    whole = max(float(np.ptp(panel[count])), 1.0)
+    nearest = float(np.diff(np.unique(places)).min(initial=np.inf)) / 2
     return min(ASIDE * whole, MOST_ASIDE * whole / groups, nearest / groups)
 
 
@@ -313,34 +378,87 @@ def draw_by_axis(
     title: str,
 ) -> Figure:
     """A result against each numeric axis, one line per combination of the other settings."""
-    figure, grid = panel_grid(len(numeric), sharex=False)
-    for axes, axis in zip(grid.flat, numeric, strict=False):
-        others = [name for name in settings if name != axis and summary[name].nunique() > 1]
-        groups = list(summary.groupby(others)) if others else [((), summary)]
-        for number, (setting, group) in enumerate(groups):
-            points = group.groupby(axis)[column].agg(["mean", "min", "max"]).dropna()
-            colour = colour_of(number, len(groups))
-            label = named(others, setting) or "all runs"
-            axes.plot(points.index, points["mean"], color=colour, marker="o",
-                      label=label if len(groups) <= MOST_LINES else None)  # fmt: skip
-            axes.vlines(points.index, points["min"], points["max"], color=colour)
-        if others and len(numeric) > 1 and len(groups) <= MOST_IN_PANEL:
+    groups_of = [groups_without(summary, settings, axis) for axis in numeric]
+    alone, most = len(numeric) == 1, max(map(len, groups_of))
+    explained = most <= (MOST_LINES if alone else MOST_IN_PANEL)
+    below = 0 if alone or not explained else LINE * most
+    figure, grid = panel_grid(len(numeric), sharex=False, below=below)
+    if far_apart(summary[[column]], column):
+        grid[0, 0].set_yscale("log")
+    share = is_share(column, summary[column].to_numpy(dtype=float))
+    partly = False
+    for axes, axis, groups in zip(grid.flat, numeric, groups_of, strict=False):
+        values = sorted(map(float, summary[axis].unique()))
+        scale_of_values(axes, values, WIDTH if alone else PANEL_WIDTH)
+        partly |= draw_groups(axes, groups, axis, column, explained)
+        if not alone and explained and len(groups) > 1:
             # A colour is another setting in each panel.
-            short = max(len(named(others, setting)) for setting, _ in groups) <= SHORT
+            short = max(len(name) for name, _ in groups) <= SHORT
             # Below the name of the axis, however high the panel is.
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.5,
                         fontsize=8, ncols=2 if short else 1)  # fmt: skip
-        values = sorted(map(float, summary[axis].unique()))
-        scale_of_values(axes, values, WIDTH if len(numeric) == 1 else PANEL_WIDTH)
         axes.set_xlabel(plain(axis))
         axes.set_ylabel(plain(column))
-        share = is_share(column, summary[column].to_numpy(dtype=float))
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         least_range(axes, share)
-    words = f"{title}: {column} by setting{spread_words(summary, settings)}"
-    finish(figure, grid, len(numeric), words, legend=len(numeric) == 1)
+    each = "" if explained else ", a line per setting of the others"
+    words = f"{title}: {column} by setting{each}{spread_words(summary, settings)}"
+    words += ", open: of those that have a number" if partly else ""
+    finish(figure, grid, len(numeric), words, legend=alone)
     return figure
+
+
+def groups_without(
+    summary: pd.DataFrame, settings: Sequence[str], axis: str
+) -> list[tuple[str, pd.DataFrame]]:
+    """The name and the runs of each setting of all axes but one."""
+    others = [name for name in settings if name != axis and summary[name].nunique() > 1]
+    if not others:
+        return [("all runs", summary)]
+    return [(named(others, setting), group) for setting, group in summary.groupby(others)]
+
+
+def draw_groups(
+    axes: Axes,
+    groups: Sequence[tuple[str, pd.DataFrame]],
+    axis: str,
+    column: str,
+    explained: bool,
+) -> bool:
+    """A line for each group, with a gap where no number is finite; the ranges at the same place
+    stand side by side. A point is open if not all of its runs have a number, as after a training
+    that has diverged.
+
+    Returns:
+        Whether there is such a point.
+    """
+    partly = False
+    scale = axes.xaxis.get_transform()
+    places = scale.transform(np.concatenate([group[axis].to_numpy(float) for _, group in groups]))
+    several = any(group[axis].duplicated().any() for _, group in groups)
+    room = several * room_for(places, float(np.ptp(places)), len(groups))
+    for number, (name, group) in enumerate(groups):
+        points = group.groupby(axis)[column].agg(["mean", "min", "max", "count", "size"])
+        aside = (number - (len(groups) - 1) / 2) * room
+        at = scale.inverted().transform(scale.transform(points.index.to_numpy(float)) + aside)
+        colour = colour_of(number, len(groups))
+        axes.plot(at, points["mean"], color=colour, marker="o", label=name if explained else None)
+        axes.vlines(at, points["min"], points["max"], color=colour)
+        few = ((points["count"] > 0) & (points["count"] < points["size"])).to_numpy()
+        if few.any():
+            partly = True
+            axes.plot(at[few], points["mean"][few], color=colour, marker="o", linestyle="none",
+                      markerfacecolor="white")  # fmt: skip
+    return partly
+
+
+def far_apart(numbers: pd.DataFrame, name: str) -> bool:
+    """Whether numbers differ so much that an axis of them is logarithmic; shares never do."""
+    values = numbers.to_numpy(dtype=float)
+    values = values[np.isfinite(values)]
+    wide = len(values) and values.min() > 0 and values.max() / values.min() >= WIDE_MEASURED
+    return bool(wide) and not is_share(name, values)
 
 
 def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
@@ -396,14 +514,18 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
         shade = mpl.cm.ScalarMappable(
             mpl.colors.Normalize(np.nanmin(values), np.nanmax(values)), "viridis"
         )
-        for row in order[np.isfinite(values[order])]:
+        shown = order[np.isfinite(values[order])]
+        for row in shown:
             axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
         axes.set_xticks(range(len(keys)), [plain(key) for key in keys])
         axes.set_yticks([])
         axes.set_xlim(-0.3, len(keys) - 0.6)
         form = PercentFormatter(1) if is_share(result, values) else None
         figure.colorbar(shade, ax=axes, format=form, label=plain(result))
-        entitle(figure, f"{title}: {result} by setting")
+        missing = len(values) - len(shown)
+        words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
+        best = [f", the best with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
+        entitle(figure, "".join([f"{title}: {result} by setting", *best, words]))
     return figure
 
 
@@ -414,15 +536,17 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         wide = low > 0 and high / low >= WIDE
         numbers = np.log(column.to_numpy(dtype=float)) if wide else column.to_numpy(dtype=float)
         middle = math.sqrt(low * high) if wide else (low + high) / 2
-        labels = [(0.0, low), (0.5, middle), (1.0, high)] if high > low else [(0.5, low)]
         spread = max(float(np.ptp(numbers)), 1e-12)
         heights = (numbers - numbers.min()) / spread if high > low else np.full(len(column), 0.5)
-        texts = [(height, f"{value:.3g}") for height, value in labels]
+        labels = dict(zip(map(float, column), map(float, heights), strict=True))
+        if len(labels) > MOST_LABELS:
+            labels = {low: 0.0, middle: 0.5, high: 1.0}
+        texts = [(height, f"{value:.3g}") for value, height in labels.items()]
     else:
-        names = sorted(map(str, column.unique()), key=as_number)
+        names = sorted(map(value_words, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
-        heights = np.array([place[str(value)] for value in column])
-        texts = [(height, shortened(name)) for name, height in place.items()]
+        heights = np.array([place[value_words(value)] for value in column])
+        texts = [(height, shortened(name, SCALE_CHARACTERS)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
@@ -438,12 +562,14 @@ def as_number(name: str) -> tuple[float, str]:
         return math.inf, name
 
 
-def draw_confusion(confused: pd.DataFrame) -> Figure:
+def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
     """The confusion matrix of one run; colour is the share of the true class.
 
     More classes than MOST_NUMBERS stand so that those that are often confused are neighbours.
+
+    Args:
+        of: what it is of, in words.
     """
-    run = str(confused["run"].iloc[0])
     matrix = confused.pivot(
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
@@ -455,10 +581,11 @@ def draw_confusion(confused: pd.DataFrame) -> Figure:
         matrix, labels = matrix[np.ix_(order, order)], [labels[row] for row in order]
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     named_ones = len(matrix) <= MOST_NAMES
-    size = 6.4 if few or not named_ones else min(18, 3 + 0.16 * len(matrix))
+    size = 6.4 if few else min(18 if named_ones else 12, 3 + 0.16 * len(matrix))
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
-        picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        # Every class has its own pixel in the file, however many there are.
+        picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1, interpolation="none")
         if few:
             for (row, column), images in np.ndenumerate(matrix):
                 colour = "white" if share[row, column] > 0.5 else "#222"
@@ -466,14 +593,19 @@ def draw_confusion(confused: pd.DataFrame) -> Figure:
                           fontsize=9, color=colour)  # fmt: skip
         if named_ones:
             font = None if few else 7
-            axes.set_xticks(range(len(matrix)), labels, rotation=45 if few else 90,
-                            ha="right" if few else "center", fontsize=font)  # fmt: skip
+            # By its end, however wide another font makes it.
+            axes.set_xticks(range(len(matrix)), labels, rotation=45 if few else 90, ha="right",
+                            va="center", rotation_mode="anchor", fontsize=font)  # fmt: skip
             axes.set_yticks(range(len(matrix)), labels, fontsize=font)
+        else:
+            axes.set_xticks([])
+            axes.set_yticks([])
+        neighbours = "" if few else ", ordered so that classes that are confused are neighbours"
         axes.set_xlabel("predicted class")
-        axes.set_ylabel("true class")
+        axes.set_ylabel(f"true class{neighbours}")
         figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
                         shrink=0.8)  # fmt: skip
-        entitle(figure, f"Test images of {run}")
+        entitle(figure, f"Test images of {of}")
         return figure
 
 
@@ -605,14 +737,22 @@ def least_range(axes: Axes, share: bool) -> None:
     """
     bottom, top = axes.get_ylim()
     least = LEAST_RANGE if share else max(abs(bottom), abs(top)) / 10
-    if (room := least - (top - bottom)) > 0:
-        axes.set_ylim(bottom - room / 2, top + room / 2)
+    room = max(0.0, least - (top - bottom)) / 2
+    bottom, top = bottom - room, top + room
+    # A little more than all and less than none, for the whole of a point there.
+    edge = EDGE * (top - bottom) if share else math.inf
+    axes.set_ylim(max(bottom, -edge), min(top, 1 + edge))
 
 
-def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
+def panel_grid(panels: int, sharex: bool, below: float = 0) -> tuple[Figure, Any]:
+    """Axes for panels.
+
+    Args:
+        below: inches below each, for its legend.
+    """
     columns = min(panels, PANEL_COLUMNS)
     rows = -(-panels // columns)
-    size = (3.6 + 4.4 * columns, 0.9 + 3.6 * rows)
+    size = (3.6 + 4.4 * columns, 0.9 + (3.6 + below) * rows)
     return plt.subplots(
         rows, columns, figsize=size, squeeze=False, sharex=sharex, sharey=True, layout="constrained"
     )
@@ -621,6 +761,9 @@ def panel_grid(panels: int, sharex: bool) -> tuple[Figure, Any]:
 def finish(figure: Figure, grid: Any, panels: int, title: str, legend: bool = True) -> None:
     for empty in grid.flat[panels:]:
         empty.set_visible(False)
+    for column in grid.T:
+        lowest = [axes for axes in column if axes.get_visible()][-1]
+        lowest.tick_params(labelbottom=True)
     entitle(figure, title)
     labelled = {
         label: handle
@@ -628,18 +771,26 @@ def finish(figure: Figure, grid: Any, panels: int, title: str, legend: bool = Tr
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if legend and labelled and set(labelled) != {"all runs"}:
-        figure.legend(labelled.values(), labelled.keys(), loc="outside right center")
+        # A long name would leave no room for the panels.
+        names = [
+            textwrap.fill(label, LEGEND_CHARACTERS, break_on_hyphens=False) for label in labelled
+        ]
+        figure.legend(labelled.values(), names, loc="outside right center")
 
 
 def named(axes: Sequence[str], values: Sequence[Any]) -> str:
     pairs = zip(axes, values, strict=True)
-    return "  ".join(f"{plain(axis)} {shortened(str(value))}" for axis, value in pairs)
+    return "  ".join(f"{plain(axis)} {in_legend(value)}" for axis, value in pairs)
 
 
-def shortened(text: str) -> str:
+def in_legend(value: Any) -> str:
+    return shortened(value_words(value, 6))
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
     """Without the middle of a long name."""
-    half = LONGEST // 2
-    return plain(text if len(text) <= LONGEST else f"{text[:half]}…{text[1 - half :]}")
+    half = most // 2
+    return plain(text if len(text) <= most else f"{text[:half]}…{text[1 - half :]}")
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:

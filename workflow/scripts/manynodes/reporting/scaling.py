@@ -242,6 +242,13 @@ def step_of(row: dict[str, Any]) -> Step:
     )  # fmt: skip
 
 
+COLUMNS_MEAN = (
+    "Model: images/s of a model of a step, fitted to these sizes; communication: its share of a "
+    "step. Input: the share in which a rank waits for pixels. s to target: seconds until the "
+    "highest validation accuracy that all runs of a setting reach."
+)
+
+
 def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
     """A sentence per setting. Strong scaling: the smallest size that is near the best, where more
     processes stop to pay, and what limits the largest. Weak scaling: what the largest keeps.

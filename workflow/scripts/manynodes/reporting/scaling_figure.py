@@ -19,6 +19,7 @@ from manynodes.reporting.result_figures import least_range
 
 PANEL_COLUMNS = 2
 MOST_BARS = 16  # sizes whose accuracies are drawn
+MOST_LEVEL = 8  # of them with their names side by side
 LEAST_MAPPED = 4  # sizes of a map
 
 Rows = list[dict[str, Any]]
@@ -98,20 +99,17 @@ def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Fi
         for number, (name, rows) in enumerate(settings.items()):
             colour = colour_of(number, len(settings))
             at = [units(row) for row in rows]
-            axes.plot(at, [row["speed_up"] for row in rows], "o", color=colour, label=name)
-            for row in rows:
-                parts = [row["nodes"], row["nproc_per_node"], *[row["cpus_per_proc"]] * by_cpus]
-                axes.annotate(
-                    "x".join(map(str, parts)), (units(row), row["speed_up"]), (5, 2),
-                    textcoords="offset points", fontsize=7, color=colour,
-                )  # fmt: skip
+            reached = [row["speed_up"] for row in rows]
+            axes.plot(at, reached, "o", color=colour, label=name)
+            keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
+            names = ["x".join(str(row[key]) for key in keys) for row in rows]
+            label_points(axes, at, reached, names, colour)
             ideal = [row["speed_up"] / row["efficiency"] for row in rows]
             axes.plot(at, ideal, "--", color="grey", linewidth=1)
         axes.plot([], [], "--", color="grey", label="ideal")
-        axes.set_ylabel("times as fast as the smallest")
-        axes.set_ylim(bottom=0)
         axes.set_xlabel("CPUs" if by_cpus else "processes")
         ticks(axes, [units(row) for rows in settings.values() for row in rows])
+        speed_up_axis(axes)
         axes.legend(fontsize=9)
         entitle(figure, f"{title}: scaling")
         return figure
@@ -124,12 +122,10 @@ def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
         colour = colour_of(number, len(studies))
         ordered = sorted(study, key=scaling.units)
         units = [scaling.units(row) for row in ordered]
-        axes.plot(units, [row["strong_speed_up"] for row in ordered], "o", color=colour, label=name)
+        reached = [row["strong_speed_up"] for row in ordered]
+        axes.plot(units, reached, "o", color=colour, label=name)
+        label_points(axes, units, reached, [*map(size, ordered)], colour)
         for row, at in zip(ordered, units, strict=True):
-            axes.annotate(
-                size(row), (at, row["strong_speed_up"]), (5, 2), textcoords="offset points",
-                fontsize=7, color=colour,
-            )  # fmt: skip
             if pd.notna(row["model_images_per_second"]):
                 modelled = row["model_images_per_second"] / base["images_per_second"]
                 axes.plot([at], [modelled], "x", color=colour, markersize=9)
@@ -138,10 +134,32 @@ def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
     if any(pd.notna(row["model_images_per_second"]) for row in chain(*studies.values())):
         axes.plot([], [], "x", color="grey", markersize=9, label="model")
     axes.set_title("Strong scaling: the same global batch", loc="left", fontsize=11)
-    axes.set_ylabel("times as fast as the smallest")
-    axes.set_ylim(bottom=0)
     by_units(axes, list(chain(*studies.values())))
+    speed_up_axis(axes)
     axes.legend(fontsize=9)
+
+
+def label_points(
+    axes: Axes, at: Sequence[int], heights: Sequence[float], names: Sequence[str], colour: Any
+) -> None:
+    """The names of the points, of those above each other at the highest of them."""
+    for place in set(at):
+        here = [number for number, each in enumerate(at) if each == place]
+        axes.annotate(
+            ", ".join(names[number] for number in here),
+            (place, max(heights[number] for number in here)), (5, 2),
+            textcoords="offset points", fontsize=7, color=colour,
+        )  # fmt: skip
+
+
+def speed_up_axis(axes: Axes) -> None:
+    """With the scale of the sizes, so that the ideal is a straight line."""
+    axes.set_ylabel("times as fast as the smallest")
+    if axes.get_xscale() == "log":
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def size(row: dict[str, Any]) -> str:
@@ -212,9 +230,11 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
         axes.vlines([at], low, high, color=colour_of(0, 1))
     least_range(axes, share=True)
     labels = [f"{size(row)}\n{row['global_batch_size']}" for row in shown]
-    axes.set_xticks(range(len(shown)), labels, fontsize=8)
-    axes.set_xlabel("nodes x processes x threads, and global batch")
+    turned = 90 if len(shown) > MOST_LEVEL else 0
+    axes.set_xticks(range(len(shown)), labels, fontsize=8, rotation=turned)
+    axes.set_xlabel("nodes x processes per node x threads, and global batch")
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     more = "" if len(shown) == len(rows) else f" (the first {len(shown)} of {len(rows)} sizes)"
-    axes.set_title(f"Accuracy by size{more}", loc="left", fontsize=11)
+    words = f"Accuracy by size{more}, 95 % interval of {images:,} images"
+    axes.set_title(words, loc="left", fontsize=11)

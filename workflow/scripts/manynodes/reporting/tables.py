@@ -45,6 +45,21 @@ def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
                 )
 
 
+def value_words(value: Any, digits: int = 15) -> str:
+    """A value of a key as pages, figures and terminals show it: as YAML has it, without brackets.
+
+    Args:
+        digits: of a number that needs more than six.
+    """
+    if value is None or pd.api.types.is_bool(value):
+        return str(value).lower()
+    if isinstance(value, float):
+        return short if float(short := f"{value:.6g}") == value else f"{value:.{digits}g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {value_words(part)}" for key, part in value.items())
+    return ", ".join(map(value_words, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
     """The incidents of a run, from its run.json."""
     rows = [
