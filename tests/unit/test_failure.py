@@ -198,6 +198,21 @@ def test_a_killed_supervise_is_named(label: str) -> None:
     )
 
 
+def test_a_rank_that_ended_because_it_was_told_to_is_not_the_cause() -> None:
+    """One that was stopped is continued for its end; blocked in a collective, it ends at once."""
+    waited = rank(
+        1,
+        -6,
+        2.0,
+        "Watchdog caught collective operation timeout: "
+        "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=15000) ran for 15001 milliseconds",
+    )
+    told = replace(rank(0, 143, 1.0, "preflight", saved="epoch 3"), told=True)
+    stuck = Whereabouts("rank 0", "n1", state="stopped by a signal")
+    found = found_failure(FAILED, [told, waited], [stuck], [], Source("srun"))
+    assert found.failure.line.startswith("rank 0 on n1 hung (stopped by a signal)")
+
+
 def test_what_a_killed_supervise_cannot_tell_is_known_from_the_files() -> None:
     source = Source("the command of node 0", None, "")
     for changed in (False, True):

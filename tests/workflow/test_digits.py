@@ -111,7 +111,7 @@ def test_two_experiments_are_compared(done) -> None:
     accuracy = read(done.results / RUNS[0] / "evaluation.json")["accuracy"]
     assert lines[0] == (
         f"learning_rate 0.5 nodes 1: accuracy {accuracy:.2%} (n = 1) -> {accuracy:.2%} (n = 1): "
-        "+0.00% (too few runs for an interval)"
+        "+0.00 points (too few runs for an interval)"
     )
 
 

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from snakemake.dag import DAG
 from snakemake.executors import local
 from snakemake.scheduling.job_scheduler import JobScheduler
 
@@ -125,6 +124,9 @@ def force(files: Callable[[], Iterable[str]]) -> None:
     Args:
         files: called once Snakemake knows its own options.
     """
+    # Snakemake's modules import each other; this one cannot be the first.
+    from snakemake.dag import DAG
+
     make = DAG.__init__
 
     def init(dag: DAG, *arguments: Any, **named: Any) -> None:

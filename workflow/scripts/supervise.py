@@ -157,7 +157,8 @@ def supervise(
         late = SUPERVISE_GRACE if killed else 0
         report = end.report | gpu
         when, kept = moment(contract), str(log or "")
-        send(Ending(who, here, end.status, when, late, end.words, kept, report).record())
+        told = (end.words, kept, report, end.stopped)
+        send(Ending(who, here, end.status, when, late, *told).record())
     return max(end.status, 1) if end.status or end.stopped else 0
 
 

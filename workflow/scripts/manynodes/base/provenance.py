@@ -41,6 +41,7 @@ NO_RESULT = (
     "manynodes.ranks.processor",
     "manynodes.ranks.stopping",
     "manynodes.ranks.vote",
+    "manynodes.reporting.counting",
     "manynodes.reporting.metrics",
     "manynodes.reporting.results",
     "manynodes.reporting.sums",

@@ -75,6 +75,7 @@ class Ending:
         lines: its last lines on stderr.
         log: file with all of its output; empty if there is none.
         report: from the program, see `environment.add_to_report`.
+        told: it was told to end.
     """
 
     who: str
@@ -85,6 +86,7 @@ class Ending:
     lines: tuple[str, ...] = ()
     log: str = ""
     report: dict[str, str] = field(default_factory=dict)
+    told: bool = False
 
     def record(self) -> dict:
         return {"ending": asdict(self)}
@@ -126,7 +128,8 @@ class Ending:
     @property
     def is_consequence(self) -> bool:
         """Whether another process caused it: it lost a peer, or was told to end."""
-        return self.lost_a_peer or self.status == -signal.SIGTERM or self.late > 0
+        ended = self.told or self.status == -signal.SIGTERM or self.late > 0
+        return ended or self.lost_a_peer
 
     @property
     def error(self) -> str:
@@ -243,7 +246,7 @@ def cause(endings: Sequence[Ending]) -> Ending:
     does.
     """
 
-    def order(each: Ending) -> tuple[bool, bool, bool, float]:
-        return each.late > 0, each.lost_a_peer, each.is_disconnected, each.time
+    def order(each: Ending) -> tuple[bool, bool, bool, bool, float]:
+        return each.late > 0, each.told, each.lost_a_peer, each.is_disconnected, each.time
 
     return min(endings, key=order)
