@@ -208,7 +208,9 @@ def test_a_restarted_server_and_a_suspension_cost_no_job(
         until(lambda: "job states again" in training.text, training.process)
     ranks = [psutil.Process(pid) for pid in ranks_of(cluster, "results/server/")]
     assert len(ranks) == 2
-    assert cluster.run("qsig", "-s", "suspend", training.job, as_root=True).returncode == 0
+    # A server that has just begun may not have found the node yet.
+    suspend = ("qsig", "-s", "suspend", training.job)
+    until(lambda: cluster.run(*suspend, as_root=True).returncode == 0, training.process)
     until(lambda: {rank.status() for rank in ranks} == {psutil.STATUS_STOPPED}, training.process)
     done = training.epochs
     until(lambda: "is suspended" in training.text, training.process)
