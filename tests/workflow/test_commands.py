@@ -263,6 +263,8 @@ def test_what_is_damaged_or_gone_is_named_before_anything_is_removed(small: Smal
     manifest = small.path / "results/data/digits/manifest.json"
     run = small.results / "seed~1"
     whole, times = manifest.read_text(), manifest.stat()
+    # Other tests may have left something to be made.
+    planned = small.jobs()
     manifest.write_text(whole[:100])
     refused = small.snakemake()
     assert re.search(r"^results/data/digits/manifest.json is damaged.* --force results/data/digits",
@@ -282,7 +284,7 @@ def test_what_is_damaged_or_gone_is_named_before_anything_is_removed(small: Smal
     (small.path / "kept").rename(weights)
     (small.path / "evaluated").rename(run / "evaluation.json")
     os.utime(weights.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert small.jobs() == {}
+    assert small.jobs() == planned
 
 
 @pytest.mark.faults
