@@ -60,8 +60,9 @@ class Queue:
         self.over = {entry["job"] for entry in known.values()} - {*stay}
         left = None if unended is None else [job for job in unended if job in runs]
         if scheduler and unended and left:
-            # Not in the refusal, which would be cut.
-            for start in range(0, len(left), MOST_SHOWN):
+            # Not in the refusal, which would be cut; but that of one that waits names its command.
+            apart = len(left) > 1 or unended[left[0]]
+            for start in range(0, len(left) if apart else 0, MOST_SHOWN):
                 some = left[start : start + MOST_SHOWN]
                 tell(f"to cancel them: {scheduler.canceller} {' '.join(some)}")
             raise Refusal(refusal_of([unended[job] for job in left], f"{left[0]} ({runs[left[0]]})",

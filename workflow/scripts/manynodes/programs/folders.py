@@ -234,14 +234,16 @@ def of_no_run(folders: Folders) -> Iterator[Path]:
 
 def is_before_request(path: Path, state: Path) -> bool:
     """Whether a file is the record of an owner, or has incidents."""
-    ours = (state / "owner.json", state / "incidents.jsonl")
+    record, noted = state / "owner.json", state / incidents.FILE
     # Of a start that was killed, or had no room.
-    if path.name.endswith(atomic.TEMPORARY) or (path in ours and not path.stat().st_size):
+    if path.name.endswith(atomic.TEMPORARY) or (
+        path in (record, noted) and not path.stat().st_size
+    ):
         return True
-    if path == state / "owner.json":
+    if path == record:
         found = look(path)
         return bool(found and found[0].token)
-    return path == state / incidents.FILE and bool(incidents.read(state))
+    return path == noted and bool(incidents.read(state))
 
 
 def request_before(

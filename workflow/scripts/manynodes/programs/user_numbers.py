@@ -392,7 +392,7 @@ def by_count(
             # It adds to the row that it belongs to, and changes nothing there.
             fixed = {*COUNTS, *(name for name in counted if known(into[name]))}
             given = {name: value for name, value in given.items() if name not in fixed}
-        elif known(into.get("epoch")) and known(given.get("epoch")):
+        elif known_epoch(into) and known_epoch(given):
             anew += into["epoch"] != given["epoch"]
         into |= {name: value for name, value in given.items()
                  if value is not None and better(value, into[name])}  # fmt: skip
