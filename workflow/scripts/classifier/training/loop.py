@@ -34,7 +34,7 @@ from classifier.training.gradients import distributed
 from classifier.training.limits import refuse_unfit_counts
 from classifier.training.losses import Weights, batch_weights
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
-from classifier.training.sizes import edges
+from classifier.training.sizes import test_window
 from classifier.training.splits import split_rows
 from classifier.training.steps import (
     Stepper,
@@ -216,7 +216,7 @@ class Training:
     @property
     def test_size(self) -> tuple[int, int]:
         """Height and width of the middle of an image that validation and test see."""
-        return edges(self.run.test_size) or self.shares.how.window
+        return test_window(self.run, *self.data.image_shape[:2])
 
     def sums_of_images(self) -> Tensor:
         """See `images_sums`: of all training images, each rank adding up a part of them."""
