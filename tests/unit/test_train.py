@@ -250,14 +250,13 @@ def test_validation_divides_the_sums_once() -> None:
     # The held-out images lie anywhere in the split.
     everything = torch.cat((torch.zeros(3, 32, 32, 3), images))
     process = Process(0, 0, 1, torch.device("cpu"))
-    loss, accuracy = steps.validate(
-        network, everything, torch.arange(n) + 3, labels, (32, 32), process
-    )
+    held_out = batches.Examples(everything, torch.arange(n) + 3, labels)
+    loss, accuracy = steps.validate(network, held_out, (32, 32), process)
     logits = network(images)
     assert loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
     assert accuracy == (logits.argmax(1) == labels).sum().item() / n
-    nothing = torch.arange(0)
-    assert steps.validate(network, images, nothing, labels[:0], (32, 32), process) == (None, None)
+    nothing = batches.Examples(images, torch.arange(0), labels[:0])
+    assert steps.validate(network, nothing, (32, 32), process) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Training:
         balanced: labels of the training images, if each class is drawn with equal chance.
         weights: in the loss, of the classes and of the training images.
         planned: by epoch, the plan that a thread makes during the epoch before.
-        held_out, val_labels: the validation images' rows and labels.
+        held_out: the validation images.
         per_rank: (ranks, 7), the same on all of them: mean seconds of a forward pass and of waiting
             for pixels in the last epoch, the most bytes on the GPU so far, and after the last epoch
             what `Meter.read` says of this attempt.
@@ -154,10 +154,12 @@ class Training:
         # What is mapped stays readable when its name is gone.
         if process.local_rank == 0:
             discard(staged)
-        self.held_out = torch.from_numpy(held_out).to(self.shares.place)
-        self.labels, self.val_labels = (
+        self.labels, held_out_labels = (
             torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
             for rows in (held_in, held_out)
+        )
+        self.held_out = batches.Examples(
+            self.shares.images, torch.from_numpy(held_out).to(self.shares.place), held_out_labels
         )
         refuse_empty_class(run, labels[held_in], data, tell)
         self.balanced = labels[held_in] if run.sampling == "balanced" else None
@@ -490,12 +492,7 @@ class Training:
         share_buffers(self.classifier, self.process)
         with self.average.used():
             val_loss, val_accuracy = validate(
-                self.classifier,
-                self.shares.images,
-                self.held_out,
-                self.val_labels,
-                self.test_size,
-                self.process,
+                self.classifier, self.held_out, self.test_size, self.process
             )
         # This is possible with finite weights: BatchNorm uses other statistics in validation.
         if val_loss is not None and not math.isfinite(val_loss):
