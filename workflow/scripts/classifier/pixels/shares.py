@@ -123,25 +123,28 @@ class Shares:
             yield mine.images, self.augmented(pixels, there, mine)
 
     def gathered(self, plan: Epoch, part: Tensor) -> Tensor:
-        """The windows of some images, in the memory where the images are."""
-        rows = self.rows[plan.images(part)]
-        if self.how.area is not None:
-            # The whole images: their boxes are resized on the device.
-            plan, how = whole(plan), Augmentation(self.how.size, self.how.size)
-        else:
-            how = self.how
+        """The windows of some images, or of resized crops the images, in the memory where the
+        images are.
+        """
+        rows, how = self.rows[plan.images(part)], self.how
+        # Of resized crops the whole images: their boxes are resized on the device.
+        resized = how.area is not None
         if not self.large:
-            pixels = crop(self.images, rows, part, plan, how)
+            pixels = self.images[rows] if resized else crop(self.images, rows, part, plan, how)
             # From other memory, a copy to a GPU waits for it.
             to_gpu = self.device.type == "cuda" and not pixels.is_cuda
             return pixels.pin_memory() if to_gpu else pixels
         assert self.mapped is not None
         out = torch.empty(
-            (len(part), *how.window, self.images.shape[3]),
+            (len(part), *(how.size if resized else how.window), self.images.shape[3]),
             dtype=self.images.dtype,
             pin_memory=self.device.type == "cuda",
         )
-        copy_windows(self.mapped, rows, part, plan, how, out)
+        if resized:
+            # With another mode, numpy takes them to memory of its own first.
+            np.take(self.mapped, rows.numpy(), axis=0, out=out.numpy(), mode="clip")
+        else:
+            copy_windows(self.mapped, rows, part, plan, how, out)
         return out
 
     def augmented(self, pixels: Tensor, plan: Epoch, part: Part) -> Tensor:
@@ -184,12 +187,6 @@ def ahead(gather: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Iterat
         finally:
             # The training may stop between two steps.
             threads.shutdown(cancel_futures=True)
-
-
-def whole(plan: Epoch) -> Epoch:
-    """A plan whose windows are the images as they are."""
-    zero = torch.zeros_like(plan.down)
-    return Epoch(plan.order, torch.zeros_like(plan.flipped), zero, zero, plan.top, plan.left)
 
 
 def fits(images: np.ndarray, device: torch.device) -> bool:

@@ -119,10 +119,10 @@ class Training:
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
         self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
-        self.began = time.monotonic()
+        self.attempt_began = time.monotonic()
         self.meter = Meter(process.device)
         # When the present epoch would have begun without interruptions; None between two epochs.
-        self.begun: float | None = None
+        self.epoch_began: float | None = None
         # A user's network may have buffers such as masks with infinities.
         self.never_finite = {
             name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
@@ -344,7 +344,7 @@ class Training:
                 raise Refusal(
                     f"after {progress(self.epoch, self.step)}: {name} is not finite; {self.remedy}"
                 )
-        self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
+        self.attempts[-1]["seconds"] = round(time.monotonic() - self.attempt_began, 3)
         tensors = on_cpu_at_once(
             {
                 "model": self.classifier.state_dict(),
@@ -406,7 +406,7 @@ class Training:
             Refusal: on all ranks, if a loss or a gradient is not finite.
         """
         run, rank = self.run, self.process.rank
-        begun = self.begun = time.perf_counter() - self.seconds
+        began = self.epoch_began = time.perf_counter() - self.seconds
         plan = self.take_plan(self.epoch + 1)
         labels, weights = self.labels, self.weights
         if plan.drawn is not None:
@@ -448,20 +448,20 @@ class Training:
             if reason or save_now:
                 # Count the last votes, so that only good numbers are saved.
                 self.count(votes, 0)
-                self.seconds = time.perf_counter() - begun
+                self.seconds = time.perf_counter() - began
                 if reason:
                     return reason
                 saver.save(self.rank_state(), self.state)
-        self.seconds, self.begun = time.perf_counter() - begun, None
+        self.seconds, self.epoch_began = time.perf_counter() - began, None
         return None
 
     def live(self) -> dict[str, Any]:
         """How far the training is, see workflow/schemas/live.schema.yaml. From another thread."""
-        step, begun = self.step, self.begun
+        step, began = self.step, self.epoch_began
         found: dict[str, Any] = {"epoch": self.epoch, "step": step, "steps": len(self.sizes)}
-        if step and begun:
+        if step and began:
             images = sum(self.sizes[:step])
-            found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
+            found["images_per_second"] = round(images / (time.perf_counter() - began), 1)
             # On a GPU this would wait for all ranks, and the owner's record would go stale.
             if not self.totals.is_cuda:
                 loss = float(self.totals[0]) * self.run.world_size / images
