@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from classifier.models import weights
-from classifier.models.classifier import build
+from classifier.models.classifier import build, some
 from manynodes.base.errors import Refusal
 
 WIDTHS = (8, 12, 16)
@@ -57,6 +57,13 @@ def test_normalisation_is_that_of_the_training_images() -> None:
     torch.testing.assert_close(
         classifier.std.double(), pixels.std(0, correction=0), rtol=1e-6, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((32, 32, 3), 2000), ((224, 224, 3), 40), ((2000, 2000, 3), 16)]
+)
+def test_whitening_sees_as_many_images_as_few_megabytes_hold(shape, count) -> None:
+    assert some(torch.empty(1, *shape, device="meta")) == count
 
 
 def test_whitening_makes_patches_white() -> None:

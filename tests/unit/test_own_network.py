@@ -332,6 +332,10 @@ class Batch(Tied):
         logits = super().forward(images)
         return logits - logits.mean(0)
 
+class Noisy(Tied):
+    def forward(self, images):
+        return super().forward(images) + torch.rand(1)
+
 class Reads(Tied):
     def __init__(self, classes, channels, size):
         super().__init__(classes, channels, size)
@@ -426,9 +430,10 @@ def test_a_network_whose_logits_depend_on_the_batch_is_told(tmp_path: Path) -> N
     (tmp_path / "nets.py").write_text(TROUBLE)
     found = {
         name: depends_on_others(with_model(f"{tmp_path}/nets.py:{name}"), FORM)
-        for name in ("Tied", "Centred", "Batch")
+        for name in ("Tied", "Centred", "Batch", "Noisy", "Four")
     }
-    assert found == {"Tied": False, "Centred": False, "Batch": True}
+    # What is random, or takes no such batch at all, is no matter of the others in it.
+    assert {name for name, depends in found.items() if depends} == {"Batch"}
 
 
 def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def refuse_contradictions(run: Any) -> None:
         )
     if run.fold is not None and not run.folds:
         raise Refusal(f"fold: {run.fold} is one of folds; give their number too, such as folds: 5")
-    if run.folds and not (run.fold is not None and run.fold < run.folds):
+    if run.folds and run.fold not in range(run.folds):
         raise Refusal(f"fold: {run.fold} is not one of {run.folds} folds, 0 to {run.folds - 1}")
     if run.best and not run.validation_fraction:
         raise Refusal(f"best: {run.best} needs validation images; give a validation_fraction")
