@@ -260,6 +260,15 @@ def test_validation_divides_the_sums_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("megabytes", "bucket"), [(0.5, 1.0), (3, 1.0), (8, 2.0), (40, 10.0), (200, 25.0)]
+)
+def test_a_bucket_is_a_quarter_of_the_network_neither_small_nor_large(megabytes, bucket) -> None:
+    network = nn.Module()
+    network.weight = nn.Parameter(torch.empty(int(megabytes * 2**18), device="meta"))
+    assert gradients.Gradients(RUN, network).bucket_mb == bucket
+
+
+@pytest.mark.parametrize(
     ("optimizer", "kind"),
     [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW), ("muon", optimizers.Muon)],
 )
