@@ -135,11 +135,11 @@ def pipeline(imported: DataFolder, files: Path) -> Iterator[Measured]:
 
     def ours() -> float:
         """Images per second and core."""
-        plan = batches.epoch_plan(len(of), 0, next(epochs), how)
+        plan = batches.epoch_plan(len(of.rows), 0, next(epochs), how)
         start = time.perf_counter()
         for _part, _pixels in of.of_epoch(plan, plan.order.split(BATCH)):
             pass
-        return len(of) / (time.perf_counter() - start) / CPUS
+        return len(of.rows) / (time.perf_counter() - start) / CPUS
 
     keep_freed_memory()  # as a training does
     transform = v2.Compose([v2.RandomCrop(WINDOW), v2.PILToTensor()])

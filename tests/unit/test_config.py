@@ -277,6 +277,23 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
     assert said == f"config: {line}"
 
 
+@pytest.mark.parametrize("config", [
+    {"crop_size": 32, "test_size": 32},
+    {"cutout": 32},
+    {"dataset": {"name": "digits"}, "nproc_per_node": 2, "global_batch_size": 8},
+    {"dataset": {"name": "digits"}, "nproc_per_node": 649, "global_batch_size": 1298},
+    {"compile": "cuda_graphs"},
+    {"compile": "default", "nproc_per_node": 2, "global_batch_size": 250, "micro_batches": 2},
+    {"nodes": 3, "global_batch_size": 501},
+    {"optimizer": "muon", "precision": "bf16"},
+    {"micro_batches": 125, "nodes": 2},
+    {"sampling": "balanced", "class_weights": {"cat": 2}},
+])  # fmt: skip
+def test_the_remedy_of_a_refusal_is_accepted(config: dict) -> None:
+    """And each limit itself."""
+    assert list(Experiment.from_config({"experiment": "test"} | config).runs) == ["run"]
+
+
 @pytest.mark.parametrize(("text", "line"), [
     ("epochs: 3\nseed: 1\nepochs: 5\n", "line 3: epochs is given twice; keep one"),
     ("dataset: {name: digits, name: cifar10}\n", "line 1: name is given twice; keep one"),

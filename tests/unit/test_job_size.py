@@ -126,6 +126,8 @@ def test_the_parameters_of_a_network_are_counted_before_any_job() -> None:
     about = facts_of("cifar10")
     # A ResNet-18 needs no more than what every job gets.
     assert parameters(own, about) == 0
+    wide = SimpleNamespace(**own.values | {"model": "resnet9", "widths": [600, 8, 8]})
+    assert parameters(wide, about) > 1_000_000
     # torchvision's documentation: 138,357,544 for 1,000 classes.
     assert parameters(vgg, about) == 138_357_544 - 990 * (4096 + 1)
     # Not yet imported.

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from classifier.models import weights
-from classifier.models.classifier import build
+from classifier.models.classifier import build, some
 from manynodes.base.errors import Refusal
 
 WIDTHS = (8, 12, 16)
@@ -48,8 +48,9 @@ def test_resnet18_has_the_cifar_stem_and_resnet18_imagenet_has_not() -> None:
     )
 
 
-def test_normalisation_is_that_of_the_training_images() -> None:
-    images = some_images()
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_normalisation_is_that_of_the_training_images(dtype) -> None:
+    images = some_images().to(dtype)
     classifier = build("resnet18", WIDTHS, 10)
     classifier.fit_to(images)
     pixels = images.reshape(-1, 3).double()
@@ -57,6 +58,34 @@ def test_normalisation_is_that_of_the_training_images() -> None:
     torch.testing.assert_close(
         classifier.std.double(), pixels.std(0, correction=0), rtol=1e-6, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(("name", "parameters", "trained", "norm"), [
+    ("airbench", 9_112, 8_752, 0.85162),
+    ("airbench96", 13_360, 12_964, 12.0855),
+    ("resnet9", 6_573_120, 6_573_120, 0.132286),
+    ("resnet18", 11_173_962, 11_173_962, 7.94092),
+    ("resnet18_imagenet", 11_181_642, 11_181_642, 3.01711),
+])  # fmt: skip
+def test_built_in_networks_compute_what_they_did(name, parameters, trained, norm) -> None:
+    """Their published accuracies are of these sizes, factors and momenta."""
+    torch.manual_seed(0)
+    classifier = build(name, WIDTHS, 10)
+    classifier.fit_to(some_images(16))
+    with torch.no_grad():
+        classifier.train()(some_images(16))
+        logits = classifier.eval()(some_images(16))
+    sizes = [(each.numel(), each.requires_grad) for each in classifier.parameters()]
+    assert sum(size for size, _ in sizes) == parameters
+    assert sum(size for size, trains in sizes if trains) == trained
+    assert logits.norm().item() == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((32, 32, 3), 2000), ((224, 224, 3), 40), ((2000, 2000, 3), 16)]
+)
+def test_whitening_sees_as_many_images_as_few_megabytes_hold(shape, count) -> None:
+    assert some(torch.empty(1, *shape, device="meta")) == count
 
 
 def test_whitening_makes_patches_white() -> None:

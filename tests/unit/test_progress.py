@@ -193,7 +193,7 @@ def test_what_is_live_counts_the_images_of_batches_as_they_are() -> None:
     training.run, training.epoch, training.step = run, 0, 1
     training.sizes = batch_sizes(1437, run.global_batch_size)  # 719 and 718
     training.totals = torch.tensor([2.0 * 719, 0.0], dtype=torch.float64)
-    training.begun = time.perf_counter() - 10
+    training.epoch_began = time.perf_counter() - 10
     found = training.live()
     assert found["loss"] == 2.0
     assert 60 < found["images_per_second"] <= 71.9

@@ -44,8 +44,8 @@ def made(form: tuple[int, int, int], resident: bool, **keys) -> Shares:
 
 def pixels(of: Shares, world_size: int, labels: np.ndarray | None = None) -> list[torch.Tensor]:
     """The pixels of each global batch of an epoch."""
-    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place, labels=labels)
-    steps = plan.order.split(batches.batch_sizes(len(of), 12))
+    plan = batches.epoch_plan(len(of.rows), 3, 1, of.how, of.place, labels=labels)
+    steps = plan.order.split(batches.batch_sizes(len(of.rows), 12))
     mixes = [batches.mix_of(3, 1, step, of.how) for step in range(len(steps))]
     shares_of = [
         [batches.share(step, rank, world_size, before=mix is not None)
@@ -118,10 +118,10 @@ def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
     of = made(FORMS[form], False, **WAYS[way])
     of.device = torch.device("meta")
     of.colour = of.colour.to("meta")
-    plan = batches.epoch_plan(len(of), 3, 1, of.how, of.place)
+    plan = batches.epoch_plan(len(of.rows), 3, 1, of.how, of.place)
     with Copies() as copies:
         mixes = [batches.mix_of(3, 1, step, of.how) for step in range(5)]
-        steps = of.of_epoch(plan, plan.order.split(batches.batch_sizes(len(of), 12)), mixes)
+        steps = of.of_epoch(plan, plan.order.split(batches.batch_sizes(len(of.rows), 12)), mixes)
         next(steps)
         before = copies.blocking
         assert sum(1 for _ in steps) == 4

@@ -250,14 +250,22 @@ def test_validation_divides_the_sums_once() -> None:
     # The held-out images lie anywhere in the split.
     everything = torch.cat((torch.zeros(3, 32, 32, 3), images))
     process = Process(0, 0, 1, torch.device("cpu"))
-    loss, accuracy = steps.validate(
-        network, everything, torch.arange(n) + 3, labels, (32, 32), process
-    )
+    held_out = batches.Examples(everything, torch.arange(n) + 3, labels)
+    loss, accuracy = steps.validate(network, held_out, (32, 32), process)
     logits = network(images)
     assert loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
     assert accuracy == (logits.argmax(1) == labels).sum().item() / n
-    nothing = torch.arange(0)
-    assert steps.validate(network, images, nothing, labels[:0], (32, 32), process) == (None, None)
+    nothing = batches.Examples(images, torch.arange(0), labels[:0])
+    assert steps.validate(network, nothing, (32, 32), process) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "bucket"), [(0.5, 1.0), (3, 1.0), (8, 2.0), (40, 10.0), (200, 25.0)]
+)
+def test_a_bucket_is_a_quarter_of_the_network_neither_small_nor_large(megabytes, bucket) -> None:
+    network = nn.Module()
+    network.weight = nn.Parameter(torch.empty(int(megabytes * 2**18), device="meta"))
+    assert gradients.Gradients(RUN, network).bucket_mb == bucket
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ gc.disable()
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from classifier.evaluation import metrics
 from classifier.evaluation.views import in_order, predict
 from classifier.models import weights
-from classifier.pixels.batches import images_per_pass
+from classifier.pixels.batches import Examples, images_per_pass
 from classifier.pixels.shares import fits, mapped_tensor
 from classifier.training.splits import fold_split
 from manynodes.base import atomic
@@ -111,20 +110,21 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
     guard = Guard(data, [f"{split}_images.npy"])
     data.refuse_changed(split)
     arrays = data.split(split)
-    tested = np.arange(len(arrays[1]))
+    rows = np.arange(len(arrays[1]))
     if args.fold:
         fold, folds, seed = args.fold
-        _, tested = fold_split(arrays[1], folds, fold, seed, data.extra("groups"))
+        _, rows = fold_split(arrays[1], folds, fold, seed, data.extra("groups"))
     images = mapped_tensor(arrays[0])
-    labels = torch.tensor(arrays[1][tested], device=process.device)
     images = images.to(process.device) if fits(arrays[0], process.device) else images
-    rows = torch.from_numpy(tested).to(images.device)
+    tested = Examples(
+        images,
+        torch.from_numpy(rows).to(images.device),
+        torch.tensor(arrays[1][rows], device=process.device),
+    )
     batch_size = args.batch_size or images_per_pass(arrays[0], process.device.type)
 
     def evaluated(path: Path, views: str) -> tuple[Found, metrics.Predicted | None]:
-        return evaluate_weights(
-            path, views, batch_size, args.trust_code, data, images, rows, labels, process
-        )
+        return evaluate_weights(path, views, batch_size, args.trust_code, data, tested, process)
 
     kept = kept_weights(args.checkpoints)
     before = {path: stamp(path) for path in (args.model, *(path for _, path in kept))}
@@ -144,7 +144,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
         if changed:
             raise Refusal(f"{changed} changed while it was read; run the same command again")
     if predicted is not None:
-        written = write_predictions(args.output, data, split, tested, arrays[1][tested], predicted)
+        written = write_predictions(args.output, data, split, rows, arrays[1][rows], predicted)
         about = {
             "model_sha256": model_sha256,
             "data_sha256": data.sha256,
@@ -165,21 +165,21 @@ def write_predictions(
     evaluation: Path,
     data: DataFolder,
     split: str,
-    tested: np.ndarray,
+    rows: np.ndarray,
     labels: np.ndarray,
     predicted: metrics.Predicted,
 ) -> str:
     """Write predictions.csv beside evaluation.json; returns its SHA-256.
 
     Args:
-        tested, labels: the rows of the split that were evaluated, with their labels.
+        rows, labels: the images of the split that were evaluated, with their labels.
     """
     columns = [labels, predicted.classes, predicted.confidence, predicted.of_true]
     return predictions.write(
         evaluation.with_name(predictions.FILE),
         files_of(data, split),
         data.class_names,
-        zip(tested, *columns, *predicted.probabilities.T, strict=True),
+        zip(rows, *columns, *predicted.probabilities.T, strict=True),
         predicted.probabilities.shape[1],
     )
 
@@ -190,9 +190,7 @@ def evaluate_weights(
     batch_size: int,
     trusted: str | None,
     data: DataFolder,
-    images: Tensor,
-    rows: Tensor,
-    labels: Tensor,
+    tested: Examples,
     process: Process,
 ) -> tuple[Found, metrics.Predicted | None]:
     """The metrics of one weights file and its predictions from these views, on rank 0; none
@@ -212,12 +210,13 @@ def evaluate_weights(
         )
     found: Found = {}
     predicted = None
-    by_views = predict(classifier, images, rows, labels, batch_size, views, process)
+    by_views = predict(classifier, tested, batch_size, views, process)
     for name, mine in by_views.items():
         parts = gather(mine, process)
         if process.first:
-            predicted = in_order(parts, len(labels))
-            found[name] = metrics.summarise(labels.cpu().numpy(), predicted, data.classes)
+            predicted = in_order(parts, len(tested.labels))
+            labels = tested.labels.cpu().numpy()
+            found[name] = metrics.summarise(labels, predicted, data.classes)
             if not math.isfinite(found[name]["loss"]):
                 raise Refusal(
                     f"{path}: the loss on the test images is not finite; "

@@ -270,7 +270,7 @@ def staged_here(
     """
     own = stage(data, scratch, contract.job_scratch) if process.local_rank == 0 else None
     found = gather(asdict(own) if own else None, process)
-    everywhere = decode(broadcast(encode(found) if process.first else None, process) or b"")
+    everywhere = decode(broadcast(encode(found), process))
     return Staged(**everywhere[process.rank - process.local_rank])
 
 
@@ -341,9 +341,9 @@ def begin(
 
     Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
-    content, skipped = newest(folder, request, tell) if process.first else (None, [])
+    content, skipped = newest(folder, request, tell) if process.first else (b"", [])
     content = broadcast(content, process)
-    state = State.decode(content) if content is not None else None
+    state = State.decode(content) if content else None
     if state:
         precision = state.run["precision"]
     else:
@@ -383,7 +383,7 @@ def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
     where = f"the {'CPU' if process.device.type == 'cpu' else 'GPU'} of {here}"
     without = gather("" if computes_in_bf16(process.device) else where, process)
     slow = ", ".join(dict.fromkeys(filter(None, without)))
-    chosen = None
+    chosen = ""
     if process.first:
         if slow:
             chosen, why = "fp32", f"{slow} has no bf16"
@@ -393,7 +393,7 @@ def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
         else:
             chosen, why = "bf16", "every process has bf16"
         tell(f"precision: {chosen}, chosen by auto: {why}")
-    return (broadcast(chosen.encode() if chosen else None, process) or b"").decode()
+    return broadcast(chosen.encode(), process).decode()
 
 
 def are_grey(images: np.ndarray) -> bool:

@@ -15,7 +15,7 @@ from classifier.training.limits import (
     refuse_unfit_sizes,
     refuse_unknown_classes,
 )
-from classifier.training.sizes import edges, training_images, validation_images
+from classifier.training.sizes import training_images, validation_images, window
 from classifier.training.splits import split_rows
 from manynodes.base.optional import torchvision
 from manynodes.data.datasets import DATASETS
@@ -105,9 +105,9 @@ def parameters(run: Any, dataset: Mapping[str, Any]) -> int:
         return 0
     from classifier.models.fitting import refuse_unfit_model
 
-    size = edges(run.crop_size) or (form.height, form.width)
-    seen = replace(form, height=size[0], width=size[1])
-    return refuse_unfit_model(run.model, run.widths, run.model_args, seen)
+    height, width = window(run, form.height, form.width)
+    seen = replace(form, height=height, width=width)
+    return refuse_unfit_model(run, seen)
 
 
 def form_of(dataset: Mapping[str, Any]) -> Form | None:

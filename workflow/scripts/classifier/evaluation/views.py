@@ -9,40 +9,27 @@ from torch.nn import functional as F
 
 from classifier.evaluation.metrics import MOST_CLASSES, Predicted
 from classifier.models.classifier import Classifier
-from classifier.pixels.batches import centred, pad
+from classifier.pixels.batches import Examples, pad
 from manynodes.ranks.process_group import Process
 
 
 @torch.no_grad()
 def predict(
-    classifier: Classifier,
-    images: Tensor,
-    rows: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    views: str,
-    process: Process,
+    classifier: Classifier, tested: Examples, batch_size: int, views: str, process: Process
 ) -> dict[str, list[Tensor]]:
     """This process's share of the predictions, with one view and with the requested views.
-
-    Args:
-        images: (n, h, w, c), in any memory.
-        rows: the test images among them, on the device of the images.
-        labels: of the test images, on the device of this process.
 
     Returns:
         By views, tensors over its images, on the CPU: index among the test images, then the fields
         of `Predicted`.
     """
     classifier.eval()
-    every = torch.arange(len(labels), device=process.device)
-    chunks = every.split(batch_size)[process.rank :: process.world_size]
+    size = classifier.description.get("test_size", tested.images.shape[1:3])
+    chunks = tested.passes(batch_size, size, process.rank, process.world_size)
     found: dict[str, list[tuple[Tensor, ...]]] = {"plain": [], views: []}
-    for chunk in chunks:
-        pixels = images[rows[chunk.to(rows.device)]].to(process.device)
-        size = classifier.description.get("test_size", images.shape[1:3])
-        for name, logits in predict_with_views(classifier, centred(pixels, size), views).items():
-            logits, true = logits.double(), labels[chunk].long()
+    for chunk, pixels in chunks:
+        for name, logits in predict_with_views(classifier, pixels, views).items():
+            logits, true = logits.double(), tested.labels[chunk].long()
             probabilities = logits.softmax(1)
             confidence, predicted = probabilities.max(1)
             loss = F.cross_entropy(logits, true, reduction="none")

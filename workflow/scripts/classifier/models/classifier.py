@@ -34,7 +34,7 @@ class Classifier(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, description: dict[str, Any], channels: int = 3) -> None:
+    def __init__(self, network: nn.Module, description: dict[str, Any], channels: int) -> None:
         super().__init__()
         self.network = network
         self.description = description

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from classifier.models.classifier import build, user_maker
+from classifier.models.classifier import Classifier, build, user_maker
 from classifier.models.names import Form, is_user_model, refuse_unknown_model, user_sources
 from manynodes.base.errors import Refusal, one_line
 
@@ -33,10 +33,14 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 FITTING: dict[str, int] = {}
 
 
-def refuse_unfit_model(
-    model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form
-) -> int:
-    """Refuse a model that cannot be trained on such images.
+def made(run: Any, form: Form) -> Classifier:
+    """The network of a run for images of this form, on torch's default device."""
+    shape = (form.height, form.width, form.channels)
+    return build(run.model, run.widths, form.classes, shape, run.model_args)
+
+
+def refuse_unfit_model(run: Any, form: Form) -> int:
+    """Refuse a run whose model cannot be trained on such images.
 
     Nothing is computed: torch's device `meta` has only shapes. A network of the user's that cannot
     be made there is made on the CPU.
@@ -47,12 +51,13 @@ def refuse_unfit_model(
     Raises:
         Refusal: naming the model and the problem.
     """
-    key = json.dumps([model, list(widths), dict(arguments), astuple(form)], default=str)
+    network = [run.model, list(run.widths), dict(run.model_args)]
+    key = json.dumps([*network, astuple(form)], default=str)
     if key not in FITTING:
-        refuse_unknown_model(model)
-        found = tried(model, widths, arguments, form, "meta")
-        if isinstance(found, str) and is_user_model(model):
-            found = tried(model, widths, arguments, form, "cpu")
+        refuse_unknown_model(run.model)
+        found = tried(run, form, "meta")
+        if isinstance(found, str) and is_user_model(run.model):
+            found = tried(run, form, "cpu")
         if isinstance(found, str):
             raise Refusal(f"model: {found}")
         FITTING[key] = found
@@ -74,20 +79,12 @@ def refuse_uncallable(model: str, arguments: Mapping[str, Any]) -> None:
         raise Refusal(f"model: {model}: {problem}") from None
 
 
-def tried(
-    model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form, device: str
-) -> str | int:
+def tried(run: Any, form: Form, device: str) -> str | int:
     """The problem of a network with a few images, or if there is none its number of parameters."""
-    count = IMAGES
+    model, count = run.model, IMAGES
     try:
         with torch.device(device), warnings.catch_warnings(action="ignore"):
-            classifier = build(
-                model,
-                widths,
-                form.classes,
-                (form.height, form.width, form.channels),
-                arguments,
-            )
+            classifier = made(run, form)
             network = classifier.network
             if problem := unkept(network):
                 return f"{model} {problem}"
@@ -120,18 +117,15 @@ def tried(
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def depends_on_others(
-    model: str, widths: Sequence[int], arguments: Mapping[str, Any], form: Form
-) -> bool:
+def depends_on_others(run: Any, form: Form) -> bool:
     """Whether a network that fits gives an image other logits in evaluation if it is alone.
 
     This makes a network of its own on the CPU, and draws from the global generators.
     """
     # One of a GPU's own layers may do nothing on a CPU.
     with suppress(Exception), torch.no_grad(), warnings.catch_warnings(action="ignore"):
-        shape = (form.height, form.width, form.channels)
-        network = build(model, widths, form.classes, shape, arguments).network.eval()
-        images = torch.randn(2, *shape).permute(0, 3, 1, 2)
+        network = made(run, form).network.eval()
+        images = torch.randn(2, form.height, form.width, form.channels).permute(0, 3, 1, 2)
         logits = network(images)
         if not torch.equal(logits, network(images)):
             # Random, or not finite.

@@ -121,15 +121,15 @@ def airbench_block(channels_in: int, channels_out: int, residual: bool) -> nn.Se
     return nn.Sequential(conv(channels_in), nn.MaxPool2d(2), norm(), nn.GELU(), *second, nn.GELU())
 
 
-def airbench(widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+def airbench(widths: Sequence[int], classes: int, channels: int) -> nn.Module:
     return Airbench(widths, classes, channels, residual=False)
 
 
-def airbench96(widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+def airbench96(widths: Sequence[int], classes: int, channels: int) -> nn.Module:
     return Airbench(widths, classes, channels, residual=True)
 
 
-def resnet18(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+def resnet18(_widths: Sequence[int], classes: int, channels: int) -> nn.Module:
     """torchvision's, with a 3 x 3 first convolution and no first pooling, as usual for 32 x 32
     images.
     """
@@ -139,14 +139,14 @@ def resnet18(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Modu
     return network
 
 
-def resnet18_imagenet(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Module:
+def resnet18_imagenet(_widths: Sequence[int], classes: int, channels: int) -> nn.Module:
     network = torchvision().models.resnet18(num_classes=classes)
     if channels != 3:
         network.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
     return network
 
 
-def resnet9(_widths: Sequence[int], classes: int, channels: int = 3) -> nn.Sequential:
+def resnet9(_widths: Sequence[int], classes: int, channels: int) -> nn.Sequential:
     """The network of his entry to DAWNBench.
 
     Source: D. Page, "How to Train Your ResNet", 2018, part 4.

@@ -3,9 +3,10 @@ processes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -312,6 +313,34 @@ def images_per_pass(images: Tensor | np.ndarray, device: str = "cpu") -> int:
     """
     values = PASS if device == "cpu" else PASS_ON_GPU
     return max(8, values // math.prod(images.shape[1:]))
+
+
+class Examples(NamedTuple):
+    """The images that a network is validated or tested on, and their labels.
+
+    Attributes:
+        images: of the whole split, (n, h, w, c), in any memory.
+        rows: of these images among them, int64 (m,), on the device of the images.
+        labels: of these images, (m,), on the device of this process.
+    """
+
+    images: Tensor
+    rows: Tensor
+    labels: Tensor
+
+    def passes(
+        self, count: int, size: tuple[int, int], rank: int, world_size: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The numbers and the middle of at most so many images at once, on the device of this
+        process, which shares these parts with the others.
+
+        Args:
+            size: height and width of the middle.
+        """
+        numbers = torch.arange(len(self.rows), device=self.rows.device)
+        for part in numbers.split(count)[rank::world_size]:
+            pixels = centred(self.images[self.rows[part]], size)
+            yield part.to(self.labels.device), pixels.to(self.labels.device)
 
 
 def crop(images: Tensor, rows: Tensor, indices: Tensor, plan: Epoch, how: Augmentation) -> Tensor:

@@ -4,8 +4,9 @@ time, or from the device's memory.
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -91,9 +92,6 @@ class Shares:
         """Where the images are, and where an epoch's plan must be."""
         return self.images.device
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def take(self, indices: Tensor) -> Tensor:
         """The middle of some training images as the network sees it, on the device."""
         return centred(self.images[self.rows[indices.to(self.place)]], self.how.window).to(
@@ -119,46 +117,34 @@ class Shares:
         chosen: Iterable[Tensor | None] = repeat(None)
         if plan.choices is not None:
             chosen = plan.choices[torch.cat(parts)].cpu().split([len(part) for part in parts])
-        both = list(zip(parts, map(Part, parts_there, chosen, mixes), strict=True))
-        if not self.large:
-            for part, mine in both:
-                yield mine.images, self.augmented(self.gathered(plan, part), there, mine)
-            return
-        waiting: deque[tuple[Future[Tensor], Part]] = deque()
-        with ThreadPoolExecutor(THREADS, "gather") as threads:
-            try:
-                for part, mine in both:
-                    waiting.append((threads.submit(self.gathered, plan, part), mine))
-                    if len(waiting) > AHEAD:
-                        pixels, first = waiting.popleft()
-                        yield first.images, self.augmented(pixels.result(), there, first)
-                while waiting:
-                    pixels, first = waiting.popleft()
-                    yield first.images, self.augmented(pixels.result(), there, first)
-            finally:
-                # The training may stop between two steps.
-                threads.shutdown(cancel_futures=True)
+        gather = partial(self.gathered, plan)
+        gathered = ahead(gather, parts) if self.large else map(gather, parts)
+        for mine, pixels in zip(map(Part, parts_there, chosen, mixes), gathered, strict=True):
+            yield mine.images, self.augmented(pixels, there, mine)
 
     def gathered(self, plan: Epoch, part: Tensor) -> Tensor:
-        """The windows of some images, in the memory where the images are."""
-        rows = self.rows[plan.images(part)]
-        if self.how.area is not None:
-            # The whole images: their boxes are resized on the device.
-            plan, how = whole(plan), Augmentation(self.how.size, self.how.size)
-        else:
-            how = self.how
+        """The windows of some images, or of resized crops the images, in the memory where the
+        images are.
+        """
+        rows, how = self.rows[plan.images(part)], self.how
+        # Of resized crops the whole images: their boxes are resized on the device.
+        resized = how.area is not None
         if not self.large:
-            pixels = crop(self.images, rows, part, plan, how)
+            pixels = self.images[rows] if resized else crop(self.images, rows, part, plan, how)
             # From other memory, a copy to a GPU waits for it.
             to_gpu = self.device.type == "cuda" and not pixels.is_cuda
             return pixels.pin_memory() if to_gpu else pixels
         assert self.mapped is not None
         out = torch.empty(
-            (len(part), *how.window, self.images.shape[3]),
+            (len(part), *(how.size if resized else how.window), self.images.shape[3]),
             dtype=self.images.dtype,
             pin_memory=self.device.type == "cuda",
         )
-        copy_windows(self.mapped, rows, part, plan, how, out)
+        if resized:
+            # With another mode, numpy takes them to memory of its own first.
+            np.take(self.mapped, rows.numpy(), axis=0, out=out.numpy(), mode="clip")
+        else:
+            copy_windows(self.mapped, rows, part, plan, how, out)
         return out
 
     def augmented(self, pixels: Tensor, plan: Epoch, part: Part) -> Tensor:
@@ -187,10 +173,20 @@ class Shares:
         return pixels if part.mix is None else mixed(pixels, part.mix)
 
 
-def whole(plan: Epoch) -> Epoch:
-    """A plan whose windows are the images as they are."""
-    zero = torch.zeros_like(plan.down)
-    return Epoch(plan.order, torch.zeros_like(plan.flipped), zero, zero, plan.top, plan.left)
+def ahead(gather: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The pixels of each part, gathered in threads while earlier ones are computed with."""
+    waiting: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(THREADS, "gather") as threads:
+        try:
+            for part in parts:
+                waiting.append(threads.submit(gather, part))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            # The training may stop between two steps.
+            threads.shutdown(cancel_futures=True)
 
 
 def fits(images: np.ndarray, device: torch.device) -> bool:

@@ -295,16 +295,14 @@ class Request:
         return found
 
 
-def newest(
-    folder: Path, request: Request, tell: Callable[[str], None]
-) -> tuple[bytes | None, list[Path]]:
+def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> tuple[bytes, list[Path]]:
     """Find the state to resume.
 
     Args:
         tell: gets a line for each skipped file, and one for the resumed state.
 
     Returns:
-        The content of the file, None if there is nothing to resume; and the states that were
+        The content of the file, empty if there is nothing to resume; and the states that were
         skipped, for `remove`.
 
     Raises:
@@ -316,7 +314,7 @@ def newest(
     for path in sorted(folder.glob("*.pt")):
         tell(f"skipped: {path} is a state of an earlier version of the workflow")
     skipped = []
-    found: bytes | None = None
+    found = b""
     ended = False
     for path, _ in states(folder):
         try:
@@ -340,6 +338,6 @@ def newest(
             )
             found = content
             break
-    if skipped and found is None:
+    if skipped and not found:
         tell(f"no usable state in {folder}, {len(skipped)} skipped; starting from scratch")
     return found, skipped

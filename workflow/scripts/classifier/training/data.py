@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classifier.models.classifier import Classifier, build
-from classifier.models.fitting import depends_on_others, refuse_unfit_model
+from classifier.models.classifier import Classifier
+from classifier.models.fitting import depends_on_others, made, refuse_unfit_model
 from classifier.models.names import Form, is_user_model
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.trivial_augment import operations
@@ -21,7 +21,7 @@ from classifier.training.limits import (
     refuse_unfit_sizes,
     refuse_unknown_classes,
 )
-from classifier.training.sizes import edges
+from classifier.training.sizes import test_window, window
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.config import Run
@@ -35,11 +35,10 @@ FEWER = {"folds": "more folds", "validation_fraction": "a smaller validation_fra
 def how(run: Run, data: DataFolder) -> Augmentation:
     """The augmentation of a run's training images."""
     height, width, _ = data.image_shape
-    window = edges(run.crop_size) or (height, width)
     resized = run.crop == "resized" or (run.crop == "auto" and min(height, width) >= PHOTOGRAPH)
     return Augmentation(
         size=(height, width),
-        window=window,
+        window=window(run, height, width),
         flip=run.flip,
         shift=0 if resized else run.shift,
         area=run.crop_area if resized else None,
@@ -125,10 +124,8 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
     Raises:
         Refusal: naming the model and the problem.
     """
-    window = edges(run.crop_size) or (form.height, form.width)
-    for height, width in {window, edges(run.test_size) or window}:
-        shown = replace(form, height=height, width=width)
-        refuse_unfit_model(run.model, run.widths, run.model_args, shown)
+    for seen in {each(run, form.height, form.width) for each in (window, test_window)}:
+        refuse_unfit_model(run, replace(form, height=seen[0], width=seen[1]))
     if run.freeze or run.rates:
         network = untrained(run, form).network
         freeze(run, network)
@@ -137,9 +134,8 @@ def refuse_unfit_network(run: Any, form: Form) -> None:
 
 def tell_dependent(run: Run, data: DataFolder, tell: Callable[[str], None]) -> None:
     """Warn of a network of the user's whose logits depend on the other images of a batch."""
-    height, width = edges(run.test_size) or edges(run.crop_size) or data.image_shape[:2]
-    form = Form(height, width, data.image_shape[2], data.classes)
-    if is_user_model(run.model) and depends_on_others(run.model, run.widths, run.model_args, form):
+    form = Form(*test_window(run, *data.image_shape[:2]), data.image_shape[2], data.classes)
+    if is_user_model(run.model) and depends_on_others(run, form):
         tell(
             f"warning: model: in evaluation, {run.model} gives an image other logits alone than "
             "among others, as with track_running_stats=False: results depend on the batch size"
@@ -148,8 +144,7 @@ def tell_dependent(run: Run, data: DataFolder, tell: Callable[[str], None]) -> N
 
 def untrained(run: Any, form: Form) -> Classifier:
     """The network of a run, without its weights where possible."""
-    height, width = edges(run.crop_size) or (form.height, form.width)
+    height, width = window(run, form.height, form.width)
     # As in `refuse_unfit_model`: a user's network may compute with its weights.
     with torch.device("cpu" if is_user_model(run.model) else "meta"):
-        shape = (height, width, form.channels)
-        return build(run.model, run.widths, form.classes, shape, run.model_args)
+        return made(run, replace(form, height=height, width=width))

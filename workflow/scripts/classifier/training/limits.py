@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from classifier.models.names import AIRBENCH, BUILT_IN_MODELS
-from classifier.training.sizes import edges
+from classifier.training.sizes import edges, window
 from manynodes.base.errors import Refusal, one_line
 
 
@@ -44,7 +44,7 @@ def refuse_contradictions(run: Any) -> None:
         )
     if run.fold is not None and not run.folds:
         raise Refusal(f"fold: {run.fold} is one of folds; give their number too, such as folds: 5")
-    if run.folds and not (run.fold is not None and run.fold < run.folds):
+    if run.folds and run.fold not in range(run.folds):
         raise Refusal(f"fold: {run.fold} is not one of {run.folds} folds, 0 to {run.folds - 1}")
     if run.best and not run.validation_fraction:
         raise Refusal(f"best: {run.best} needs validation images; give a validation_fraction")
@@ -112,10 +112,10 @@ def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:
                 f"{key}: {size[0]} x {size[1]} is larger than the {height} x {width} images of "
                 f"{dataset}; use at most that"
             )
-    window = edges(run.crop_size) or (height, width)
-    if run.cutout > min(window):
+    seen = window(run, height, width)
+    if run.cutout > min(seen):
         raise Refusal(
-            f"cutout: {run.cutout} is more than the {window[0]} x {window[1]} pixels of an "
+            f"cutout: {run.cutout} is more than the {seen[0]} x {seen[1]} pixels of an "
             "image; use less"
         )
 

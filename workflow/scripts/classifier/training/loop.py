@@ -34,7 +34,7 @@ from classifier.training.gradients import distributed
 from classifier.training.limits import refuse_unfit_counts
 from classifier.training.losses import Weights, batch_weights
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
-from classifier.training.sizes import edges
+from classifier.training.sizes import test_window
 from classifier.training.splits import split_rows
 from classifier.training.steps import (
     Stepper,
@@ -77,7 +77,7 @@ class Training:
         balanced: labels of the training images, if each class is drawn with equal chance.
         weights: in the loss, of the classes and of the training images.
         planned: by epoch, the plan that a thread makes during the epoch before.
-        held_out, val_labels: the validation images' rows and labels.
+        held_out: the validation images.
         per_rank: (ranks, 7), the same on all of them: mean seconds of a forward pass and of waiting
             for pixels in the last epoch, the most bytes on the GPU so far, and after the last epoch
             what `Meter.read` says of this attempt.
@@ -119,10 +119,10 @@ class Training:
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
         self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
-        self.began = time.monotonic()
+        self.attempt_began = time.monotonic()
         self.meter = Meter(process.device)
         # When the present epoch would have begun without interruptions; None between two epochs.
-        self.begun: float | None = None
+        self.epoch_began: float | None = None
         # A user's network may have buffers such as masks with infinities.
         self.never_finite = {
             name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
@@ -154,10 +154,12 @@ class Training:
         # What is mapped stays readable when its name is gone.
         if process.local_rank == 0:
             discard(staged)
-        self.held_out = torch.from_numpy(held_out).to(self.shares.place)
-        self.labels, self.val_labels = (
+        self.labels, held_out_labels = (
             torch.from_numpy(labels[rows].astype(np.int64)).to(process.device)
             for rows in (held_in, held_out)
+        )
+        self.held_out = batches.Examples(
+            self.shares.images, torch.from_numpy(held_out).to(self.shares.place), held_out_labels
         )
         refuse_empty_class(run, labels[held_in], data, tell)
         self.balanced = labels[held_in] if run.sampling == "balanced" else None
@@ -216,7 +218,7 @@ class Training:
     @property
     def test_size(self) -> tuple[int, int]:
         """Height and width of the middle of an image that validation and test see."""
-        return edges(self.run.test_size) or self.shares.how.window
+        return test_window(self.run, *self.data.image_shape[:2])
 
     def sums_of_images(self) -> Tensor:
         """See `images_sums`: of all training images, each rank adding up a part of them."""
@@ -342,7 +344,7 @@ class Training:
                 raise Refusal(
                     f"after {progress(self.epoch, self.step)}: {name} is not finite; {self.remedy}"
                 )
-        self.attempts[-1]["seconds"] = round(time.monotonic() - self.began, 3)
+        self.attempts[-1]["seconds"] = round(time.monotonic() - self.attempt_began, 3)
         tensors = on_cpu_at_once(
             {
                 "model": self.classifier.state_dict(),
@@ -404,7 +406,7 @@ class Training:
             Refusal: on all ranks, if a loss or a gradient is not finite.
         """
         run, rank = self.run, self.process.rank
-        begun = self.begun = time.perf_counter() - self.seconds
+        began = self.epoch_began = time.perf_counter() - self.seconds
         plan = self.take_plan(self.epoch + 1)
         labels, weights = self.labels, self.weights
         if plan.drawn is not None:
@@ -446,20 +448,20 @@ class Training:
             if reason or save_now:
                 # Count the last votes, so that only good numbers are saved.
                 self.count(votes, 0)
-                self.seconds = time.perf_counter() - begun
+                self.seconds = time.perf_counter() - began
                 if reason:
                     return reason
                 saver.save(self.rank_state(), self.state)
-        self.seconds, self.begun = time.perf_counter() - begun, None
+        self.seconds, self.epoch_began = time.perf_counter() - began, None
         return None
 
     def live(self) -> dict[str, Any]:
         """How far the training is, see workflow/schemas/live.schema.yaml. From another thread."""
-        step, begun = self.step, self.begun
+        step, began = self.step, self.epoch_began
         found: dict[str, Any] = {"epoch": self.epoch, "step": step, "steps": len(self.sizes)}
-        if step and begun:
+        if step and began:
             images = sum(self.sizes[:step])
-            found["images_per_second"] = round(images / (time.perf_counter() - begun), 1)
+            found["images_per_second"] = round(images / (time.perf_counter() - began), 1)
             # On a GPU this would wait for all ranks, and the owner's record would go stale.
             if not self.totals.is_cuda:
                 loss = float(self.totals[0]) * self.run.world_size / images
@@ -490,12 +492,7 @@ class Training:
         share_buffers(self.classifier, self.process)
         with self.average.used():
             val_loss, val_accuracy = validate(
-                self.classifier,
-                self.shares.images,
-                self.held_out,
-                self.val_labels,
-                self.test_size,
-                self.process,
+                self.classifier, self.held_out, self.test_size, self.process
             )
         # This is possible with finite weights: BatchNorm uses other statistics in validation.
         if val_loss is not None and not math.isfinite(val_loss):

@@ -11,6 +11,16 @@ def edges(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
+def window(run: Any, height: int, width: int) -> tuple[int, int]:
+    """Height and width of what the network sees in training, of images of this size."""
+    return edges(run.crop_size) or (height, width)
+
+
+def test_window(run: Any, height: int, width: int) -> tuple[int, int]:
+    """The same in validation and test, where it is the middle of an image."""
+    return edges(run.test_size) or window(run, height, width)
+
+
 def test_fold(run: Any, train_images: int) -> int:
     """Number of training images that the run is tested on, of so many in the data set."""
     return len(range(run.fold, train_images, run.folds)) if run.folds else 0

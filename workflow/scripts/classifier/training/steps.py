@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from classifier.models.classifier import Classifier
-from classifier.pixels.batches import centred, images_per_pass
+from classifier.pixels.batches import Examples, images_per_pass
 from classifier.training.gradients import Gradients, autocast
 from classifier.training.losses import UNWEIGHTED, Weights, mixed_loss
 from classifier.training.timing import Clock
@@ -168,31 +168,21 @@ def share_buffers(classifier: Classifier, process: Process) -> None:
 
 @torch.no_grad()
 def validate(
-    classifier: nn.Module,
-    images: Tensor,
-    rows: Tensor,
-    labels: Tensor,
-    size: tuple[int, int],
-    process: Process,
+    classifier: nn.Module, held_out: Examples, size: tuple[int, int], process: Process
 ) -> tuple[float | None, float | None]:
     """Loss and accuracy over the held-out set: sums over ranks, divided once. None, None if it is
     empty.
 
     Args:
-        images: of the whole split, (n, h, w, c), in any memory.
-        rows: of the held-out images among them, on the device of the images.
-        labels: of the held-out images, on the device of this process.
         size: height and width of the middle of an image that the network sees.
     """
+    labels = held_out.labels
     if not len(labels):
         return None, None
     classifier.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=process.device)
-    for chunk in torch.arange(len(labels)).split(images_per_pass(images, process.device.type))[
-        process.rank :: process.world_size
-    ]:
-        pixels = centred(images[rows[chunk.to(rows.device)]], size).to(process.device)
-        chunk = chunk.to(process.device)
+    count = images_per_pass(held_out.images, process.device.type)
+    for chunk, pixels in held_out.passes(count, size, process.rank, process.world_size):
         logits = classifier(pixels)
         loss = F.cross_entropy(logits, labels[chunk], reduction="none").double().sum()
         totals += torch.stack((loss, (logits.argmax(1) == labels[chunk]).sum().double()))

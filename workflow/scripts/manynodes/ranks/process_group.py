@@ -285,8 +285,8 @@ def gather(value: Tree, process: Process) -> list[Any]:
     ]
 
 
-def broadcast(content: bytes | None, process: Process) -> bytes | None:
-    """Rank 0's bytes, or None, on every process.
+def broadcast(content: bytes, process: Process) -> bytes:
+    """Rank 0's bytes on every process; those of the others do not count.
 
     Raises:
         Refusal: on the other ranks, if the value was not sent by rank 0 of this job.
@@ -294,24 +294,22 @@ def broadcast(content: bytes | None, process: Process) -> bytes | None:
     if not dist.is_initialized():
         return content
     what = f"exchange {next(EXCHANGES)} of rank 0"
-    size = torch.tensor([-1 if content is None else len(content)], device=process.device)
+    size = torch.tensor([len(content)], device=process.device)
     dist.broadcast(size, 0)
     (length,) = numbers(size)
-    received = bytearray(0 if process.first else max(length, 0))
+    received = bytearray(0 if process.first else length)
     # A large state is in memory once or twice, and a piece of it a few times more.
     for start in range(0, max(length, 1), PIECE):
         name = f"{what}, {start} of {length}"
-        part = min(max(length, 0) - start, PIECE)
+        part = min(length - start, PIECE)
         if process.first:
-            room = as_tensor(signed(name, (content or b"")[start : start + part]), process.device)
+            room = as_tensor(signed(name, content[start : start + part]), process.device)
         else:
             room = torch.empty(SIZE + part, dtype=torch.uint8, device=process.device)
         dist.broadcast(room, 0)
         if not process.first:
             received[start : start + part] = verified(name, as_bytes(room))
-    if process.first or length < 0:
-        return content
-    return bytes(received)
+    return content if process.first else bytes(received)
 
 
 def as_tensor(content: bytes, device: torch.device) -> Tensor:
