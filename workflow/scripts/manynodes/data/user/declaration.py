@@ -57,6 +57,11 @@ def is_wanted(name: str) -> bool:
     return name[0] != "." and name.lower() not in JUNK
 
 
+def is_class_name(name: str) -> bool:
+    """Whether it can be shown in a table."""
+    return name.isprintable() and 0 < len(name) <= 100
+
+
 def is_image(name: str) -> bool:
     return is_wanted(name) and name.lower().endswith(SUFFIXES)
 
@@ -200,7 +205,7 @@ class UserData:
 
     @property
     def jpeg_scaling(self) -> bool:
-        """Whether large JPEGs are decoded at a part of their size, see `pictures.read_image`."""
+        """Whether large JPEGs are decoded at a part of their size, see `pictures.decoded`."""
         return self.kind == "folder" and bool(self.image_size) and not self.decode_in_full
 
     @property
