@@ -11,7 +11,6 @@ It writes to --output:
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -79,7 +78,7 @@ def main() -> None:
                 "sources_sha256": args.evaluation,
                 "files": of_files(folders.run, ["evaluation.json", "run.json"]),
             }
-            atomic.write_text(folders.run / EVALUATED, json.dumps(evaluated, indent=2) + "\n")
+            atomic.write_json(folders.run / EVALUATED, evaluated)
             return
         reads = parse_option("--reads", args.reads)
         metrics = metrics_of(folders.run, reads.get("metrics"))
@@ -95,13 +94,10 @@ def main() -> None:
             tell_empty(folders)
         tell_unmatched(folders, reads.get("snapshots", ()))
         environment = read_environment(folders)
-        atomic.write_text(folders.run / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        atomic.write_json(folders.run / ENVIRONMENT, environment)
         write_metrics(folders.run / "metrics.csv", metrics)
         write_result(folders.run / "result.json", result)
-        atomic.write_text(
-            folders.run / "run.json",
-            json.dumps(about(folders, args.outputs, environment), indent=2) + "\n",
-        )
+        atomic.write_json(folders.run / "run.json", about(folders, args.outputs, environment))
         replaced.forget(folders.run)
 
 

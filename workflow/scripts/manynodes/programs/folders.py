@@ -346,7 +346,7 @@ def starts_of(folders: Folders) -> list[tuple[float, float]]:
 
 
 def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
-    atomic.write_text(folders.request, json.dumps(content, indent=2) + "\n")
+    atomic.write_json(folders.request, content)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

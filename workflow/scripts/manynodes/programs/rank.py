@@ -350,7 +350,7 @@ def keep_record(
         what = "a change of it trains nothing again, unless files names it"
         tell(f"warning: the module {name} is {place}: {what}")
     folder = folders.evaluation if task.evaluates else folders.state
-    atomic.write_text(folder / ENVIRONMENT, json.dumps(record, indent=2) + "\n")
+    atomic.write_json(folder / ENVIRONMENT, record)
 
 
 def note_other_packages(
@@ -491,7 +491,7 @@ def staged_here(
             _, folder = unpacked_here(source, task.scratch, contract.job_scratch, tell)
             found |= {"packed": str(folder)} if folder else {}
         message.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
+        atomic.write_json(parameters, dict(task.values))
     else:
         while (told := told_staged(message, contract.secret)) is None:
             time.sleep(0.1)
