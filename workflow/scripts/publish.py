@@ -90,7 +90,7 @@ def main() -> None:
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
         tell_old(folders, args.outputs)
-        if not (metrics or result.numbers or trace(folders.work, [folders.saved])[0]):
+        if not (metrics or result.numbers or trace(folders.work, [folders.saved]).files):
             tell_empty(folders)
         tell_unmatched(folders, reads.get("snapshots", ()))
         environment = read_environment(folders)
@@ -131,8 +131,8 @@ def tell_old(folders: Folders, outputs: Sequence[str]) -> None:
     begun = datetime.fromisoformat(last["started"]).timestamp()
     traces = {path: trace((folders.work / path).resolve()) for path in outputs if before}
     # By the clock of the file server.
-    old = [path for path, (count, _, newest) in traces.items()
-           if count and newest < (begun - CLOCKS) * 1e9]  # fmt: skip
+    old = [path for path, found in traces.items()
+           if found.files and found.newest < (begun - CLOCKS) * 1e9]  # fmt: skip
     if old:
         text = (
             f"outputs: {shortened(old)} in {folders.work} was written before the program last "

@@ -38,6 +38,7 @@ from manynodes.programs.folders import (
     ENVIRONMENT,
     UNFINISHED,
     Folders,
+    Trace,
     empty,
     note_start,
     of_another_launch,
@@ -74,7 +75,7 @@ class Rank:
         task: what it was given.
         owner: of the run, on rank 0; None on the others, and in an evaluation.
         inputs: this node's copies, on the node's first process; it watches over them.
-        before: `trace` of the state.
+        before: `saved_now`, before the program began.
         report: for `launch`, see `environment.add_to_report`.
         rows: collects metrics from the lines of rank 0's program; None if it writes a table.
         begun: request.json when this process owned the run; None without an owner.
@@ -84,7 +85,7 @@ class Rank:
     task: Task
     owner: Owner | None
     inputs: Sequence[DataFolder]
-    before: tuple[int, int, int]
+    before: Trace
     report: dict[str, Any]
     rows: LogRows | None = None
     begun: Mapping[str, Any] | None = None
@@ -262,7 +263,7 @@ def ready(
         if local_rank == 0:
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
-                keep_record(record, task, before[0] > 0, tell)
+                keep_record(record, task, before.files > 0, tell)
             # Not before: without a module that it imports, the other processes' programs would fail
             # first, and their error would be told instead of the remedy.
             tell_staged(message, staged, contract.secret)
@@ -367,7 +368,7 @@ def note_other_packages(
         incidents.add(folders.state, incidents.INEXACT, line)
 
 
-def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
+def begin(owner: Owner, folders: Folders, before: Trace) -> None:
     """Note from which state the program starts, without files that were never finished.
 
     Raises:
@@ -375,8 +376,8 @@ def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
     """
     for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
-    owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+    position = int.from_bytes(hashlib.sha256(repr(tuple(before)).encode()).digest()[:3])
+    owner.begin_at(position, before.files, f"with the same files in {folders.saved}")
     note_start(folders)
 
 
@@ -394,10 +395,10 @@ def place_saved(folders: Folders, task: Task) -> Path | None:
     """Where the program has saved what it continues from; None if it has not."""
     if found := snapshots_of(folders, task):
         return found[-1]
-    return folders.saved if trace(folders.saved)[0] else None
+    return folders.saved if trace(folders.saved).files else None
 
 
-def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
+def saved_now(folders: Folders, task: Task) -> Trace:
     """Changes when the program saves."""
     return trace(folders.saved, snapshots_of(folders, task))
 
