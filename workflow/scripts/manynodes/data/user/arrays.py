@@ -60,7 +60,7 @@ class NpyRows:
             raise Refusal(f"dataset.arrays: {name} is not an array: {error}") from None
         if not all(type(edge) is int and edge >= 0 for edge in self.shape):
             raise Refusal(f"dataset.arrays: {name} is not an array: its shape is {self.shape}")
-        if self.dtype.hasobject or self.dtype.kind not in "uif":
+        if self.dtype.kind not in "uif":
             raise Refusal(f"dataset.arrays: {name} has values of type {self.dtype}, not numbers")
         if fortran and len(self.shape) > 1:
             raise Refusal(
