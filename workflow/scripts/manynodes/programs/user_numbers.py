@@ -7,7 +7,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
@@ -582,10 +582,9 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
     anew = 0
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
-        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                for part in parts_of(line) if len(patterns) > 1 else (line,):
-                    start.take(part)
+        for line in lines_of(log):
+            for part in parts_of(line) if len(patterns) > 1 else (line,):
+                start.take(part)
         start.end()
         rows = start.in_order
         anew = max(anew, start.anew.lost(0) + start.still)
@@ -595,13 +594,18 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
 def first_unread(run: Path, patterns: Sequence[str]) -> str:
     """The first group of a line that matches and is no number, in words; empty if none is."""
     for log in sorted(Folders(run).printed.glob("*.log")):
-        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
-                    for name, text in match.groupdict().items():
-                        if text and not numeric(plain(text)):
-                            return f"the group {name} matches {shown(text)}, which is no number"
+        for line in lines_of(log):
+            for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
+                for name, text in match.groupdict().items():
+                    if text and not numeric(plain(text)):
+                        return f"the group {name} matches {shown(text)}, which is no number"
     return ""
+
+
+def lines_of(log: Path) -> Iterator[str]:
+    """The lines of a log, as far as it can be read."""
+    with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
+        yield from lines
 
 
 class LogRows:

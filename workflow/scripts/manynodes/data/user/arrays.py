@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +112,14 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     f"dataset.arrays: {which}{rows.shape[0]:,} images but {len(labels[split]):,} "
                     "labels; save one label per image"
                 )
-            done = 0
-            bar = progress((), f"importing {split}", rows.shape[0])
-            for chunk in rows.chunks():
-                where = f"dataset.arrays: the images {rows.name}"
-                for image in pixels(chunk, kind, where).reshape(len(chunk), *shape):
-                    target = split if in_test is None else SPLITS[int(in_test[done])]
-                    files[target].append(image)
-                    kept[target].append(labels[split][done])
-                    done += 1
-                bar.update(len(chunk))
-            bar.close()
+            where = f"dataset.arrays: the images {rows.name}"
+            images = chain.from_iterable(
+                pixels(chunk, kind, where).reshape(len(chunk), *shape) for chunk in rows.chunks()
+            )
+            for number, image in enumerate(progress(images, f"importing {split}", rows.shape[0])):
+                target = split if in_test is None else SPLITS[int(in_test[number])]
+                files[target].append(image)
+                kept[target].append(labels[split][number])
         return finish(user_data, list(map(str, range(classes))), files, kept, tell)
 
 

@@ -5,12 +5,13 @@ import os
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,8 +109,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
                 file.checksums = []
-                results = decode_all(user_data, listing, file, pool, split)
-                note_decoded(results, file, user_data, listing, bad[split], remarks)
+                bad[split] |= decode_all(user_data, listing, file, pool, split, remarks)
                 files[split] = file
         except BrokenProcessPool:
             where = f"dataset.folder: {user_data.path}: a process that decoded an image was killed"
@@ -131,31 +131,6 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
         skipped = [str(path.relative_to(user_data.path)) for path in left_out]
         return finish(user_data, class_names, files, labels, tell, skipped, len(similar))
-
-
-def note_decoded(
-    results: Iterable[tuple[int, Decoded | str]],
-    file: ArrayFile,
-    user_data: UserData,
-    listing: Listing,
-    bad: dict[int, str],
-    remarks: Remarks,
-) -> None:
-    """Note what was found in the images of a split.
-
-    Args:
-        results: of `decode_all`.
-        bad: gets the reasons why images cannot be used, by their number.
-        remarks: gets what their decoder says.
-    """
-    for number, result in results:
-        if isinstance(result, str):
-            bad[number] = result
-            result = Decoded(0, ())
-        name = listing.paths[number].relative_to(user_data.path)
-        remarks.note(name, result.warnings, result.level)
-        file.checksums.append(result.checksum)
-        file.fingerprints.append(result.fingerprints)
 
 
 def tell_similar(
@@ -191,9 +166,21 @@ def read_headers(listings: dict[str, Listing], pool: ProcessPoolExecutor) -> dic
 
 
 def decode_all(
-    user_data: UserData, listing: Listing, file: ArrayFile, pool: ProcessPoolExecutor, split: str
-) -> Iterator[tuple[int, Decoded | str]]:
-    """Decode the images of a split into its file; gives the row and `decode_into` of each."""
+    user_data: UserData,
+    listing: Listing,
+    file: ArrayFile,
+    pool: ProcessPoolExecutor,
+    split: str,
+    remarks: Remarks,
+) -> dict[int, str]:
+    """Decode the images of a split into its file.
+
+    Args:
+        remarks: gets what their decoder says.
+
+    Returns:
+        Why images cannot be used, by their number.
+    """
     count = len(listing.paths)
     # The size at once, so that a full disk is found before the work.
     os.posix_fallocate(file.file.fileno(), 0, file.offset(count))
@@ -203,11 +190,17 @@ def decode_all(
         for start in range(0, count, TASK)
     ]
     decode = partial(decode_into, user_data.image_size, user_data.jpeg_scaling, file.shape)
-    bar = progress((), f"importing {split}", count)
-    for start, results in enumerate(pool.map(decode, tasks)):
-        yield from enumerate(results, start * TASK)
-        bar.update(len(results))
-    bar.close()
+    results = chain.from_iterable(pool.map(decode, tasks))
+    bad = {}
+    for number, result in enumerate(progress(results, f"importing {split}", count)):
+        if isinstance(result, str):
+            bad[number] = result
+            result = Decoded(0, ())
+        name = listing.paths[number].relative_to(user_data.path)
+        remarks.note(name, result.warnings, result.level)
+        file.checksums.append(result.checksum)
+        file.fingerprints.append(result.fingerprints)
+    return bad
 
 
 def list_images(
@@ -267,17 +260,15 @@ def write_extra(
         paths: of the images of the train split.
         extra: of `list_images`.
     """
-    if groups := extra["groups"]:
-        names = sorted({groups[path] for path in paths})
-        number = {name: place for place, name in enumerate(names)}
-        save_extra(folder, "groups", [number[groups[path]] for path in paths])
-    if weights := extra["weights"]:
-        save_extra(folder, "weights", [weights[path] for path in paths])
-
-
-def save_extra(folder: Path, key: str, values: Sequence[float]) -> None:
-    name, dtype = EXTRA[key]
-    np.save(folder / f"{name}.npy", np.array(values, dtype))
+    for key, values in extra.items():
+        if not values:
+            continue
+        column = [values[path] for path in paths]
+        if key == "groups":
+            number = {name: place for place, name in enumerate(sorted({*column}))}
+            column = [number[name] for name in column]
+        name, dtype = EXTRA[key]
+        np.save(folder / f"{name}.npy", np.array(column, dtype))
 
 
 def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:

@@ -285,27 +285,19 @@ class Remarks:
         for text, names in kinds.values():
             images = list(dict.fromkeys(names))
             tell(f"warning: {len(images):,} images: {text}: {named(images)}")
-        tell_dark(self.levels, tell)
+        # Images of 16 bits that use less than half of them, or most of them far less, such as those
+        # of a camera of 12: of each level only the upper 8 bits are kept.
+        whole = max(self.levels, default=0) < 2**15
+        dark = [level for level in self.levels if whole or level < 2**13]
+        if 2 * len(dark) > len(self.levels):
+            tell(
+                f"warning: {len(dark):,} grey images of 16 bits are dark: their levels go up to "
+                f"{max(dark):,} of 65,535; scale them to 16 bits"
+            )
 
 
-def tell_dark(levels: Sequence[int], tell: Callable[[str], None]) -> None:
-    """Warn if images of 16 bits use less than half of them, or most of them far less, such as those
-    of a camera of 12: of each level only the upper 8 bits are kept.
-
-    Args:
-        levels: the highest of each grey image of 16 bits.
-    """
-    whole = max(levels, default=0) < 2**15
-    dark = [level for level in levels if whole or level < 2**13]
-    if 2 * len(dark) > len(levels):
-        tell(
-            f"warning: {len(dark):,} grey images of 16 bits are dark: their levels go up to "
-            f"{max(dark):,} of 65,535; scale them to 16 bits"
-        )
-
-
-def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
-    """A progress bar; a log gets a line of it every ten seconds."""
+def progress(things: Iterable[Any], what: str, total: int | None = None) -> Iterable[Any]:
+    """The things, with a progress bar; a log gets a line of it every ten seconds."""
     seconds = 0.2 if sys.stderr.isatty() else 10
     return tqdm(
         things, total=total, desc=what, unit=" images", file=sys.stderr,
