@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ class Rank:
     Attributes:
         command: starts the program.
         task: what it was given.
+        folders: of the run.
         owner: of the run, on rank 0; None on the others, and in an evaluation.
-        inputs: this node's copies, on the node's first process; it watches over them.
+        guards: of this node's copies of the inputs, on the node's first process.
         before: `saved_now`, before the program began.
         report: for `launch`, see `environment.add_to_report`.
         rows: collects metrics from the lines of rank 0's program; None if it writes a table.
@@ -83,20 +84,15 @@ class Rank:
 
     command: Command
     task: Task
+    folders: Folders
     owner: Owner | None
-    inputs: Sequence[DataFolder]
+    guards: Sequence[Guard]
     before: Trace
     report: dict[str, Any]
-    rows: LogRows | None = None
-    begun: Mapping[str, Any] | None = None
+    rows: LogRows | None
+    begun: Mapping[str, Any] | None
     next_look: float = 0.0
     next_long_look: float = 0.0
-    folders: Folders = field(init=False)
-    guards: list[Guard] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folders = Folders(self.task.output.resolve())
-        self.guards = [Guard(copy, copy.manifest["files"]) for copy in self.inputs]
 
     def look(self) -> None:
         """Called all the time while the program runs.
@@ -204,10 +200,10 @@ class Rank:
 
     def refuse_changed_inputs(self) -> None:
         """The same by their content. A file that is gone has been read before."""
-        for copy in self.inputs:
-            for file in copy.damaged_files():
-                if (copy.path / file).is_file():
-                    self.refuse_spoiled(f"{copy.path / file} on {socket.gethostname()}")
+        for guard in self.guards:
+            for file in guard.copy.damaged_files():
+                if (path := guard.copy.path / file).is_file():
+                    self.refuse_spoiled(f"{path} on {socket.gethostname()}")
 
     def refuse_spoiled(self, changed: str) -> None:
         line = f"{changed} changed while the program ran; "
@@ -269,16 +265,17 @@ def ready(
             tell_staged(message, staged, contract.secret)
         if owner:
             begin(owner, folders, before)
-        sources = sources_of(task)
+        copies = [source.at(staged[name]) for name, source in sources_of(task).items()]
         yield Rank(
-            program,
-            task,
-            owner,
-            [sources[name].at(staged[name]) for name in sources] if local_rank == 0 else [],
-            before,
-            report,
-            rows_of(task, folders) if owner else None,
-            read_request(folders) if owner else None,
+            command=program,
+            task=task,
+            folders=folders,
+            owner=owner,
+            guards=[Guard(copy, copy.manifest["files"]) for copy in copies if local_rank == 0],
+            before=before,
+            report=report,
+            rows=rows_of(task, folders) if owner else None,
+            begun=read_request(folders) if owner else None,
         )
 
 
