@@ -1058,7 +1058,7 @@ def test_lines_of_both_streams_are_heard_in_their_order(tmp_path: Path) -> None:
 def test_rows_without_the_count_add_to_those_of_their_epoch(tmp_path: Path) -> None:
     """As of a program that logs training by step and validation by epoch."""
     lines = [
-        {"parameters": 7}, {"epoch": 1, "step": 50, "loss": 3},
+        {"parameters": 7}, {"epoch": 1, "step": 50, "loss": 3, "phase": "train"},
         {"epoch": 1, "step": 100, "loss": 2}, {"epoch": 2, "step": 150, "loss": 1.5},
         {"epoch": 1, "val": 0.8}, {"val": 0.9, "loss": 9},
     ]  # fmt: skip

@@ -184,7 +184,7 @@ def test_a_second_command_of_one_job_does_not_end_the_first(tmp_path, monkeypatc
     path.write_text(json.dumps(asdict(ELSEWHERE)))
     lines: list[str] = []
     owner.refuse_owned(folder, ELSEWHERE.name, lines.append)
-    owner.await_end(path, ELSEWHERE.name, (ELSEWHERE, 0), lines.append)
+    owner.await_end(path, ELSEWHERE.name, owner.Seen(ELSEWHERE, 0), lines.append)
     assert lines == []
 
 

@@ -7,7 +7,6 @@ The manifest is written last, so an interrupted fetch never counts as complete.
 
 import argparse
 import errno
-import json
 import shutil
 import sys
 import tempfile
@@ -200,7 +199,7 @@ def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
         "content_sha256": content,
         "files": files,
     }
-    atomic.write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    atomic.write_json(folder / MANIFEST, manifest)
     height, width, channels = about["image_shape"]
     images = " and ".join(f"{count:,} {split}" for split, count in about["images"].items())
     print(

@@ -11,7 +11,6 @@ It writes to --output:
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -79,7 +78,7 @@ def main() -> None:
                 "sources_sha256": args.evaluation,
                 "files": of_files(folders.run, ["evaluation.json", "run.json"]),
             }
-            atomic.write_text(folders.run / EVALUATED, json.dumps(evaluated, indent=2) + "\n")
+            atomic.write_json(folders.run / EVALUATED, evaluated)
             return
         reads = parse_option("--reads", args.reads)
         metrics = metrics_of(folders.run, reads.get("metrics"))
@@ -91,17 +90,14 @@ def main() -> None:
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
         tell_old(folders, args.outputs)
-        if not (metrics or result.numbers or trace(folders.work, [folders.saved])[0]):
+        if not (metrics or result.numbers or trace(folders.work, [folders.saved]).files):
             tell_empty(folders)
         tell_unmatched(folders, reads.get("snapshots", ()))
         environment = read_environment(folders)
-        atomic.write_text(folders.run / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        atomic.write_json(folders.run / ENVIRONMENT, environment)
         write_metrics(folders.run / "metrics.csv", metrics)
         write_result(folders.run / "result.json", result)
-        atomic.write_text(
-            folders.run / "run.json",
-            json.dumps(about(folders, args.outputs, environment), indent=2) + "\n",
-        )
+        atomic.write_json(folders.run / "run.json", about(folders, args.outputs, environment))
         replaced.forget(folders.run)
 
 
@@ -135,8 +131,8 @@ def tell_old(folders: Folders, outputs: Sequence[str]) -> None:
     begun = datetime.fromisoformat(last["started"]).timestamp()
     traces = {path: trace((folders.work / path).resolve()) for path in outputs if before}
     # By the clock of the file server.
-    old = [path for path, (count, _, newest) in traces.items()
-           if count and newest < (begun - CLOCKS) * 1e9]  # fmt: skip
+    old = [path for path, found in traces.items()
+           if found.files and found.newest < (begun - CLOCKS) * 1e9]  # fmt: skip
     if old:
         text = (
             f"outputs: {shortened(old)} in {folders.work} was written before the program last "

@@ -253,7 +253,7 @@ class Finished:
             return has_request(Folders(folder))
         with suppress(OSError):
             found = owner.look(folder / "state/owner.json")
-            return bool(found and found[0].token)
+            return bool(found and found.record.token)
         return False
 
     @property

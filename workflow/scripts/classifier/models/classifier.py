@@ -180,7 +180,7 @@ def build(
             image_shape.
         test_size: height and width of the middle of an image that evaluation sees.
         dtype: of the images of the data set.
-        jpeg_scaling: of `pictures.read_image` for them.
+        jpeg_scaling: of `pictures.decoded` for them.
 
     Raises:
         Refusal: the user's code fails, or the arguments are not the model's.

@@ -1,6 +1,7 @@
 """Atomic files: written completely or not at all."""
 
 import errno
+import json
 import os
 import shutil
 import socket
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 # Suffix of our temporary files; no other file has it.
 TEMPORARY = ".ddp-tmp"
@@ -160,6 +162,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; raises as `write_bytes`."""
     write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, to be read by people too; raises as `write_bytes`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def megabytes(size: int) -> str:

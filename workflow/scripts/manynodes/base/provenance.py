@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+GIT = ("git", "--no-optional-locks")
 GIT_TIMEOUT = 60  # seconds; a repository may lie on a mount that is gone
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -115,8 +116,8 @@ def git_state() -> dict[str, Any]:
     """
     try:
         return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", ".")),
+            "commit": git_here("rev-parse", "HEAD"),
+            "dirty": bool(git_here("status", "--porcelain", ".")),
         }
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
@@ -126,30 +127,20 @@ def repository_of(folder: Path) -> dict[str, Any]:
     """The repository that a folder of the user's is in, with what differs from its commit; empty
     where git knows none, or does not trust its owner.
     """
-
-    ours = ["git", "--no-optional-locks", "-C", str(folder)]
-    clean = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
-
-    def ask(*arguments: str) -> str:
-        done = subprocess.run(
-            [*ours, *arguments], env=clean, timeout=GIT_TIMEOUT,
-            capture_output=True, text=True, errors="replace", check=True,
-        )  # fmt: skip
-        return done.stdout.strip()
-
+    differs = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
     try:
         # Of a changed file of gigabytes, no more than is kept.
         with subprocess.Popen(
-            [*ours, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], env=clean,
+            [*GIT, "-C", str(folder), *differs], env=environment_of_git(),
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         ) as running:  # fmt: skip
             assert running.stdout
             diff = running.stdout.read(MOST_DIFF + 1).strip()
             running.kill()
         return {
-            "path": ask("rev-parse", "--show-toplevel"),
-            "commit": ask("rev-parse", "HEAD"),
-            "dirty": bool(ask("status", "--porcelain")),
+            "path": git("-C", str(folder), "rev-parse", "--show-toplevel"),
+            "commit": git("-C", str(folder), "rev-parse", "HEAD"),
+            "dirty": bool(git("-C", str(folder), "status", "--porcelain")),
             "diff": diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)",
         }
     except (OSError, subprocess.SubprocessError):
@@ -162,7 +153,7 @@ def why_no_commit() -> str | None:
     """
     try:
         if (SCRIPTS.parents[1] / ".git").exists():
-            git("rev-parse", "HEAD")
+            git_here("rev-parse", "HEAD")
     except OSError as error:
         return f"git: {error.strerror}"
     except subprocess.CalledProcessError as error:
@@ -172,22 +163,29 @@ def why_no_commit() -> str | None:
     return None
 
 
+def git_here(*arguments: str) -> str:
+    """What git says of the checkout; raises as `git`."""
+    # Somebody else's checkout too: its programs run anyway. But no repository around it: its
+    # settings name programs that git runs, and anybody can make one in /tmp.
+    return git("-c", f"safe.directory={SCRIPTS.parents[1]}", "-C", str(SCRIPTS), *arguments)
+
+
 def git(*arguments: str) -> str:
-    """What git says of the checkout.
+    """What git says.
 
     Raises:
         OSError: git cannot be started.
         SubprocessError: it fails, or does not end.
     """
-    # Somebody else's checkout too: its programs run anyway. But no repository around it: its
-    # settings name programs that git runs, and anybody can make one in /tmp.
-    options = ["-c", f"safe.directory={SCRIPTS.parents[1]}", "--no-optional-locks"]
-    # A hook of another repository sets GIT_DIR.
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
     return subprocess.run(
-        ["git", *options, "-C", str(SCRIPTS), *arguments],
-        env=environment, capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT,
+        [*GIT, *arguments], env=environment_of_git(), timeout=GIT_TIMEOUT,
+        capture_output=True, text=True, errors="replace", check=True,
     ).stdout.strip()  # fmt: skip
+
+
+def environment_of_git() -> dict[str, str]:
+    """Without GIT_DIR, which a hook of another repository sets."""
+    return {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal
@@ -60,6 +60,13 @@ class Record:
         )
 
 
+class Seen(NamedTuple):
+    """A record, and the time of its last touch in ns since the epoch."""
+
+    record: Record
+    touched: int
+
+
 class Owner:
     """The hold on a run. Made by `acquire`.
 
@@ -87,11 +94,11 @@ class Owner:
 
     def confirm(self) -> None:
         there = look(self.path)
-        if there and there[0].token == self.record.token:
+        if there and there.record.token == self.record.token:
             os.utime(self.path)
             self.confirmed = time.monotonic()
         else:
-            self.taken = there[0] if there else Record("", "", "", "")
+            self.taken = there.record if there else Record("", "", "", "")
 
     def check(self) -> None:
         """Check that the run is still ours; call it before every write. It is free while the
@@ -168,9 +175,10 @@ def acquire(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Ow
     folder.mkdir(parents=True, exist_ok=True)
     before = look(path)
     if before:
-        if before[0].name == name:
+        earlier = before.record
+        if earlier.name == name:
             # The count of starts continues, even if this attempt ends before it starts.
-            mine = replace(mine, position=before[0].position, starts=before[0].starts)
+            mine = replace(mine, position=earlier.position, starts=earlier.starts)
         take_over(path, mine, before, tell)
     elif not atomic.create(path, text(mine)):
         raise Refusal(
@@ -184,8 +192,8 @@ def acquire(folder: Path, name: str, tell: Callable[[str], None]) -> Iterator[Ow
         owner.release()
 
 
-def look(path: Path) -> tuple[Record, int] | None:
-    """The record and the time of its last touch in ns; None if there is none.
+def look(path: Path) -> Seen | None:
+    """The record at a path; None if there is none.
 
     A file that is not a record belongs to nobody.
 
@@ -200,12 +208,12 @@ def look(path: Path) -> tuple[Record, int] | None:
     except FileNotFoundError:
         return None
     except NotAFile:
-        return nobody, 0
+        return Seen(nobody, 0)
     try:
         fields = parse_form(content, "owner")
     except ValueError:
-        return nobody, touched
-    return Record(**fields | {"position": tuple(fields["position"])}), touched
+        return Seen(nobody, touched)
+    return Seen(Record(**fields | {"position": tuple(fields["position"])}), touched)
 
 
 def job_of(name: str) -> str:
@@ -217,27 +225,26 @@ def text(record: Record) -> str:
     return json.dumps(asdict(record), indent=2) + "\n"
 
 
-def take_over(
-    path: Path, mine: Record, before: tuple[Record, int], tell: Callable[[str], None]
-) -> None:
+def take_over(path: Path, mine: Record, before: Seen, tell: Callable[[str], None]) -> None:
     """Replace the record of a dead owner.
 
     Raises:
         Refusal: it is alive, or another process was faster.
     """
     await_end(path, mine.name, before, tell)
-    if before[0].token and is_gone(before[0]):
+    earlier = before.record
+    if earlier.token and is_gone(earlier):
         # Of several that know on this machine that it is gone, one goes on at once.
-        claim = path.with_name(f"{path.stem}.{before[0].token}{path.suffix}")
+        claim = path.with_name(f"{path.stem}.{earlier.token}{path.suffix}")
         if atomic.create(claim, text(mine)):
             try:
-                refuse_others(path, before[0].token)
+                refuse_others(path, earlier.token)
                 atomic.write_text(path, text(mine))
                 return
             finally:
                 claim.unlink()
         time.sleep(SETTLE)
-        refuse_others(path, before[0].token)
+        refuse_others(path, earlier.token)
     atomic.write_text(path, text(mine))
     # Others that find the same dead owner come here too; the last one wins.
     time.sleep(SETTLE)
@@ -247,15 +254,13 @@ def take_over(
 def refuse_others(path: Path, token: str) -> None:
     """Refuse a record that is not the expected one."""
     now = look(path)
-    if now is None or now[0].token != token:
-        raise Refusal(
-            still_there(path, now[0]) if now else f"{path} was removed; run the same command again"
-        )
+    if now is None:
+        raise Refusal(f"{path} was removed; run the same command again")
+    if now.record.token != token:
+        raise Refusal(still_there(path, now.record))
 
 
-def await_end(
-    path: Path, name: str, before: tuple[Record, int], tell: Callable[[str], None]
-) -> None:
+def await_end(path: Path, name: str, before: Seen, tell: Callable[[str], None]) -> None:
     """Return when the owner of the record is known to be dead.
 
     Args:
@@ -264,7 +269,7 @@ def await_end(
     Raises:
         Refusal: it is alive.
     """
-    record, touched = before
+    record = before.record
     if record.released or is_gone(record) or is_earlier(record, name):
         return
     tell(
@@ -275,10 +280,10 @@ def await_end(
     while time.monotonic() < deadline:
         time.sleep(BEAT / 2)
         now = look(path)
-        if now is None or now[0].released:
+        if now is None or now.record.released:
             return
-        if (now[0].token, now[1]) != (record.token, touched):
-            raise Refusal(still_there(path, now[0]))
+        if (now.record.token, now.touched) != (record.token, before.touched):
+            raise Refusal(still_there(path, now.record))
 
 
 def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
@@ -295,12 +300,12 @@ def refuse_owned(folder: Path, name: str, tell: Callable[[str], None]) -> None:
     """
     path = folder / "owner.json"
     before = look(path)
-    if before and not before[0].released and not is_earlier(before[0], name):
+    if before and not before.record.released and not is_earlier(before.record, name):
         await_end(path, name, before, tell)
         # Another process may have taken the run over meanwhile.
         now = look(path)
-        if now and now[0].token == before[0].token:
-            atomic.write_text(path, text(replace(now[0], released=True)))
+        if now and now.record.token == before.record.token:
+            atomic.write_text(path, text(replace(now.record, released=True)))
 
 
 def is_earlier(record: Record, name: str) -> bool:
@@ -314,7 +319,7 @@ def is_earlier(record: Record, name: str) -> bool:
 def living(folders: Sequence[Path]) -> dict[Path, Record]:
     """The living owners, by the folder of states; this takes a few seconds if there may be one."""
 
-    def seen(folder: Path) -> tuple[Record, int] | None:
+    def seen(folder: Path) -> Seen | None:
         # The job will report a file that cannot be read.
         with suppress(OSError):
             return look(folder / "owner.json")
@@ -324,15 +329,15 @@ def living(folders: Sequence[Path]) -> dict[Path, Record]:
     waiting = {
         folder: found
         for folder, found in before.items()
-        if not found[0].released and not is_gone(found[0])
+        if not found.record.released and not is_gone(found.record)
     }
     if waiting:
         time.sleep(WATCH)
     after = {folder: seen(folder) for folder in waiting}
     return {
-        folder: now[0]
+        folder: now.record
         for folder, now in after.items()
-        if now and not now[0].released and now != waiting[folder]
+        if now and not now.record.released and now != waiting[folder]
     }
 
 

@@ -72,7 +72,7 @@ def write_manifest(folder: Path, files: dict[str, dict[str, Any]], name: str) ->
     """
     sha256 = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     manifest = {"dataset": name, "sha256": sha256, "files": files}
-    atomic.write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    atomic.write_json(folder / MANIFEST, manifest)
     return DataFolder(folder, manifest)
 
 

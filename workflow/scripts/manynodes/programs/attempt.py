@@ -1,6 +1,5 @@
 """The beginning of an attempt at a run of the user's program."""
 
-import json
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,7 +68,7 @@ def begin(
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     folder = folder_of(task.command, task.directory)
     repository = {"repository": repository_of(folder) if folder else {}}
-    atomic.write_text(folders.state / REPOSITORY, json.dumps(repository, indent=2) + "\n")
+    atomic.write_json(folders.state / REPOSITORY, repository)
     return True
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, NamedTuple
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
@@ -211,7 +211,7 @@ def is_run(folders: Folders, resume: str) -> bool:
     if folders.request.exists():
         return True
     # Nothing is removed if it is to be continued anyway.
-    continued = resume == "anyway" and (trace(folders.saved)[0] or trace(folders.work)[0])
+    continued = resume == "anyway" and (trace(folders.saved).files or trace(folders.work).files)
     if not continued and (foreign := next(of_no_run(folders), None)):
         where = foreign.relative_to(folders.run)
         raise Refusal(
@@ -242,7 +242,7 @@ def is_before_request(path: Path, state: Path) -> bool:
         return True
     if path == record:
         found = look(path)
-        return bool(found and found[0].token)
+        return bool(found and found.record.token)
     return path == noted and bool(incidents.read(state))
 
 
@@ -255,7 +255,7 @@ def request_before(
         Refusal: it is not known of which the state is.
     """
     # Without a file, it ended before it had written anything.
-    written = trace(folders.saved)[0] or trace(folders.work)[0]
+    written = trace(folders.saved).files or trace(folders.work).files
     if not written or resume == "fresh" or folders.finished.exists():
         return None
     try:
@@ -292,7 +292,7 @@ def empty(folder: Path) -> None:
         Refusal: something in it cannot be removed, and would be taken for new.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists() and trace(folder)[0]:
+    if folder.exists() and trace(folder).files:
         raise Refusal(f"{folder} cannot be emptied; remove it, and run the same command again")
 
 
@@ -346,7 +346,7 @@ def starts_of(folders: Folders) -> list[tuple[float, float]]:
 
 
 def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
-    atomic.write_text(folders.request, json.dumps(content, indent=2) + "\n")
+    atomic.write_json(folders.request, content)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -374,9 +374,17 @@ def last_touch(folders: Folders) -> str:
     return now()
 
 
-def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
-    """Changes when something in the folder is written: files, bytes, time of the newest one. A file
-    that `launched.save` has not written to its end does not count.
+class Trace(NamedTuple):
+    """What is in a folder: the number of files, their bytes, and the time of the newest in ns."""
+
+    files: int
+    bytes: int
+    newest: int
+
+
+def trace(folder: Path, snapshots: Iterable[Path] = ()) -> Trace:
+    """Changes when something in the folder is written. A file that `launched.save` has not written
+    to its end does not count.
 
     Args:
         snapshots: more files, and folders with all that is in them.
@@ -399,4 +407,4 @@ def trace(folder: Path, snapshots: Iterable[Path] = ()) -> tuple[int, int, int]:
                 status = file.lstat()
                 count, size = count + 1, size + status.st_size
                 newest = max(newest, status.st_mtime_ns)
-    return count, size, newest
+    return Trace(count, size, newest)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from manynodes.programs.folders import (
     ENVIRONMENT,
     UNFINISHED,
     Folders,
+    Trace,
     empty,
     note_start,
     of_another_launch,
@@ -72,9 +73,10 @@ class Rank:
     Attributes:
         command: starts the program.
         task: what it was given.
+        folders: of the run.
         owner: of the run, on rank 0; None on the others, and in an evaluation.
-        inputs: this node's copies, on the node's first process; it watches over them.
-        before: `trace` of the state.
+        guards: of this node's copies of the inputs, on the node's first process.
+        before: `saved_now`, before the program began.
         report: for `launch`, see `environment.add_to_report`.
         rows: collects metrics from the lines of rank 0's program; None if it writes a table.
         begun: request.json when this process owned the run; None without an owner.
@@ -82,20 +84,15 @@ class Rank:
 
     command: Command
     task: Task
+    folders: Folders
     owner: Owner | None
-    inputs: Sequence[DataFolder]
-    before: tuple[int, int, int]
+    guards: Sequence[Guard]
+    before: Trace
     report: dict[str, Any]
-    rows: LogRows | None = None
-    begun: Mapping[str, Any] | None = None
+    rows: LogRows | None
+    begun: Mapping[str, Any] | None
     next_look: float = 0.0
     next_long_look: float = 0.0
-    folders: Folders = field(init=False)
-    guards: list[Guard] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folders = Folders(self.task.output.resolve())
-        self.guards = [Guard(copy, copy.manifest["files"]) for copy in self.inputs]
 
     def look(self) -> None:
         """Called all the time while the program runs.
@@ -203,10 +200,10 @@ class Rank:
 
     def refuse_changed_inputs(self) -> None:
         """The same by their content. A file that is gone has been read before."""
-        for copy in self.inputs:
-            for file in copy.damaged_files():
-                if (copy.path / file).is_file():
-                    self.refuse_spoiled(f"{copy.path / file} on {socket.gethostname()}")
+        for guard in self.guards:
+            for file in guard.copy.damaged_files():
+                if (path := guard.copy.path / file).is_file():
+                    self.refuse_spoiled(f"{path} on {socket.gethostname()}")
 
     def refuse_spoiled(self, changed: str) -> None:
         line = f"{changed} changed while the program ran; "
@@ -262,22 +259,23 @@ def ready(
         if local_rank == 0:
             record = looked(environment, command, variables, start, listed=rank == 0)
             if rank == 0:
-                keep_record(record, task, before[0] > 0, tell)
+                keep_record(record, task, before.files > 0, tell)
             # Not before: without a module that it imports, the other processes' programs would fail
             # first, and their error would be told instead of the remedy.
             tell_staged(message, staged, contract.secret)
         if owner:
             begin(owner, folders, before)
-        sources = sources_of(task)
+        copies = [source.at(staged[name]) for name, source in sources_of(task).items()]
         yield Rank(
-            program,
-            task,
-            owner,
-            [sources[name].at(staged[name]) for name in sources] if local_rank == 0 else [],
-            before,
-            report,
-            rows_of(task, folders) if owner else None,
-            read_request(folders) if owner else None,
+            command=program,
+            task=task,
+            folders=folders,
+            owner=owner,
+            guards=[Guard(copy, copy.manifest["files"]) for copy in copies if local_rank == 0],
+            before=before,
+            report=report,
+            rows=rows_of(task, folders) if owner else None,
+            begun=read_request(folders) if owner else None,
         )
 
 
@@ -350,7 +348,7 @@ def keep_record(
         what = "a change of it trains nothing again, unless files names it"
         tell(f"warning: the module {name} is {place}: {what}")
     folder = folders.evaluation if task.evaluates else folders.state
-    atomic.write_text(folder / ENVIRONMENT, json.dumps(record, indent=2) + "\n")
+    atomic.write_json(folder / ENVIRONMENT, record)
 
 
 def note_other_packages(
@@ -367,7 +365,7 @@ def note_other_packages(
         incidents.add(folders.state, incidents.INEXACT, line)
 
 
-def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
+def begin(owner: Owner, folders: Folders, before: Trace) -> None:
     """Note from which state the program starts, without files that were never finished.
 
     Raises:
@@ -375,8 +373,8 @@ def begin(owner: Owner, folders: Folders, before: tuple[int, int, int]) -> None:
     """
     for unfinished in folders.saved.rglob(f"*{UNFINISHED}"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    position = int.from_bytes(hashlib.sha256(repr(before).encode()).digest()[:3])
-    owner.begin_at(position, before[0], f"with the same files in {folders.saved}")
+    position = int.from_bytes(hashlib.sha256(repr(tuple(before)).encode()).digest()[:3])
+    owner.begin_at(position, before.files, f"with the same files in {folders.saved}")
     note_start(folders)
 
 
@@ -394,10 +392,10 @@ def place_saved(folders: Folders, task: Task) -> Path | None:
     """Where the program has saved what it continues from; None if it has not."""
     if found := snapshots_of(folders, task):
         return found[-1]
-    return folders.saved if trace(folders.saved)[0] else None
+    return folders.saved if trace(folders.saved).files else None
 
 
-def saved_now(folders: Folders, task: Task) -> tuple[int, int, int]:
+def saved_now(folders: Folders, task: Task) -> Trace:
     """Changes when the program saves."""
     return trace(folders.saved, snapshots_of(folders, task))
 
@@ -491,7 +489,7 @@ def staged_here(
             _, folder = unpacked_here(source, task.scratch, contract.job_scratch, tell)
             found |= {"packed": str(folder)} if folder else {}
         message.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(parameters, json.dumps(dict(task.values), indent=2) + "\n")
+        atomic.write_json(parameters, dict(task.values))
     else:
         while (told := told_staged(message, contract.secret)) is None:
             time.sleep(0.1)

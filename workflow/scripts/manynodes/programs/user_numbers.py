@@ -7,7 +7,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
@@ -113,7 +113,7 @@ def read_user_metrics(
     files = {path: rows_in(path, place) for path in paths}
     groups = by_start(
         # A file without a number is no part of it.
-        [path for path in paths if any(is_value(c) for row in files[path] for c in row.values())],
+        [path for path in paths if any(map(numbers_in, files[path]))],
         sorted(at for _, at in starts),
     )
     if any(len(group) > 1 for group in groups):
@@ -334,7 +334,8 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
     if plain_names:
         listed = [{plain_names.get(name, name): row[name] for name in row} for row in listed]
     names = [plain_names.get(name, name) for name in written if name]
-    columns = [name for name in names if any(is_value(row.get(name)) for row in listed)]
+    numbers = [numbers_in(row) for row in listed]
+    columns = [name for name in names if any(name in row for row in numbers)]
     if not columns:
         if listed:
             raise Refusal("metrics: no column has a number; correct the key metrics")
@@ -345,21 +346,29 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
     pure = [
         name
         for name in columns
-        if all(is_value(row.get(name)) or row.get(name) in (None, "", name) for row in listed)
-    ]
+        if all(name in found or row.get(name) in (None, "", name)
+               for found, row in zip(numbers, listed, strict=True))
+    ]  # fmt: skip
     count = next((name for name in COUNTS if name in columns), "")
-    if not count and rises(listed, (pure or columns)[0], restarts):
+    if not count and rises(numbers, (pure or columns)[0], restarts):
         count = (pure or columns)[0]
     if not count:
         # Such as a loss: the rows are as they come.
         count = "row" if "row" not in names else f"row of {len(names)} columns"
-        listed = [row | {count: number} for number, row in enumerate(listed, 1)]
+        numbers = [row | {count: float(number)} for number, row in enumerate(numbers, 1)]
         columns.append(count)
     columns.sort(key=lambda name: name != count)
-    found = by_count(listed, columns, restarts)
-    counted = {name for row in listed if is_value(row.get(count)) for name in row} & {*columns}
-    # Those of rows before the first count.
+    texts = [
+        {name: cell for name, cell in row.items()
+         if isinstance(cell, str) and cell.strip() and name not in found}
+        for row, found in zip(listed, numbers, strict=True)
+    ]  # fmt: skip
+    refuse_told_apart(counts_of(numbers, count), numbers, texts, columns)
+    # Of rows that count, also where their cell is empty.
+    counted = {count, *(name for row, found in zip(listed, numbers, strict=True)
+                        if count in found for name in row)}  # fmt: skip
     others = {*columns} - counted
+    found = by_count(numbers, columns, others, restarts)
     empty = {name for name in others if all(row[name] is None for row in found.values())}
     return [
         {name: value for name, value in found[number].items() if name not in empty}
@@ -368,21 +377,22 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
 
 
 def by_count(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], restarts: int
+    rows: Sequence[Mapping[str, float]],
+    columns: Sequence[str],
+    others: Collection[str],
+    restarts: int,
 ) -> dict[float, Row]:
     """Rows of the same count as one.
 
     Args:
         columns: the first one counts.
+        others: those of no row that counts.
     """
     count = columns[0]
-    counted = {name for row in rows if is_value(row.get(count)) for name in row}
-    numbered = [each for each in zip(counts_of(rows, count), rows, strict=True)
-                if math.isfinite(each[0])]  # fmt: skip
-    refuse_told_apart(numbered, count, columns)
     written: list[Counted] = [
-        (number, {name: value_of(row[name]) for name in columns if is_value(row.get(name))})
-        for number, row in numbered
+        (number, {name: row[name] for name in columns if name in row})
+        for number, row in zip(counts_of(rows, count), rows, strict=True)
+        if math.isfinite(number)
     ]
     found: dict[float, Row] = {}
     anew = 0
@@ -390,7 +400,7 @@ def by_count(
         into = found.setdefault(number, dict.fromkeys(columns))
         if given.get(count) != number:
             # It adds to the row that it belongs to, and changes nothing there.
-            fixed = {*COUNTS, *(name for name in counted if known(into[name]))}
+            fixed = {*COUNTS, *(name for name in into if name not in others and known(into[name]))}
             given = {name: value for name, value in given.items() if name not in fixed}
         elif known_epoch(into) and known_epoch(given):
             anew += into["epoch"] != given["epoch"]
@@ -403,53 +413,63 @@ def by_count(
 
 
 def refuse_told_apart(
-    rows: Sequence[tuple[float, Mapping[str, Any]]], count: str, columns: Sequence[str]
+    counts: Sequence[float],
+    rows: Sequence[Mapping[str, float]],
+    texts: Sequence[Mapping[str, str]],
+    columns: Sequence[str],
 ) -> None:
     """Refuse rows of one count that another column tells apart, such as those of folds, or of
     training and validation: the last one would replace the others.
 
+    Args:
+        counts: of the rows.
+        rows, texts: the numbers of each, and its other cells.
+        columns: of numbers; the first one counts.
+
     Raises:
         Refusal: naming the column.
     """
+    count = columns[0]
     parts = [name for name in columns if name.lower() in PARTS]
     measured = [name for name in columns if name not in (count, *COUNTS, *parts)]
     latest: dict[tuple[float, str], int] = {}
     pairs: Counter[tuple[str, frozenset[str]]] = Counter()
     starts: list[int] = []  # how often the count has gone back before each row
     newest = -math.inf
-    for number, (at, row) in enumerate(rows):
+    for number, (at, row) in enumerate(zip(counts, rows, strict=True)):
         starts.append((starts[-1] if starts else 0) + (at < newest))
+        if not math.isfinite(at):
+            continue
         newest = at
-        names = [name for name in measured if is_value(row.get(name))]
+        names = [name for name in measured if name in row]
         replaced = {
             before
             for name in names
             if (before := latest.get((at, name))) is not None
-            if value_of(rows[before][1][name]) != value_of(row[name])
-            and (GOOD.search(name) or is_part(rows[before][1], row, measured))
+            if rows[before][name] != row[name]
+            and (GOOD.search(name) or is_part(rows[before], row, measured))
         }
         latest |= dict.fromkeys(((at, name) for name in names), number)
         for before in replaced:
-            other = rows[before][1]
             for name in parts:
                 if name.lower() == "rank" and starts[before] != starts[number]:
                     continue  # a number of this name may be a result
-                cells = [value_of(each[name]) for each in (other, row) if is_value(each.get(name))]
-                if len({*cells}) > 1:
+                if len({each[name] for each in (rows[before], row) if name in each}) > 1:
                     refuse_column(count, name)
             # After a restart, a date or a host may be another one.
             if starts[before] == starts[number]:
-                pairs.update({(name, frozenset((other[name], text))) for name, text in row.items()
-                              if is_text(text) and is_text(other.get(name))})  # fmt: skip
-    for (name, texts), times in pairs.items():
+                pairs.update((name, frozenset((texts[before][name], text)))
+                             for name, text in texts[number].items()
+                             if name in texts[before])  # fmt: skip
+    for (name, pair), times in pairs.items():
         # Of a time, each is another one.
-        if len(texts) > 1 and (times > 1 or not any(map(str.isdigit, "".join(texts)))):
+        if len(pair) > 1 and (times > 1 or not any(map(str.isdigit, "".join(pair)))):
             refuse_column(count, name)
 
 
-def is_part(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> bool:
+def is_part(one: Mapping[str, float], other: Mapping[str, float], names: Sequence[str]) -> bool:
     """Whether a row has no number of its own; others may share a time."""
-    first, second = ({name for name in names if is_value(each.get(name))} for each in (one, other))
+    first, second = ({*names} & each.keys() for each in (one, other))
     return first <= second or second <= first
 
 
@@ -458,10 +478,6 @@ def refuse_column(count: str, name: str) -> None:
         f"metrics: rows of the same {count} differ in {shown(name)}, and the last would replace "
         "the others; write a column for each, or name a file with one of them"
     )
-
-
-def is_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and bool(value.strip()) and not is_value(value)
 
 
 def known(value: float | None) -> TypeGuard[float]:
@@ -476,12 +492,12 @@ def better(value: float, before: float | None) -> bool:
     return known(value) or not known(before)
 
 
-def rises(rows: Sequence[Mapping[str, Any]], name: str, restarts: int) -> bool:
+def rises(rows: Sequence[Mapping[str, float]], name: str, restarts: int) -> bool:
     """Whether a column has whole numbers that rise from row to row, as those that count rows do. Of
     an accuracy, those of another run need not rise. They may go back after a restart, or to where
     they began, which is refused later.
     """
-    found = [value_of(row[name]) for row in rows if is_value(row.get(name))]
+    found = [row[name] for row in rows if name in row]
     if not all(number.is_integer() for number in found):
         return False
     back = [other for one, other in pairwise(found) if other < one]
@@ -490,38 +506,31 @@ def rises(rows: Sequence[Mapping[str, Any]], name: str, restarts: int) -> bool:
     return 3 * len(back) < len(found) and len(found) < 2 * len(rows) and len({*found}) > 1
 
 
-def counts_of(rows: Sequence[Mapping[str, Any]], count: str) -> list[float]:
+def counts_of(rows: Sequence[Mapping[str, float]], count: str) -> list[float]:
     """The count of each row. One without it belongs to the last of its epoch, such as validation
     beside rows of steps, or if that is not known to the newest; NaN before the first count.
     """
-
-    def of(row: Mapping[str, Any], name: str) -> float:
-        return value_of(row[name]) if is_value(row.get(name)) else math.nan
-
     last: dict[float, float] = {}
     for row in rows:
-        number, epoch = of(row, count), of(row, "epoch")
+        number, epoch = row.get(count, math.nan), row.get("epoch", math.nan)
         if math.isfinite(number) and math.isfinite(epoch):
             last[epoch] = max(number, last.get(epoch, number))
     found, newest = [], math.nan
     for row in rows:
-        if math.isfinite(number := of(row, count)):
+        if math.isfinite(number := row.get(count, math.nan)):
             newest = number
         else:
-            number = last.get(of(row, "epoch"), newest)
+            number = last.get(row.get("epoch", math.nan), newest)
         found.append(number)
     return found
 
 
-def is_value(value: Any) -> bool:
-    """Whether a cell has a number."""
-    value = plain(value) if isinstance(value, str) else value
-    return value not in (None, "") and numeric(value)
-
-
-def value_of(value: Any) -> float:
-    """The number of a cell; NaN of an empty one."""
-    return number_of(plain(value) if isinstance(value, str) else value)
+def numbers_in(row: Mapping[str, Any]) -> dict[str, float]:
+    """The cells of a row that have a number."""
+    plain_cells = ((name, plain(cell) if isinstance(cell, str) else cell)
+                   for name, cell in row.items())  # fmt: skip
+    return {name: number_of(cell) for name, cell in plain_cells
+            if cell not in (None, "") and numeric(cell)}  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -573,10 +582,9 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
     anew = 0
     for log in sorted(folders.printed.glob("*.log")):
         start = LogRows(patterns, folders.metrics, rows)
-        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                for part in parts_of(line) if len(patterns) > 1 else (line,):
-                    start.take(part)
+        for line in lines_of(log):
+            for part in parts_of(line) if len(patterns) > 1 else (line,):
+                start.take(part)
         start.end()
         rows = start.in_order
         anew = max(anew, start.anew.lost(0) + start.still)
@@ -586,13 +594,18 @@ def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
 def first_unread(run: Path, patterns: Sequence[str]) -> str:
     """The first group of a line that matches and is no number, in words; empty if none is."""
     for log in sorted(Folders(run).printed.glob("*.log")):
-        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
-                    for name, text in match.groupdict().items():
-                        if text and not numeric(plain(text)):
-                            return f"the group {name} matches {shown(text)}, which is no number"
+        for line in lines_of(log):
+            for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
+                for name, text in match.groupdict().items():
+                    if text and not numeric(plain(text)):
+                        return f"the group {name} matches {shown(text)}, which is no number"
     return ""
+
+
+def lines_of(log: Path) -> Iterator[str]:
+    """The lines of a log, as far as it can be read."""
+    with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
+        yield from lines
 
 
 class LogRows:

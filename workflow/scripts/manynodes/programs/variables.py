@@ -28,15 +28,14 @@ def without_folder(words: Sequence[str], python: str) -> tuple[list[str], str]:
 def safely(words: Sequence[str], python: str, directory: str | None) -> list[str]:
     """The words of a program with which a module does not import from the folder where it starts,
     in which an earlier attempt, or others of a group, may have left a csv.py. Of our own Python:
-    those before 3.11 do not know the option. The variable of the same effect would be passed on to
-    what the program starts.
+    another one may be older than 3.11, which does not know the option. The variable of the same
+    effect would be passed on to what the program starts.
 
     Args:
         words, python: as of `without_folder`.
         directory: where the program is to start; None for its results folder.
     """
-    knows = python == sys.executable and sys.version_info >= (3, 11)
-    if directory or not knows or list(words[:2]) != [python, "-m"]:
+    if directory or list(words[:2]) != [sys.executable, "-m"] or python != sys.executable:
         return list(words)
     return [python, "-P", *words[1:]]
 

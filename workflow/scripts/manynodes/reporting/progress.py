@@ -130,7 +130,7 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
     owner = None
     with suppress(OSError):
         owner = look(state / "owner.json")
-    alive = owner is not None and not owner[0].released and now - owner[1] / 1e9 < LEASE
+    alive = owner is not None and not owner.record.released and now - owner.touched / 1e9 < LEASE
     rows = read_rows(rows_so_far(folder))
     last = rows[-1] if rows else {}
     count, counts = count_of(last), next(iter(last), "epoch")
@@ -142,7 +142,7 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
     if owner and alive:
         saved = since_save(state, user_program, now)
         left = time_left(rows, epochs)
-        each = replace(reached, state="running", where=owner[0].host, left=left, saved=saved)
+        each = replace(reached, state="running", where=owner.record.host, left=left, saved=saved)
         live = read_quietly(state / LIVE, "live")
         return with_live(each, live) if live else each
     failed = failure.read(folder)
@@ -168,13 +168,13 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
         published = read_rows(folder / "metrics.csv")
         count = count_of(published[-1]) if published else None
         return replace(reached, state="done", epoch=count, numbers=numbers)
-    if owner and owner[0].released and now - owner[1] / 1e9 < BETWEEN:
+    if owner and owner.record.released and now - owner.touched / 1e9 < BETWEEN:
         saved = since_save(state, user_program, now)
-        return replace(reached, state="running", where=owner[0].host, saved=saved)
+        return replace(reached, state="running", where=owner.record.host, saved=saved)
     if owner or failed:
         reason = f"{failed.stage}: {failed.line}" if failed else ""
         if owner and not reason:
-            reason = f"{owner[0].who} is not heard of any more"
+            reason = f"{owner.record.who} is not heard of any more"
         saved = since_save(state, user_program, now)
         return replace(reached, state="interrupted", saved=saved, reason=reason)
     # A program without files and data has no stage.

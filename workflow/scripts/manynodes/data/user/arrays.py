@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    about,
     chosen_for_test,
+    finish,
+    is_channels_first,
     named,
     pixels,
     progress,
-    tell_other_ranges,
-    write_labels,
+    type_of,
 )
 
 # What reading a damaged file raises, besides ValueError.
@@ -60,7 +61,7 @@ class NpyRows:
             raise Refusal(f"dataset.arrays: {name} is not an array: {error}") from None
         if not all(type(edge) is int and edge >= 0 for edge in self.shape):
             raise Refusal(f"dataset.arrays: {name} is not an array: its shape is {self.shape}")
-        if self.dtype.hasobject or self.dtype.kind not in "uif":
+        if self.dtype.kind not in "uif":
             raise Refusal(f"dataset.arrays: {name} has values of type {self.dtype}, not numbers")
         if fortran and len(self.shape) > 1:
             raise Refusal(
@@ -99,7 +100,7 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         labels = {split: read_labels(rows, split) for split, (_, rows) in splits.items()}
         classes = 1 + max(int(found.max(initial=0)) for found in labels.values())
         in_test = split_by_class(labels["all"], user_data, classes) if "all" in splits else None
-        shape, kind = shape_and_kind({split: rows for split, (rows, _) in splits.items()})
+        shape, kind = shape_and_type({split: rows for split, (rows, _) in splits.items()})
         files = {split: ArrayFile(folder / f"{split}_images.npy", kind, shape) for split in SPLITS}
         for file in files.values():
             stack.callback(file.close)
@@ -111,26 +112,18 @@ def from_arrays(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     f"dataset.arrays: {which}{rows.shape[0]:,} images but {len(labels[split]):,} "
                     "labels; save one label per image"
                 )
-            done = 0
-            bar = progress((), f"importing {split}", rows.shape[0])
-            for chunk in rows.chunks():
-                where = f"dataset.arrays: the images {rows.name}"
-                for image in pixels(chunk, kind, where).reshape(len(chunk), *shape):
-                    target = split if in_test is None else SPLITS[int(in_test[done])]
-                    files[target].append(image)
-                    files[target].note_most(image)
-                    kept[target].append(labels[split][done])
-                    done += 1
-                bar.update(len(chunk))
-            bar.close()
-        if in_test is None:
-            tell_other_ranges(files, tell)
-        names = list(map(str, range(classes)))
-        write_labels(user_data, folder, names, kept)
-        return about(user_data, names, files, kept["train"], tell)
+            where = f"dataset.arrays: the images {rows.name}"
+            images = chain.from_iterable(
+                pixels(chunk, kind, where).reshape(len(chunk), *shape) for chunk in rows.chunks()
+            )
+            for number, image in enumerate(progress(images, f"importing {split}", rows.shape[0])):
+                target = split if in_test is None else SPLITS[int(in_test[number])]
+                files[target].append(image)
+                kept[target].append(labels[split][number])
+        return finish(user_data, list(map(str, range(classes))), files, kept, tell)
 
 
-def shape_and_kind(splits: Mapping[str, NpyRows]) -> tuple[tuple[int, int, int], str]:
+def shape_and_type(splits: Mapping[str, NpyRows]) -> tuple[tuple[int, int, int], str]:
     """The shape (h, w, c) of all images, and the type in which they are kept.
 
     Raises:
@@ -141,18 +134,13 @@ def shape_and_kind(splits: Mapping[str, NpyRows]) -> tuple[tuple[int, int, int],
         one, other = shapes.values()
         raise Refusal(f"dataset.arrays: train images are {one}, test images are {other}")
     types = {split: rows.dtype for split, rows in splits.items()}
-    if len({kind_of(dtype) for dtype in types.values()}) > 1:
+    if len({type_of(dtype) for dtype in types.values()}) > 1:
         # Their ranges would differ too: 0 to 1 and 0 to 255.
         raise Refusal(
             f"dataset.arrays: train images are {types['train']}, test images are "
             f"{types['test']}; save both with the same type"
         )
-    return next(iter(shapes.values())), kind_of(next(iter(types.values())))
-
-
-def kind_of(dtype: np.dtype) -> str:
-    """The type in which images of this type are kept."""
-    return "float32" if dtype.kind == "f" else "uint8"
+    return next(iter(shapes.values())), type_of(next(iter(types.values())))
 
 
 def open_arrays(
@@ -322,11 +310,11 @@ def image_shape(rows: NpyRows, split: str) -> tuple[int, int, int]:
             f"dataset.arrays: the {split} images {rows.name} are {shape}; images, height, width "
             "and channels are needed"
         )
-    _, height, width, *channels = shape
-    # Or 12 bands of 64 x 64.
-    if channels and channels[0] > 4 and (height <= 4 or height < width == channels[0]):
+    _, height, width, *rest = shape
+    channels = rest[0] if rest else 1
+    if is_channels_first(height, width, channels):
         raise Refusal(
             f"dataset.arrays: the {split} images {rows.name} are {shape}, channels first; save "
             "numpy.moveaxis(images, 1, -1)"
         )
-    return (height, width, channels[0] if channels else 1)
+    return height, width, channels

@@ -20,12 +20,19 @@ from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.data.walk import is_folder, walk
 
 KINDS = ("folder", "arrays", "python")
-# Keys of `dataset` that only own data have.
-KEYS = (
-    *KINDS,
-    *("labels", "image_size", "channels", "test_fraction", "split_seed", "skip_unreadable"),
-    *("decode_in_full", "table", "group"),
-)
+# The other keys of `dataset` that only own data have, with the kinds that use them.
+USED_BY = {
+    "labels": ("arrays",),
+    "image_size": ("folder", "python"),
+    "channels": ("folder", "python"),
+    "test_fraction": ("folder", "arrays"),
+    "split_seed": KINDS,
+    "skip_unreadable": ("folder",),
+    "decode_in_full": ("folder",),
+    "table": ("folder",),
+    "group": ("folder",),
+}
+KEYS = (*KINDS, *USED_BY)
 # Bytes of a table, and of its first line.
 MOST_TABLE, MOST_HEADER = 10 * MOST, 100_000
 # The value of `group` for which the folders of the images are groups.
@@ -55,6 +62,11 @@ JUNK = {
 def is_wanted(name: str) -> bool:
     """Whether a file or folder of this name is a part of the data set."""
     return name[0] != "." and name.lower() not in JUNK
+
+
+def is_class_name(name: str) -> bool:
+    """Whether it can be shown in a table."""
+    return name.isprintable() and 0 < len(name) <= 100
 
 
 def is_image(name: str) -> bool:
@@ -122,16 +134,7 @@ class UserData:
                 f"config: dataset.python: {shown(dataset[kind])} is not FILE.py:FUNCTION, such as "
                 "my_data.py:load"
             )
-        for key, kinds_of_key in (
-            ("labels", ("arrays",)),
-            ("skip_unreadable", ("folder",)),
-            ("decode_in_full", ("folder",)),
-            ("table", ("folder",)),
-            ("group", ("folder",)),
-            ("test_fraction", ("folder", "arrays")),
-            ("image_size", ("folder", "python")),
-            ("channels", ("folder", "python")),
-        ):
+        for key, kinds_of_key in USED_BY.items():
             if dataset[key] not in (None, False) and kind not in kinds_of_key:
                 raise Refusal(
                     f"config: dataset.{key}: dataset.{kind} has no use for it; leave it out"
@@ -140,7 +143,7 @@ class UserData:
             raise Refusal(
                 f"config: dataset.labels: {shown(path)} brings its own labels; leave labels out"
             )
-        given = {key: dataset[key] for key in ("name", *KEYS) if key not in KINDS}
+        given = {key: dataset[key] for key in ("name", *USED_BY)}
         if (size := given["image_size"]) is not None:
             given["image_size"] = (size, size) if isinstance(size, int) else tuple(size)
         return UserData(kind=kind, path=path, function=function, **given)
@@ -200,7 +203,7 @@ class UserData:
 
     @property
     def jpeg_scaling(self) -> bool:
-        """Whether large JPEGs are decoded at a part of their size, see `pictures.read_image`."""
+        """Whether large JPEGs are decoded at a part of their size, see `pictures.decoded`."""
         return self.kind == "folder" and bool(self.image_size) and not self.decode_in_full
 
     @property

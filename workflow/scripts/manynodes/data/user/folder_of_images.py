@@ -5,12 +5,13 @@ import os
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,25 +26,24 @@ from manynodes.data.user.declaration import (
     SPLIT_FOLDERS,
     TEST_FOLDERS,
     UserData,
+    is_class_name,
     is_image,
     is_wanted,
 )
 from manynodes.data.user.groups import by_folder, groups_of_test, refuse_divided
 from manynodes.data.user.origins import FILE, write_origins
-from manynodes.data.user.pictures import ARRAYS, Unreadable, read_header, read_image
+from manynodes.data.user.pictures import ARRAYS, Unreadable, decoded, read_header
 from manynodes.data.user.similar import fingerprints, similar_images
 from manynodes.data.user.tables import Members, from_table, groups_in
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    about,
+    Remarks,
     chosen_for_test,
+    finish,
     named,
     progress,
-    tell_dark,
-    tell_warned,
-    write_labels,
 )
 from manynodes.data.walk import Identity, walk
 
@@ -71,13 +71,12 @@ class Decoded(NamedTuple):
     Attributes:
         checksum: CRC-32 of the pixels.
         fingerprints: see `similar`.
-        warnings: of its decoder.
-        level: the highest of a grey image of 16 bits; None of another image.
+        warnings, level: see `pictures.Picture`.
     """
 
     checksum: int
     fingerprints: tuple[bytes, ...]
-    warnings: list[str]
+    warnings: Sequence[str] = ()
     level: int | None = None
 
 
@@ -105,29 +104,25 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             refuse_unreadable(user_data, listings, bad)
             size, channels = common_shape(user_data, listings, headers)
             files = {}
-            warned: dict[str, list[object]] = {}
-            levels: list[int] = []
+            remarks = Remarks()
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
                 file.checksums = []
-                decoded = decode_all(user_data, listing, file, pool, split)
-                levels += note_decoded(decoded, file, user_data, listing, bad[split], warned)
+                bad[split] |= decode_all(user_data, listing, file, pool, split, remarks)
                 files[split] = file
         except BrokenProcessPool:
             where = f"dataset.folder: {user_data.path}: a process that decoded an image was killed"
             why = "it ran out of memory, or an image crashed it"
             raise Refusal(f"{where}; {why}; run the same command again with more memory") from None
         refuse_unreadable(user_data, listings, bad)
-        tell_warned(warned, tell)
-        tell_dark(levels, tell)
+        remarks.tell(tell)
         kept = {}
         for split, listing in listings.items():
             rows = np.setdiff1d(np.arange(len(listing.paths)), list(bad[split]))
             files[split].keep(rows)
             kept[split] = listing.kept(rows, Path(user_data.path))
         labels = {split: listing.labels for split, listing in kept.items()}
-        write_labels(user_data, folder, class_names, labels)
         origins = {split: (listing.labels, listing.paths) for split, listing in kept.items()}
         write_origins(folder / FILE, class_names, origins)
         write_extra(folder, kept["train"].paths, extra)
@@ -135,37 +130,7 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         tell_similar(similar, kept, tell)
         left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
         skipped = [str(path.relative_to(user_data.path)) for path in left_out]
-        train = labels["train"]
-        return about(user_data, class_names, files, train, tell, skipped, len(similar))
-
-
-def note_decoded(
-    decoded: Iterable[tuple[int, Decoded | str]],
-    file: ArrayFile,
-    user_data: UserData,
-    listing: Listing,
-    bad: dict[int, str],
-    warned: dict[str, list[object]],
-) -> list[int]:
-    """Note what was found in the images of a split; returns their levels, see `Decoded`.
-
-    Args:
-        decoded: of `decode_all`.
-        bad: gets the reasons why images cannot be used, by their number.
-        warned: gets the names of images by Pillow's warnings.
-    """
-    levels = []
-    for number, result in decoded:
-        if isinstance(result, str):
-            bad[number] = result
-            result = Decoded(0, (), [])
-        for text in result.warnings:
-            name = listing.paths[number].relative_to(user_data.path)
-            warned.setdefault(text, []).append(name)
-        levels += [] if result.level is None else [result.level]
-        file.checksums.append(result.checksum)
-        file.fingerprints.append(result.fingerprints)
-    return levels
+        return finish(user_data, class_names, files, labels, tell, skipped, len(similar))
 
 
 def tell_similar(
@@ -201,9 +166,21 @@ def read_headers(listings: dict[str, Listing], pool: ProcessPoolExecutor) -> dic
 
 
 def decode_all(
-    user_data: UserData, listing: Listing, file: ArrayFile, pool: ProcessPoolExecutor, split: str
-) -> Iterator[tuple[int, Decoded | str]]:
-    """Decode the images of a split into its file; gives the row and `decode_into` of each."""
+    user_data: UserData,
+    listing: Listing,
+    file: ArrayFile,
+    pool: ProcessPoolExecutor,
+    split: str,
+    remarks: Remarks,
+) -> dict[int, str]:
+    """Decode the images of a split into its file.
+
+    Args:
+        remarks: gets what their decoder says.
+
+    Returns:
+        Why images cannot be used, by their number.
+    """
     count = len(listing.paths)
     # The size at once, so that a full disk is found before the work.
     os.posix_fallocate(file.file.fileno(), 0, file.offset(count))
@@ -213,11 +190,17 @@ def decode_all(
         for start in range(0, count, TASK)
     ]
     decode = partial(decode_into, user_data.image_size, user_data.jpeg_scaling, file.shape)
-    bar = progress((), f"importing {split}", count)
-    for start, results in enumerate(pool.map(decode, tasks)):
-        yield from enumerate(results, start * TASK)
-        bar.update(len(results))
-    bar.close()
+    results = chain.from_iterable(pool.map(decode, tasks))
+    bad = {}
+    for number, result in enumerate(progress(results, f"importing {split}", count)):
+        if isinstance(result, str):
+            bad[number] = result
+            result = Decoded(0, ())
+        name = listing.paths[number].relative_to(user_data.path)
+        remarks.note(name, result.warnings, result.level)
+        file.checksums.append(result.checksum)
+        file.fingerprints.append(result.fingerprints)
+    return bad
 
 
 def list_images(
@@ -277,17 +260,15 @@ def write_extra(
         paths: of the images of the train split.
         extra: of `list_images`.
     """
-    if groups := extra["groups"]:
-        names = sorted({groups[path] for path in paths})
-        number = {name: place for place, name in enumerate(names)}
-        save_extra(folder, "groups", [number[groups[path]] for path in paths])
-    if weights := extra["weights"]:
-        save_extra(folder, "weights", [weights[path] for path in paths])
-
-
-def save_extra(folder: Path, key: str, values: Sequence[float]) -> None:
-    name, dtype = EXTRA[key]
-    np.save(folder / f"{name}.npy", np.array(values, dtype))
+    for key, values in extra.items():
+        if not values:
+            continue
+        column = [values[path] for path in paths]
+        if key == "groups":
+            number = {name: place for place, name in enumerate(sorted({*column}))}
+            column = [number[name] for name in column]
+        name, dtype = EXTRA[key]
+        np.save(folder / f"{name}.npy", np.array(column, dtype))
 
 
 def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
@@ -429,7 +410,7 @@ def class_folders(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for place in places:
         name = unicodedata.normalize("NFC", place.name)
-        if not name.isprintable() or len(name) > 100:
+        if not is_class_name(name):
             raise Refusal(f"dataset.folder: {shown(name)} is not a name for a class; rename it")
         if name in found:
             raise Refusal(
@@ -572,7 +553,7 @@ def decode_into(
     """Decode some images into their rows of a file.
 
     Args:
-        size, jpeg_scaling: as of `read_image`.
+        size, jpeg_scaling: as of `pictures.decoded`.
         shape: of a row.
 
     Returns:
@@ -582,19 +563,14 @@ def decode_into(
     found: list[Decoded | str] = []
     with path.open("rb+") as file:
         for image in images:
-            warnings: list[str] = []
-            levels: list[int] = []
             kept_stderr()
             try:
-                pixels = read_image(
-                    image, size, shape[2], warnings.append, jpeg_scaling, levels.append
-                )
+                pixels, level, warnings = decoded(image, size, shape[2], jpeg_scaling)
                 if pixels.shape != shape:
                     raise Unreadable("its size is not that of its header")
                 content = pixels.data.cast("B")
                 os.pwrite(file.fileno(), content, offset + len(found) * len(content))
-                warnings += kept_stderr()
-                level = levels[0] if levels else None
+                warnings = [*warnings, *kept_stderr()]
                 found.append(Decoded(zlib.crc32(content), fingerprints(pixels), warnings, level))
             except Unreadable as error:
                 found.append(str(error))

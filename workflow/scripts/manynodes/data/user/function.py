@@ -10,19 +10,18 @@ import numpy as np
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.sources import member, run_file, user_error
-from manynodes.data.user.declaration import UserData
-from manynodes.data.user.pictures import GREY, Unreadable, prepared, warnings_told
+from manynodes.data.user.declaration import UserData, is_class_name
+from manynodes.data.user.pictures import GREY, Picture, Unreadable, prepared, recorded_warnings
 from manynodes.data.user.writing import (
     MOST_CLASSES,
     SPLITS,
     ArrayFile,
-    about,
+    Remarks,
+    finish,
+    is_channels_first,
     pixels,
     progress,
-    tell_dark,
-    tell_other_ranges,
-    tell_warned,
-    write_labels,
+    type_of,
 )
 
 
@@ -40,8 +39,7 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
     load = member(module, user_data.function, path)
     files: dict[str, ArrayFile] = {}
     labels: dict[str, list[int]] = {}
-    warned: dict[str, list[object]] = {}
-    levels: list[int] = []
+    remarks = Remarks()
     with ExitStack() as stack:
         for split in SPLITS:
             labels[split] = []
@@ -49,31 +47,25 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                 progress(user_images(load, split, path), f"importing {split}")
             ):
                 where = f"dataset.python: {split} image {number}"
-                texts: list[str] = []
-                with warnings_told(texts.append):
-                    array = user_pixels(image, user_data, where, levels.append)
-                for text in texts:
-                    warned.setdefault(text, []).append(f"{split} image {number}")
+                with recorded_warnings() as texts:
+                    array, level, _ = user_pixels(image, user_data, where)
+                remarks.note(f"{split} image {number}", texts, level)
                 if split not in files:
-                    kind = next((f.dtype for f in files.values()), array.dtype)
-                    shape = next((f.shape for f in files.values()), array.shape)
-                    files[split] = ArrayFile(folder / f"{split}_images.npy", kind, shape)
+                    like: np.ndarray | ArrayFile = next(iter(files.values()), array)
+                    name = f"{split}_images.npy"
+                    files[split] = ArrayFile(folder / name, like.dtype, like.shape)
                     stack.callback(files[split].close)
                 refuse_other_form(array, files[split], where)
                 files[split].append(array)
-                files[split].note_most(array)
                 labels[split].append(user_label(label, where))
             if not labels[split]:
                 raise Refusal(
                     f"dataset.python: {user_data.function}({split!r}) of {path} yields no image"
                 )
-        tell_warned(warned, tell)
-        tell_dark(levels, tell)
-        tell_other_ranges(files, tell)
+        remarks.tell(tell)
         classes = 1 + max(max(found) for found in labels.values())
         names = class_names(getattr(module, "CLASSES", None), path, classes)
-        write_labels(user_data, folder, names, labels)
-        return about(user_data, names, files, labels["train"], tell)
+        return finish(user_data, names, files, labels, tell)
 
 
 def refuse_other_form(array: np.ndarray, file: ArrayFile, where: str) -> None:
@@ -109,7 +101,7 @@ def class_names(given: Any, path: Path, classes: int) -> tuple[str, ...]:
             + (f"CLASSES has {len(names)} names" if given is not None else "it is too large")
         )
     for name in names:
-        if not name.isprintable() or not 0 < len(name) <= 100:
+        if not is_class_name(name):
             raise Refusal(f"dataset.python: {shown(name)} is not a name for a class")
     return names
 
@@ -138,13 +130,8 @@ def user_images(load: Callable[[str], Iterable[Any]], split: str, path: Path) ->
         raise Refusal(f"dataset.python: {user_error(error, path)}") from None
 
 
-def user_pixels(
-    image: Any, user_data: UserData, where: str, tell_level: Callable[[int], None]
-) -> np.ndarray:
-    """An image as uint8 or float32 (h, w, c).
-
-    Args:
-        tell_level: as of `prepared`.
+def user_pixels(image: Any, user_data: UserData, where: str) -> Picture:
+    """An image with pixels as uint8 or float32 (h, w, c).
 
     Raises:
         Refusal: it is none.
@@ -152,7 +139,7 @@ def user_pixels(
     if hasattr(image, "convert"):  # Pillow's
         grey = user_data.channels or (1 if image.mode in GREY else 3)
         try:
-            return prepared(image, user_data.image_size, grey, tell_level)
+            return prepared(image, user_data.image_size, grey)
         except Unreadable as error:
             raise Refusal(f"{where}: {error}") from None
     array = as_array(image, f"{where} is no array")
@@ -164,12 +151,11 @@ def user_pixels(
             "needed"
         )
     height, width, last = array.shape
-    if last > 4 and (height <= 4 or height < width == last):
+    if is_channels_first(height, width, last):
         raise Refusal(
             f"{where} is {array.shape}, channels first; yield numpy.moveaxis(image, 0, -1)"
         )
-    kind = "float32" if array.dtype.kind == "f" else "uint8"
-    array = pixels(array, kind, f"{where}: its pixels")
+    array = pixels(array, type_of(array.dtype), f"{where}: its pixels")
     wanted = (
         user_data.image_size or array.shape[:2],
         user_data.channels or array.shape[2],
@@ -179,7 +165,7 @@ def user_pixels(
             f"{where} is {array.shape}; image_size and channels ask for {(*wanted[0], wanted[1])}; "
             "yield images of Pillow, which are resized, or arrays of this shape"
         )
-    return array
+    return Picture(array, None)
 
 
 def as_array(value: Any, problem: str) -> np.ndarray:

@@ -4,10 +4,10 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
@@ -34,7 +34,7 @@ PIECE = 65_536
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
 BITS, BANDS, EXTRA_BANDS, NUMBERS = 258, 277, 338, 339
-SIGNED, FLOATS = 2, 3  # of NUMBERS
+FLOATS = 3  # of NUMBERS
 # Of EXTRA_BANDS: what is said to be transparency by those that mean it; others write 2 for the near
 # infrared too, or nothing.
 TRANSPARENCY = (1, 999)
@@ -58,6 +58,20 @@ GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N")
 
 class Unreadable(Exception):
     """This file is no image that can be used; its text says why."""
+
+
+class Picture(NamedTuple):
+    """An image that has been decoded.
+
+    Attributes:
+        pixels: uint8 (h, w, channels).
+        level: the highest of a grey image of 16 bits; None of another image.
+        warnings: of its decoder.
+    """
+
+    pixels: np.ndarray
+    level: int | None
+    warnings: Sequence[str] = ()
 
 
 def read_header(path: Path) -> tuple[tuple[int, int], bool]:
@@ -119,32 +133,46 @@ def read_image(
     channels: int,
     tell: Callable[[str], None] | None = None,
     jpeg_scaling: bool = False,
-    tell_level: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """The pixels of an image file, see `prepared`.
+    """The pixels of an image file.
+
+    Args:
+        tell: gets what the decoder warns of; without it, this warns, and names the file.
+
+    Other arguments, and what is raised: as of `decoded`.
+    """
+    picture = decoded(path, size, channels, jpeg_scaling)
+    tell = tell or (lambda text: warnings.warn(f"{path}: {text}", stacklevel=3))
+    for text in picture.warnings:
+        tell(text)
+    return picture.pixels
+
+
+def decoded(
+    path: Path, size: tuple[int, int] | None, channels: int, jpeg_scaling: bool = False
+) -> Picture:
+    """An image file, see `prepared`.
 
     Args:
         jpeg_scaling: decode a JPEG at a half, a quarter or an eighth of its size, if that is still
             twice `size`. To 224 x 224, a photograph of 12 megapixels takes two fifths of the time,
             and its pixels differ by 0.16 of 255 in the mean (measured).
-        tell: gets what the decoder warns of; without it, this warns, and names the file.
-        tell_level: as of `prepared`.
 
     Raises:
         Unreadable: it is damaged, too large, or no image.
     """
-    tell = tell or (lambda text: warnings.warn(f"{path}: {text}", stacklevel=2))
-    with warnings_told(tell), opened(path) as image:
+    with recorded_warnings() as texts, opened(path) as image:
         file = image.fp  # type: ignore[attr-defined]
         # Not with the header, because this reads the whole file.
         if image.format in ("JPEG", "MPO") and scans(file) > MOST_SCANS:
             raise Unreadable(f"it has more than {MOST_SCANS} scans")
         if image.format in SEVERAL and has_several(image):
-            tell("it has several pictures, of which the first is used")
+            warnings.warn("it has several pictures, of which the first is used", stacklevel=2)
         if jpeg_scaling and size and isinstance(image, JpegImageFile):
             height, width = size if orientation(image) < 5 else size[::-1]
             image.draft(None, (2 * width, 2 * height))
-        return prepared(image, size, channels, tell_level)
+        picture = prepared(image, size, channels)
+    return picture._replace(warnings=texts)
 
 
 def has_several(image: Image.Image) -> bool:
@@ -161,22 +189,17 @@ def has_several(image: Image.Image) -> bool:
 
 
 @contextmanager
-def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell what is warned of, each text once, instead of showing it."""
+def recorded_warnings() -> Iterator[list[str]]:
+    """A list that has at the end what was warned of, each text once, instead of showing it."""
+    texts: list[str] = []
     with warnings.catch_warnings(action="always", record=True) as caught:
-        yield
-    texts = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
-    for text in dict.fromkeys(texts):
-        tell(one_line(text, 80))
+        yield texts
+    said = [str(w.message) for w in caught if not issubclass(w.category, ResourceWarning)]
+    texts += [one_line(text, 80) for text in dict.fromkeys(said)]
 
 
-def prepared(
-    image: Image.Image,
-    size: tuple[int, int] | None,
-    channels: int,
-    tell_level: Callable[[int], None] | None = None,
-) -> np.ndarray:
-    """The first picture of an image as pixels.
+def prepared(image: Image.Image, size: tuple[int, int] | None, channels: int) -> Picture:
+    """The first picture of an image; its warnings are left to who catches them.
 
     It is turned upright as its metadata (EXIF, XMP) say; what is transparent becomes white; 16 bits
     become 8; the shorter side is resized (bilinear, antialiased) and the longer one cropped about
@@ -185,14 +208,11 @@ def prepared(
     Args:
         size: height and width; None: as it is.
         channels: 1 (grey) or 3 (RGB).
-        tell_level: gets the highest level of a grey image of 16 bits.
-
-    Returns:
-        uint8 (h, w, channels).
 
     Raises:
         Unreadable: it is damaged.
     """
+    level: int | None = None
     # Pillow opens PGM files of 16 bits as such of 32.
     deep = image.mode != "I" or image.format == "PPM"
     try:
@@ -203,7 +223,7 @@ def prepared(
         if image.mode == "F":
             raise Unreadable(f"its pixels are floating-point numbers; {ARRAYS}")
         if image.mode.startswith("I"):
-            image = of_eight_bits(image, deep, tell_level)
+            image, level = of_eight_bits(image, deep)
         elif image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
             image = image.convert("RGBA")
             if image.getchannel("A").getextrema() == (0, 0):
@@ -214,7 +234,7 @@ def prepared(
         image = image if image.mode == mode else image.convert(mode)
         if size and image.size != (size[1], size[0]):
             image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
-        return np.asarray(image).reshape(image.height, image.width, channels)
+        return Picture(np.asarray(image).reshape(image.height, image.width, channels), level)
     except Unreadable:
         raise
     except Exception as error:
@@ -245,14 +265,11 @@ def refuse_other_bands(image: Image.Image) -> None:
         )
 
 
-def of_eight_bits(
-    image: Image.Image, deep: bool, tell_level: Callable[[int], None] | None
-) -> Image.Image:
-    """A grey image of 16 or 32 bits with 8.
+def of_eight_bits(image: Image.Image, deep: bool) -> tuple[Image.Image, int | None]:
+    """A grey image of 16 or 32 bits with 8, and its highest level as of `Picture`.
 
     Args:
         deep: its levels go up to 65,535, not to 255.
-        tell_level: as of `prepared`.
 
     Raises:
         Unreadable: its levels do not.
@@ -271,11 +288,10 @@ def of_eight_bits(
     if deep and tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         # With 8 bits, Pillow does it.
         levels = 65535 - levels
-    if deep and tell_level:
-        tell_level(int(levels.max()))
+    level = int(levels.max()) if deep else None
     if isinstance(clear := image.info.get("transparency"), int):
         levels = np.where(levels == clear, 65535 if deep else 255, levels)
-    return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8))
+    return Image.fromarray((levels >> 8 if deep else levels).astype(np.uint8)), level
 
 
 def opened(path: Path) -> Image.Image:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from manynodes.base.errors import Refusal, one_line, reason, shown
 from manynodes.base.reading import is_file, read_bytes
-from manynodes.data.user.declaration import MOST_TABLE, UserData, is_image, is_wanted
+from manynodes.data.user.declaration import (
+    MOST_TABLE,
+    UserData,
+    is_class_name,
+    is_image,
+    is_wanted,
+)
 from manynodes.data.user.writing import MOST_CLASSES, SPLITS
 from manynodes.data.walk import walk
 
@@ -56,7 +62,7 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
             remedy = "; write / between folders" if "\\" in row["file"] else ""
             raise refusal("table", table, line, f"{row['file']} is not a file in {root}{remedy}")
         label = row["label"] = unicodedata.normalize("NFC", row["label"])
-        if not label.isprintable() or not 0 < len(label) <= 100:
+        if not is_class_name(label):
             raise refusal("table", table, line, f"{shown(label)} is not a label")
         for key in {"split", "group"} & row.keys():
             if not row[key]:

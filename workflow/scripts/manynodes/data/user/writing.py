@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,10 +67,7 @@ class ArrayFile:
         content = np.ascontiguousarray(row, self.dtype).tobytes()
         self.file.write(content)
         self.rows += 1
-        if self.shape:
-            self.checksums.append(zlib.crc32(content))
-
-    def note_most(self, row: np.ndarray) -> None:
+        self.checksums.append(zlib.crc32(content))
         self.most = max(self.most, float(np.abs(row).max()))
 
     def read(self, row: int) -> np.ndarray:
@@ -153,26 +151,33 @@ def write_labels(
         np.save(folder / f"{split}_labels.npy", found)
 
 
-def about(
+def finish(
     user_data: UserData,
     names: Sequence[str],
     files: Mapping[str, ArrayFile],
-    labels: Sequence[int],
+    labels: Mapping[str, Sequence[int]],
     tell: Callable[[str], None],
     skipped: Sequence[str] = (),
     similar: int = 0,
 ) -> dict[str, Any]:
-    """What the manifest says about imported images; tells how many of them are equal or left out.
+    """Write the labels beside the images; returns what the manifest says about both, and tells how
+    many images are equal or left out, or seem to have another range.
 
     Args:
         names: of the classes.
         files: of the images, by split.
-        labels: of the train split.
+        labels: of the images, by split.
         skipped: names of unreadable images that were left out.
         similar: images of the test split that are in the train split in another size or quality.
+
+    Raises:
+        Refusal: as `write_labels`.
     """
     train, test = (files[split] for split in SPLITS)
-    shared, copies, others = equal_images(train, test, labels)
+    write_labels(user_data, train.path.parent, names, labels)
+    if user_data.test_fraction is None:
+        tell_other_ranges(files, tell)
+    shared, copies, others = equal_images(train, test, labels["train"])
     if shared:
         tell(
             f"warning: {shared:,} of the {test.rows:,} test images are in the train split too; "
@@ -236,41 +241,63 @@ def pixels(chunk: np.ndarray, kind: str, where: str) -> np.ndarray:
     return found
 
 
+def type_of(dtype: np.dtype) -> str:
+    """The type in which images of this type are kept."""
+    return "float32" if dtype.kind == "f" else "uint8"
+
+
+def is_channels_first(height: int, width: int, channels: int) -> bool:
+    """Whether an image that should have this form seems to have its channels first; not one of 12
+    bands of 64 x 64.
+    """
+    return channels > 4 and (height <= 4 or height < width == channels)
+
+
 def named(names: Sequence[object]) -> str:
     """The first names, for a line."""
     return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "")
 
 
-def tell_warned(warned: Mapping[str, Sequence[object]], tell: Callable[[str], None]) -> None:
-    """Tell what decoders have warned of, with the names of the images; texts that differ in numbers
-    are told once.
-    """
-    kinds: dict[str, tuple[str, list[object]]] = {}
-    for text, names in warned.items():
-        kinds.setdefault(re.sub(r"\d+", "", text), (text, []))[1].extend(names)
-    for text, names in kinds.values():
-        images = list(dict.fromkeys(names))
-        tell(f"warning: {len(images):,} images: {text}: {named(images)}")
+@dataclass(frozen=True)
+class Remarks:
+    """What decoders say of images, told once for all of them.
 
-
-def tell_dark(levels: Sequence[int], tell: Callable[[str], None]) -> None:
-    """Warn if images of 16 bits use less than half of them, or most of them far less, such as those
-    of a camera of 12: of each level only the upper 8 bits are kept.
-
-    Args:
+    Attributes:
+        warned: names of images, by what their decoder warned of.
         levels: the highest of each grey image of 16 bits.
     """
-    whole = max(levels, default=0) < 2**15
-    dark = [level for level in levels if whole or level < 2**13]
-    if 2 * len(dark) > len(levels):
-        tell(
-            f"warning: {len(dark):,} grey images of 16 bits are dark: their levels go up to "
-            f"{max(dark):,} of 65,535; scale them to 16 bits"
-        )
+
+    warned: dict[str, list[object]] = field(default_factory=dict)
+    levels: list[int] = field(default_factory=list)
+
+    def note(self, name: object, warnings: Sequence[str], level: int | None) -> None:
+        """Note what `pictures.Picture` says of an image."""
+        for text in warnings:
+            self.warned.setdefault(text, []).append(name)
+        if level is not None:
+            self.levels.append(level)
+
+    def tell(self, tell: Callable[[str], None]) -> None:
+        """Texts that differ in numbers are told once."""
+        kinds: dict[str, tuple[str, list[object]]] = {}
+        for text, names in self.warned.items():
+            kinds.setdefault(re.sub(r"\d+", "", text), (text, []))[1].extend(names)
+        for text, names in kinds.values():
+            images = list(dict.fromkeys(names))
+            tell(f"warning: {len(images):,} images: {text}: {named(images)}")
+        # Images of 16 bits that use less than half of them, or most of them far less, such as those
+        # of a camera of 12: of each level only the upper 8 bits are kept.
+        whole = max(self.levels, default=0) < 2**15
+        dark = [level for level in self.levels if whole or level < 2**13]
+        if 2 * len(dark) > len(self.levels):
+            tell(
+                f"warning: {len(dark):,} grey images of 16 bits are dark: their levels go up to "
+                f"{max(dark):,} of 65,535; scale them to 16 bits"
+            )
 
 
-def progress(things: Iterable[Any], what: str, total: int | None = None) -> tqdm:
-    """A progress bar; a log gets a line of it every ten seconds."""
+def progress(things: Iterable[Any], what: str, total: int | None = None) -> Iterable[Any]:
+    """The things, with a progress bar; a log gets a line of it every ten seconds."""
     seconds = 0.2 if sys.stderr.isatty() else 10
     return tqdm(
         things, total=total, desc=what, unit=" images", file=sys.stderr,
