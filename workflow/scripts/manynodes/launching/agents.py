@@ -3,7 +3,6 @@
 import math
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -191,22 +190,9 @@ def watched(pid: int | None) -> Callable[[], bool]:
     """Tells whether a process has ended; without a process, never."""
     if pid is None:
         return lambda: False
-    try:
-        # Conda's Python does not know it, nor do old kernels.
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return lambda: True
-    except (AttributeError, OSError):
-        return looked_at(pid)
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return lambda: bool(poll.poll(0))
-
-
-def looked_at(pid: int) -> Callable[[], bool]:
-    """The same by the start of a process, which another one of its number has not."""
 
     def start() -> str:
+        # Another process may get the number, but not the start.
         with suppress(OSError):
             fields = stat_of(pid)
             return "" if fields[0] in "ZX" else fields[STARTED]
