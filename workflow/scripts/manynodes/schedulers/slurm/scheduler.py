@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
-from manynodes.base.processes import job_seconds, last_words, stat_of
+from manynodes.base.processes import job_seconds, last_words, with_ancestors
 from manynodes.schedulers.base import (
     Allocation,
     Cause,
@@ -242,13 +242,11 @@ def step_here() -> str:
     """The step of which this process is part, by the name that Slurm gives to what watches over it;
     empty if that is not seen here, as in a container.
     """
-    pid = os.getpid()
     with suppress(OSError):
-        while pid > 1:
+        for pid in with_ancestors(os.getpid()):
             name = Path(f"/proc/{pid}/cmdline").read_bytes()
             if found := re.match(rb"slurmstepd: \[\d+\.(\w+)", name):
                 return found[1].decode()
-            pid = int(stat_of(pid)[1])
     return ""
 
 
