@@ -12,7 +12,7 @@ from manynodes.base.errors import Refusal
 # scontrol's words for a controller that is down, restarting or overloaded.
 UNREACHABLE = re.compile(
     r"Unable to contact|onnection|timed out|Zero Bytes|try again|Unexpected message|standby|"
-    r"authentication error|endpoint|temporarily unavailable",
+    r"authentication error|endpoint|temporarily unavailable|no answer within",
     re.IGNORECASE,
 )
 # What scancel and squeue say of a job that has ended.
@@ -93,14 +93,16 @@ def field(line: str, name: str) -> str:
     return found[1]
 
 
-def answer(*command: str, patience: float = 30) -> tuple[int, str, str]:
-    """The exit status of a command of Slurm's, and what it writes to stdout and stderr; 0 and
-    nothing if it fails to answer in so many seconds.
+def answer(*command: str, patience: float = 30) -> tuple[int | None, str, str]:
+    """The exit status of a command of Slurm's, and what it writes to stdout and stderr; None,
+    nothing and why, if it is missing or gives no answer in so many seconds.
     """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=patience, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0, "", ""
+    except subprocess.TimeoutExpired:
+        return None, "", f"no answer within {patience} s"
+    except OSError as error:
+        return None, "", str(error.strerror)
     return done.returncode, done.stdout, done.stderr

@@ -184,20 +184,12 @@ class Follower:
         command += ["--clusters=all"] if any(";" in number for number in self.numbers) else []
         deadline = time.monotonic() + CANCELLING
         while True:
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, errors="replace", check=False,
-                    timeout=QUERY_TIMEOUT,
-                )  # fmt: skip
-                said = done.stderr if done.returncode else ""
-            except subprocess.TimeoutExpired:
-                said = f"scancel: timed out after {QUERY_TIMEOUT} s"
-            except OSError as error:
-                said = f"scancel: {error.strerror}"
-            if not said or ENDED.search(said):
+            status, _, said = answer(*command, patience=QUERY_TIMEOUT)
+            if status == 0 or not said or ENDED.search(said):
                 return
             if not UNREACHABLE.search(said) or time.monotonic() >= deadline:
-                self.tell(f"{one_line(said)}; when Slurm answers: {shlex.join(command)}")
+                why = f"scancel: {said}" if status is None else said
+                self.tell(f"{one_line(why)}; when Slurm answers: {shlex.join(command)}")
                 return
             time.sleep(CANCEL_WAIT)
 
@@ -399,18 +391,10 @@ def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
 
 def ask(command: str) -> tuple[dict[str, str] | None, str]:
     """Run a status query; returns the states by job, or None and the reason in one line."""
-    try:
-        done = subprocess.run(
-            shlex.split(command), capture_output=True, text=True, errors="replace",
-            timeout=QUERY_TIMEOUT, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {QUERY_TIMEOUT} s"
-    except OSError as error:
-        return None, str(error.strerror)
-    if done.returncode:
-        return None, " ".join(done.stderr.split())[:150] or f"status {done.returncode}"
-    rows = [line.split("|") for line in done.stdout.splitlines()]
+    status, out, said = answer(*shlex.split(command), patience=QUERY_TIMEOUT)
+    if status != 0:
+        return None, " ".join(said.split())[:150] or f"status {status}"
+    rows = [line.split("|") for line in out.splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}, ""
 
 
