@@ -99,21 +99,35 @@ def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
     return file_rendezvous(geometry, place) if place.private else static_rendezvous(geometry, place)
 
 
-def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
-    form.
+def agent(geometry: Geometry, place: Place, how: Mapping[str, object]) -> dict[str, object]:
+    """The options of torchrun on a node.
+
+    Args:
+        how: options by which the nodes find each other.
     """
     return {
         "nnodes": geometry.nodes,
         "nproc-per-node": geometry.nproc_per_node,
+        **how,
+        "max-restarts": 0,
+        # By default each torchrun leaves a folder in TMPDIR; with /dev/null it was seen to hang at
+        # its end.
+        "log-dir": place.folder,
+    }
+
+
+def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
+    form.
+    """
+    how = {
         "rdzv-backend": "c10d",
         "rdzv-endpoint": agents_file(place),
         "rdzv-id": "agents",
         "rdzv-conf": FILE_CONFIGURATION,
         "local-addr": place.address,
-        "max-restarts": 0,
-        "log-dir": place.folder,
     }
+    return agent(geometry, place, how)
 
 
 def agents_file(place: Place) -> str:
@@ -121,18 +135,13 @@ def agents_file(place: Place) -> str:
 
 
 def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    return {
-        "nnodes": geometry.nodes,
+    how = {
         "node-rank": place.node_rank,
-        "nproc-per-node": geometry.nproc_per_node,
         "master-addr": place.master_address,
         "master-port": place.port,
         "rdzv-conf": f"timeout={RENDEZVOUS}",
-        "max-restarts": 0,
-        # By default each torchrun leaves a folder in TMPDIR; with /dev/null it was seen to hang at
-        # its end.
-        "log-dir": place.folder,
     }
+    return agent(geometry, place, how)
 
 
 def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
@@ -141,9 +150,7 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
     """
     if place.private:
         return torchrun(geometry, place)
-    options = {
-        "nnodes": geometry.nodes,
-        "nproc-per-node": geometry.nproc_per_node,
+    how = {
         "rdzv-backend": "c10d-signed",
         "rdzv-endpoint": f"{place.master_address}:{place.port}",
         # Given explicitly: torchrun would compare names, and nodes have several.
@@ -151,10 +158,8 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
         # c10d opens a second endpoint for the ranks, by default under a name that the other nodes
         # may not know (measured).
         "local-addr": place.address,
-        "max-restarts": 0,
-        "log-dir": place.folder,
     }
-    return {}, torchrun_program(options)
+    return {}, torchrun_program(agent(geometry, place, how))
 
 
 def accelerate(geometry: Geometry, place: Place) -> Started:
