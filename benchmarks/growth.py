@@ -28,7 +28,7 @@ from manynodes.base import atomic
 from manynodes.base.signing import new_secret
 from manynodes.base.timeouts import BEAT
 from manynodes.experiment.config import Experiment
-from manynodes.launching.agents import Outcome, Output, Stop, run_all
+from manynodes.launching.agents import Outcome, Output, Stop, log_file, run_all
 from manynodes.launching.endings import Ending, ending, record_lines, records
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.launchers import Geometry
@@ -112,7 +112,7 @@ def grows(
 def commands_seconds(nodes: int) -> float:
     """CPU seconds of this process alone for so many commands that print a few lines."""
     commands = [Command(("/bin/sh", "-c", "echo one >&2; echo two >&2"))] * nodes
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+    with log_file(None) as nowhere:
         before = time.process_time()
         outcome = run_all(commands, Output(nowhere, nowhere), Stop(), 10)
         assert outcome.failed is None

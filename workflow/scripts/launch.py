@@ -47,8 +47,8 @@ from manynodes.experiment import command
 from manynodes.experiment.config import parse_option
 from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
+    Log,
     Output,
-    Sink,
     Stop,
     ignore_stopping_signals,
     log_file,
@@ -320,7 +320,7 @@ class Program:
     gpus: Sequence[str] | None
     job: Allocation
 
-    def run_to_the_end(self, log: Sink, stop: Stop) -> None:
+    def run_to_the_end(self, log: Log, stop: Stop) -> None:
         """Run the program, with --restart again and again, until it has ended well or no other
         start in this job is useful.
 
@@ -363,7 +363,7 @@ class Program:
             end = self.scheduler.end(self.job)
         return end is None or time.time() < end - BEFORE_THE_END - START_UP
 
-    def run(self, log: Sink, stop: Stop, restarted: bool) -> First | None:
+    def run(self, log: Log, stop: Stop, restarted: bool) -> First | None:
         """Run the program once; with --collect, write the nodes' reports to a file.
 
         Args:
@@ -380,7 +380,7 @@ class Program:
             step = files.enter_context(self.step())
             if "PET_RDZV_ID" in step.private:
                 print(C10D_WARNING, file=sys.stderr, flush=True)
-            errors: Sink = log
+            errors = log
             if args.rank_logs:
                 files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
                 # Ranks have their own logs. What is left on stderr is the launcher's, and it is
@@ -452,7 +452,7 @@ class Program:
             Thread(target=accept_connections, args=(listener,), daemon=True).start()
             yield step
 
-    def explain_and_end(self, first: First, log: Sink, stop: Stop) -> NoReturn:
+    def explain_and_end(self, first: First, log: Log, stop: Stop) -> NoReturn:
         """Print what failed, requeue the job if that is wanted and useful, and end."""
         args, failure = self.args, first.failure
         requeue = first.again and args.restart and self.job.job
@@ -644,7 +644,7 @@ def record(args: argparse.Namespace, failure: Failure) -> None:
         failures.write(args.log.parent, args.log.stem, failure)
 
 
-def write(log: Sink, *lines: str) -> None:
+def write(log: Log, *lines: str) -> None:
     # A full disk must not hide what follows.
     with suppress(OSError):
         print(*lines, sep="\n", file=log, flush=True)
@@ -755,7 +755,7 @@ def collect(args: argparse.Namespace, nodes: list[dict[str, Any]]) -> None:
     atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
-def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
+def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Log) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
     number = f"(start {starts + 1} of this job)"
     nothing = f"nothing new was saved in this start; starting again {number}"
@@ -813,14 +813,14 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
 
 
 @contextmanager
-def log_of(args: argparse.Namespace) -> Iterator[Sink]:
+def log_of(args: argparse.Namespace) -> Iterator[Log]:
     """The log of the whole launch. With --rank-logs it lies there, and --log is a link to it.
 
     Snakemake deletes the log of a rule before it runs the rule, even if another job is running
     it: then only the link is gone, and it is made again at the end.
     """
     if not args.log:
-        with log_file(Path(os.devnull)) as file:
+        with log_file(None) as file:
             yield file
         return
     args.log.parent.mkdir(parents=True, exist_ok=True)

@@ -122,7 +122,7 @@ def supervise(
         log.parent.mkdir(parents=True, exist_ok=True)
     here = socket.gethostname()
     with (
-        log_file(log or Path(os.devnull), "w") as sink,
+        log_file(log, "w") as sink,
         private_caches(os.environ) as caches,
     ):
         # A rank's errors go to its own log if there is one, not to everybody's.

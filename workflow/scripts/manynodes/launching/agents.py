@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, TypeAlias
+from typing import IO
 
 from manynodes.base.atomic import not_through_a_link
 from manynodes.base.bars import parts_of
@@ -62,8 +62,8 @@ class Output:
             written; `errors` has the last lines of both.
     """
 
-    log: "Sink"
-    error_log: "Sink"
+    log: "Log"
+    error_log: "Log"
     show_errors: bool = False
     records: list[str] | None = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -203,11 +203,11 @@ def watched(pid: int | None) -> Callable[[], bool]:
 
 
 @contextmanager
-def log_file(path: Path, mode: str = "a") -> Iterator["Log"]:
-    """A log file. A full disk neither fails the program nor hides its messages, and a flood of
-    output does not fill the disk.
+def log_file(path: Path | None, mode: str = "a") -> Iterator["Log"]:
+    """A log file; without a path, what is written to it goes nowhere. A full disk neither fails the
+    program nor hides its messages, and a flood of output does not fill the disk.
     """
-    file = Log(path, mode)
+    file = Log(path or Path(os.devnull), mode)
     try:
         yield file
     finally:
@@ -249,9 +249,6 @@ def opened(path: Path, mode: str) -> IO[str]:
     in a message may be no UTF-8.
     """
     return open(path, mode, encoding="utf-8", errors="backslashreplace", opener=not_through_a_link)
-
-
-Sink: TypeAlias = IO[str] | Log
 
 
 def stopping_signals() -> list[signal.Signals]:
