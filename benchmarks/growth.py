@@ -28,10 +28,11 @@ from manynodes.base import atomic
 from manynodes.base.signing import new_secret
 from manynodes.base.timeouts import BEAT
 from manynodes.experiment.config import Experiment
-from manynodes.launching.agents import Outcome, Output, Stop, log_file, run_all
+from manynodes.launching.agents import Outcome, Output, Stop, run_all
 from manynodes.launching.endings import Ending, ending, record_lines, records
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.launchers import Geometry
+from manynodes.launching.logs import log_file
 from manynodes.launching.plan import find_launcher, make_plan
 from manynodes.ranks.preflight import RankReport, join
 from manynodes.ranks.process_group import Process

@@ -20,11 +20,12 @@ from textwrap import dedent
 
 import pytest
 
-from launch import folder_of_job, logged
+from launch import logged
 from manynodes.base import failure as failures
 from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Failure, Kind
 from manynodes.base.temporary import parent_folder
+from manynodes.launching.logs import folder_of_job
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
 from programs import SCRIPTS, program, train_command

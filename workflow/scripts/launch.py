@@ -7,7 +7,6 @@ program and its arguments follow `--`.
 import argparse
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -47,12 +46,9 @@ from manynodes.experiment import command
 from manynodes.experiment.config import parse_option
 from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
-    Log,
     Output,
     Stop,
     ignore_stopping_signals,
-    log_file,
-    opened,
     run_all,
     stop_signals,
     stopping_signals,
@@ -62,6 +58,17 @@ from manynodes.launching.endings import ending, records
 from manynodes.launching.first_failure import First, Source, first_failure, of_unknown_ends
 from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
+from manynodes.launching.logs import (
+    Log,
+    folder_of_job,
+    is_new,
+    log_file,
+    log_of,
+    opened,
+    put_aside,
+    refuse_no_log,
+    remove_logs,
+)
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
@@ -78,12 +85,6 @@ MOST_FRUITLESS = 3
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
 SHORT = 60
-# The logs of a launch, and in the folder of a run those of the rules; the logs of a start before
-# the last one; and in a folder that has its name from a job, the command whose logs are there.
-LOGS = re.compile(r"((rank|node)=\d+|launcher)\.log(\.old)?")
-LOGS_OF_RULES = re.compile(r"(train|preflight)\.log(\.old)?")
-START = re.compile(r"start=\d+")
-COMMAND = ".command={}"
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
@@ -263,7 +264,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
                 print(*scheduler.preview(step), sep="\n")
             return
         make_ready(args, job)
-        with log_of(args) as log:
+        with log_of(args.log, args.rank_logs) as log:
             args.begun = True
             if args.trains and not begin_attempt(args, job):
                 return
@@ -527,29 +528,6 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
         failures.begin(args.log.parent)
 
 
-def folder_of_job(job: Allocation, command: Sequence[str]) -> Path:
-    """A new folder for the logs of a launch of this job; if the job was started again, that of the
-    same command's last start. The job may have other launches, also at the same time.
-    """
-    name = f"launch-{job.job or job.number}"
-    folders = (Path(f"{name}.{number}" if number else name) for number in count())
-    return next(folder for folder in folders if taken(folder, job.restarts, json.dumps(command)))
-
-
-def taken(folder: Path, start: int, command: str) -> bool:
-    """Take a folder that is new, or that the command had in an earlier start of the job."""
-    # Only one launch of a start can make it.
-    mine = folder / COMMAND.format(start)
-    with suppress(FileExistsError):
-        folder.mkdir()
-        atomic.write_text(mine, command)
-        return True
-    with suppress(OSError):
-        earlier = [path.read_text() for path in folder.glob(COMMAND.format("*"))]
-        return command in earlier and atomic.create(mine, command)
-    return False
-
-
 def has_ended(args: argparse.Namespace) -> bool:
     """Whether a run's program has ended before, so that its results may only be checked again."""
     if not args.trains:
@@ -576,44 +554,6 @@ def keep_logs(logs: Path, kept: Path) -> None:
                 kept.mkdir(parents=True, exist_ok=True)
                 number = len(list(kept.iterdir())) + 1
                 link_or_copy(logs / name, kept / f"{number:06}.log")
-
-
-def remove_logs(folder: Path, log: Path | None, of_run: bool, begun: bool = False) -> None:
-    """Remove what an earlier launch has left in the folder of its logs, and nothing else, such as
-    what an editor keeps beside a log that is open in it.
-
-    Args:
-        of_run: whether the folder is a run's, and not one that a user has chosen.
-        begun: whether this launch is already writing the log of that name.
-
-    Raises:
-        Refusal: there is something else in a folder of a user's choice.
-    """
-    try:
-        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except FileNotFoundError:
-        return
-    ours = [path for path in paths if is_log(path, log, of_run)]
-    if not of_run and (others := set(paths) - set(ours)):
-        raise Refusal(
-            f"--rank-logs {folder}: {min(others).name} there is no log of a launch; give a folder "
-            "of its own, whose logs the next launch replaces"
-        )
-    for path in ours:
-        if begun and log and path.name == log.name:
-            continue
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def is_log(path: Path, log: Path | None, of_run: bool) -> bool:
-    """Whether a path in the folder of a launch's logs is one of them, or has those of a start."""
-    if path.is_symlink() or not path.is_dir():
-        named = log and path.name in (log.name, f"{log.name}.old")
-        of_rules = of_run and LOGS_OF_RULES.fullmatch(path.name)
-        return bool(LOGS.fullmatch(path.name) or named or of_rules)
-    inside = (each for each in path.iterdir() if not each.name.startswith("."))
-    return bool(START.fullmatch(path.name)) and all(is_log(each, log, of_run) for each in inside)
 
 
 def furthest(states: Path | None) -> tuple[str, int]:
@@ -762,12 +702,7 @@ def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Log) 
     after = f"starting again, with what was saved {number}" if first.saved else nothing
     failure = first.failure.then(after, Again.HERE)
     if args.rank_logs:
-        kept = args.rank_logs / f"start={starts}"
-        with suppress(OSError):
-            kept.mkdir(exist_ok=True)
-            for path in [*args.rank_logs.iterdir()]:
-                if LOGS.fullmatch(path.name):
-                    path.rename(kept / path.name)
+        kept = put_aside(args.rank_logs, starts)
         if failure.log:
             failure = replace(failure, log=str(kept / Path(failure.log).name))
     write(log, *first.details, f"launch: {failure.line}")
@@ -810,63 +745,6 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
                 file.write(f"launch: {failure.reason}\n")
             record(args, failure)
         raise
-
-
-@contextmanager
-def log_of(args: argparse.Namespace) -> Iterator[Log]:
-    """The log of the whole launch. With --rank-logs it lies there, and --log is a link to it.
-
-    Snakemake deletes the log of a rule before it runs the rule, even if another job is running
-    it: then only the link is gone, and it is made again at the end.
-    """
-    if not args.log:
-        with log_file(None) as file:
-            yield file
-        return
-    args.log.parent.mkdir(parents=True, exist_ok=True)
-    kept = args.rank_logs / args.log.name if args.rank_logs else args.log
-    # Of an earlier launch, which had --rank-logs.
-    if kept.is_symlink() and kept.readlink().name == kept.name:
-        kept.unlink()
-    with log_file(kept) as file:
-        try:
-            link(args.log, kept)
-            yield file
-        finally:
-            with suppress(OSError):
-                link(args.log, kept)
-
-
-def link(path: Path, target: Path) -> None:
-    """Make the path a relative link to the target, unless it is the target. A file that is there
-    goes on in the target.
-    """
-    if path == target:
-        # Also if it is gone: it would become a link to itself.
-        return
-    with suppress(FileNotFoundError):
-        if path.samefile(target):
-            return
-    if path.is_file() and not path.is_symlink():
-        with path.open("rb") as file, target.open("ab") as log:
-            shutil.copyfileobj(file, log)
-    path.unlink(missing_ok=True)
-    path.symlink_to(os.path.relpath(target, path.parent))
-
-
-def is_new(path: Path) -> bool:
-    """Whether there is nothing that a log could not go on in: a device, a folder."""
-    return path.is_file() or not path.exists()
-
-
-def refuse_no_log(path: Path) -> None:
-    """Refuse what is no file, and would give way to a link to the log.
-
-    Raises:
-        Refusal: it is a device, a folder, or a link that no launch has made, such as /dev/stdout.
-    """
-    if not (path.readlink().name == path.name if path.is_symlink() else is_new(path)):
-        raise Refusal(f"--log {path} is no file; give the name of a file, or leave it out")
 
 
 if __name__ == "__main__":

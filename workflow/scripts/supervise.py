@@ -39,8 +39,9 @@ from manynodes.base.processes import (
 from manynodes.base.showing import show
 from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
-from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
+from manynodes.launching.agents import Allowance, Output, Stop, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
+from manynodes.launching.logs import log_file
 from manynodes.launching.whereabouts import Observer
 from manynodes.ranks.stopping import SIGNALS, listen
 from manynodes.schedulers.base import Command
