@@ -49,9 +49,9 @@ class Place:
         master_address: where all nodes reach node 0.
         port: for the rendezvous, on node 0.
         folder: where the launcher may put its own files.
-        private: if all nodes are one machine, a folder that only this user can enter; otherwise
-            empty. The nodes exchange their addresses through files in it, because torch's TCP store
-            answers every process that can reach the machine.
+        one_machine: all nodes are one machine, and only this user can enter the folder. The nodes
+            exchange their addresses through files in it, because torch's TCP store answers every
+            process that can reach the machine.
     """
 
     node_rank: int
@@ -59,7 +59,7 @@ class Place:
     master_address: str
     port: int
     folder: str
-    private: str = ""
+    one_machine: bool = False
 
 
 TIMEOUTS = f"join_timeout={RENDEZVOUS},timeout={RENDEZVOUS}"
@@ -96,7 +96,8 @@ def script(name: str) -> str:
 
 
 def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    return file_rendezvous(geometry, place) if place.private else static_rendezvous(geometry, place)
+    found = file_rendezvous if place.one_machine else static_rendezvous
+    return found(geometry, place)
 
 
 def agent(geometry: Geometry, place: Place, how: Mapping[str, object]) -> dict[str, object]:
@@ -131,7 +132,7 @@ def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
 
 
 def agents_file(place: Place) -> str:
-    return f"{place.private}/agents"
+    return f"{place.folder}/agents"
 
 
 def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
@@ -148,7 +149,7 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
     """torchrun with c10d rendezvous, which numbers nodes in the order of their arrival; signed
     between nodes.
     """
-    if place.private:
+    if place.one_machine:
         return torchrun(geometry, place)
     how = {
         "rdzv-backend": "c10d-signed",
@@ -191,7 +192,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
         # Its multi_gpu means one process per device of any kind, and it refuses that for one
         # process.
         options["multi_gpu"] = None
-        if place.private:
+        if place.one_machine:
             options |= {"rdzv_backend": "c10d", "rdzv_conf": FILE_CONFIGURATION}
             # With several nodes it builds the endpoint from address and port; the rest comes from
             # torchrun's own variables.
