@@ -7,6 +7,7 @@ tests/schedulers.py the checks that every scheduler must pass.
 
 import shlex
 import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,11 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from manynodes.base.errors import Refusal
 
 SPARE_MB = 1000  # of local disk that a job asks for besides the data
+PAUSE = 5  # seconds between two questions while a scheduler does not answer
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -369,6 +373,35 @@ def end_here(start: float, end: float, running: float) -> float:
         running: seconds since the start of the job's first process.
     """
     return min(end, time.time() + (end - start) - running)
+
+
+class Unanswered(Exception):
+    """A scheduler did not answer; its jobs are not affected."""
+
+
+def until_answered(ask: Callable[[], Answer], patience: float, who: str, remedy: str) -> Answer:
+    """What a scheduler answers; a line is printed if that takes long.
+
+    Args:
+        ask: raises Unanswered while there is no answer.
+        patience: seconds to ask again.
+        who: is asked, such as `pbs: the server`.
+
+    Raises:
+        Refusal: it did not answer in time.
+    """
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return ask()
+        except Unanswered as error:
+            if time.monotonic() >= deadline:
+                raise Refusal(f"{error}; {remedy}") from None
+        if not told:
+            line = f"{who} does not answer; trying again for {patience:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+            told = True
+        time.sleep(PAUSE)
 
 
 def is_this_folder(folder: str) -> bool:

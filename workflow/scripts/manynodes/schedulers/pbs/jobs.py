@@ -17,12 +17,11 @@ from typing import Any
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.modules import FIND_MODULE
 from manynodes.base.processes import ignore_interrupts
-from manynodes.schedulers.base import TellState
+from manynodes.schedulers.base import TellState, Unanswered
 from manynodes.schedulers.pbs.commands import (
     FULL,
     JOB_ID,
     Full,
-    Unanswered,
     error_of,
     run_pbs,
     shown_jobs,

@@ -100,10 +100,8 @@ class Follower:
         self.logs: dict[Any, str] = {}
         self.shown: dict[str, str] = {}
         self.silent_since: float | None = None
-        self.unqueued: dict[str, float] = {}
         self.listed: set[str] = set()
-        self.unlisted: dict[str, float] = {}
-        self.ending: dict[str, float] = {}
+        self.since: dict[tuple[str, str], float] = {}
 
     def attach(self, executor: Any) -> None:
         """Follow the jobs of a Slurm executor from now on."""
@@ -246,7 +244,7 @@ class Follower:
         itself allocates no dead node.
         """
         word = state.split()[0]
-        if lasts(self.unqueued, job, word in ("PREEMPTED", "NODE_FAIL")):
+        if self.lasts("not requeued", job, word in ("PREEMPTED", "NODE_FAIL")):
             return "CANCELLED"
         return "PENDING" if word == "NODE_FAIL" else word
 
@@ -261,7 +259,7 @@ class Follower:
             and queued.get(job, ("",))[0] == "COMPLETING"
         )
         # Called in any case, because it forgets a job that continues.
-        long = lasts(self.ending, job, ending)
+        long = self.lasts("ending", job, ending)
         return word if long or not ending else "COMPLETING"
 
     def forgotten(self, listed: set[str]) -> list[str]:
@@ -275,8 +273,18 @@ class Follower:
         return [
             job
             for job in sorted(self.listed & set(self.jobs))
-            if lasts(self.unlisted, job, job not in listed)
+            if self.lasts("not listed", job, job not in listed)
         ]
+
+    def lasts(self, what: str, job: str, holds: bool) -> bool:
+        """Note whether something holds for a job now; returns whether it has held for LASTING
+        seconds, at least twice in a row.
+        """
+        if not holds:
+            self.since.pop((what, job), None)
+            return False
+        now, known = time.monotonic(), (what, job) in self.since
+        return now - self.since.setdefault((what, job), now) >= LASTING and known
 
     def show(self, states: Mapping[str, str], known: Mapping[str, tuple[str, str, str]]) -> None:
         """Print a line for each job whose state, pending reason or nodes have changed."""
@@ -376,17 +384,6 @@ class Sbatch:
             if comment == given["--comment"] and number not in known:
                 return f"{number};{cluster}" if cluster else number
         return ""
-
-
-def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
-    """Note whether something holds for a job now; returns whether it has held for LASTING seconds,
-    at least twice in a row.
-    """
-    if not holds:
-        since.pop(job, None)
-        return False
-    known = job in since
-    return time.monotonic() - since.setdefault(job, time.monotonic()) >= LASTING and known
 
 
 def ask(command: str) -> tuple[dict[str, str] | None, str]:
