@@ -155,11 +155,18 @@ def supervise(
     # ended well all the same, which fails nevertheless.
     elif not (end.status and end.stopped) or end.report:
         killed = end.stopped and end.status == -signal.SIGKILL
-        late = SUPERVISE_GRACE if killed else 0
-        report = end.report | gpu
-        when, kept = moment(contract), str(log or "")
-        told = (end.words, kept, report, end.stopped)
-        send(Ending(who, here, end.status, when, late, *told).record())
+        ending = Ending(
+            who,
+            here,
+            end.status,
+            moment(contract),
+            late=SUPERVISE_GRACE if killed else 0,
+            lines=end.words,
+            log=str(log or ""),
+            report=end.report | gpu,
+            told=end.stopped,
+        )
+        send(ending.record())
     return max(end.status, 1) if end.status or end.stopped else 0
 
 
