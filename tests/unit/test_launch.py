@@ -747,9 +747,9 @@ def test_a_signal_after_the_first_does_not_hide_what_the_program_has_said(tmp_pa
     import os, launch
     from signal import SIGINT, SIGTERM
     plain = launch.first_failure
-    def judge(*arguments):
+    def judge(*arguments, **named):
         os.kill(os.getpid(), SIGINT)
-        return plain(*arguments)
+        return plain(*arguments, **named)
     launch.first_failure = judge
     launch.end_descendants = lambda: os.kill(os.getpid(), SIGTERM)
     launch.main()
