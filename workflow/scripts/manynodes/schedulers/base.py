@@ -275,8 +275,12 @@ class Scheduler(ABC):
         """
 
     def example(self, nodes: int) -> Allocation:
-        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes."""
-        names = tuple(f"NODE-{rank}" for rank in range(nodes))
+        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes, unless
+        the user has named enough hosts.
+        """
+        names = self.hosts[:nodes]
+        if len(names) < nodes:
+            names = tuple(f"NODE-{rank}" for rank in range(nodes))
         return Allocation("nobody", names, names, 0)
 
     @abstractmethod

@@ -69,10 +69,6 @@ class Ssh(AgentScheduler):
         addresses = ("127.0.0.1",) if nodes == 1 else hosts
         return Allocation(owner, hosts, addresses, os.getpid())
 
-    def example(self, nodes: int) -> Allocation:
-        names = self.hosts[:nodes] if len(self.hosts) >= nodes else super().example(nodes).hosts
-        return Allocation("nobody", names, names, 0)
-
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
 
