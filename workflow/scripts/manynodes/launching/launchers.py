@@ -230,9 +230,15 @@ def legacy(geometry: Geometry, place: Place) -> Started:
     return {}, ("-m", module, *as_options(options), "--")
 
 
+def none(_geometry: Geometry, _place: Place) -> Started:
+    """The program itself, once per node."""
+    return {}, ()
+
+
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": torchrun,
     "torchrun-c10d": torchrun_c10d,
     "accelerate": accelerate,
     "torch.distributed.launch": legacy,
+    "none": none,
 }

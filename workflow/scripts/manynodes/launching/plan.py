@@ -18,8 +18,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def launcher_names() -> tuple[str, ...]:
-    """The launchers of torch and accelerate, those of the schedulers, and `none`."""
-    return (*LAUNCHERS, *task_launchers(), "none")
+    """The launchers, and those of the schedulers."""
+    return (*LAUNCHERS, *task_launchers())
 
 
 def find_launcher(name: str, scheduler: Scheduler) -> Launcher:
@@ -30,8 +30,7 @@ def find_launcher(name: str, scheduler: Scheduler) -> Launcher:
     """
     owner = task_launchers().get(name)
     if owner is None:
-        # `none` starts the program itself, once per node.
-        return LAUNCHERS.get(name, lambda _geometry, _place: ({}, ()))
+        return LAUNCHERS[name]
     if owner is not scheduler:
         raise Refusal(
             f"launcher: {name} needs transport {owner.transport}; "
