@@ -29,8 +29,8 @@ def step(
     tasks = geometry.nproc_per_node if ranks else 1
     cpus = geometry.cpus_per_proc * geometry.nproc_per_node // tasks
     of_node = geometry.nproc_per_node if geometry.device == "cuda" and launcher != "none" else 0
-    return Step(nodes, {}, tasks, ranks, cpus, of_node, ["dispatch.py"], "10.77.0.11:20000",
-                Path("shared"))  # fmt: skip
+    return Step(nodes, {}, tasks, ranks, cpus, of_node,
+                ["dispatch.py", "--reach", "10.77.0.11:20000"], Path("shared"))  # fmt: skip
 
 
 def golden(name: str, printed: list[str]) -> None:

@@ -87,7 +87,7 @@ MOST_SHORT = 3
 SHORT = 60
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
-    "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
+    "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
 )
 
@@ -380,7 +380,7 @@ class Program:
         with ExitStack() as files:
             step = files.enter_context(self.step())
             if "PET_RDZV_ID" in step.private:
-                print(C10D_WARNING, file=sys.stderr, flush=True)
+                tell(C10D_WARNING)
             errors = log
             if args.rank_logs:
                 files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
@@ -438,6 +438,7 @@ class Program:
             words = [str(HERE / "supervise.py"), *logs, *(of_run or args.program)]
             nodes = make_plan(self.launcher, geometry, words, job, port, str(folder), self.gpus)
             ranks = args.launcher == self.scheduler.task_launcher
+            reach = [] if job.one_machine else ["--reach", f"{job.addresses[0]}:{open_port}"]
             uses_gpus = args.device == "cuda" and args.launcher != "none"
             step = Step(
                 nodes=nodes,
@@ -446,8 +447,7 @@ class Program:
                 ranks=ranks,
                 cpus=geometry.cpus_per_proc * (1 if ranks else geometry.nproc_per_node),
                 gpus=geometry.nproc_per_node if uses_gpus else 0,
-                dispatch=[sys.executable, str(HERE / "dispatch.py")],
-                reach="" if job.one_machine else f"{job.addresses[0]}:{open_port}",
+                dispatch=[sys.executable, str(HERE / "dispatch.py"), *reach],
                 folder=launcher_folder(args),
             )
             Thread(target=accept_connections, args=(listener,), daemon=True).start()

@@ -113,8 +113,8 @@ class Step:
         ranks: whether each task is a rank; otherwise each task is a node.
         cpus: CPUs of each task.
         gpus: GPUs of each node.
-        dispatch: command that runs a node's command on the node, see dispatch.py.
-        reach: `address:port` on the first node that every node must be able to reach.
+        dispatch: command that runs a node's command on the node, see dispatch.py; the node's number
+            is to follow.
         folder: for files of the step that all nodes must see; it need not exist.
     """
 
@@ -125,7 +125,6 @@ class Step:
     cpus: int
     gpus: int
     dispatch: Sequence[str]
-    reach: str
     folder: Path
 
 

@@ -329,11 +329,10 @@ def srun_command(step: Step) -> tuple[str, ...]:
     }
     if step.gpus:
         options["gres"] = f"gpu:{step.gpus}"
-    dispatch = [*step.dispatch, "--node", "$SLURM_NODEID"]
-    if step.reach:
-        dispatch += ["--reach", step.reach]
     return (
         "srun",
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()),
-        *dispatch,
+        *step.dispatch,
+        "--node",
+        "$SLURM_NODEID",
     )
