@@ -37,7 +37,7 @@ def ask_scontrol(*arguments: str) -> str:
 
     Raises:
         Refusal: it is missing, or fails.
-        Unanswered: the controller does not answer.
+        Unanswered: the controller does not answer, or scontrol cannot be started now.
     """
     # A user may have times shown in another form, and an hour of local time may come twice.
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}
@@ -52,6 +52,9 @@ def ask_scontrol(*arguments: str) -> str:
             "scontrol, Slurm's own command, is not on PATH here; "
             "go to where it is, or use profiles/local"
         ) from None
+    except OSError as failed:
+        # Such as too many processes on this node.
+        raise Unanswered(f"scontrol: {failed.strerror}") from None
     except subprocess.TimeoutExpired:
         error = "Unable to contact slurm controller: no answer within 60 s"
     else:

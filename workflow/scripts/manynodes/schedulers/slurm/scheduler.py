@@ -190,9 +190,8 @@ class Slurm(Scheduler):
             return None
         return (
             f"this Slurm job has {nodes} nodes, and profiles/local uses only this one; leave the "
-            "job "
-            "and run `snakemake --profile profiles/slurm` on the login node, which submits jobs "
-            "itself"
+            "job and run `snakemake --profile profiles/slurm` on the login node, which submits "
+            "jobs itself"
         )
 
     def unended(self, jobs: Sequence[str]) -> dict[str, bool] | None:
