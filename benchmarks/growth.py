@@ -32,6 +32,7 @@ from manynodes.launching.agents import Outcome, Output, Stop, run_all
 from manynodes.launching.endings import Ending, ending, record_lines, records
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.launchers import Geometry
+from manynodes.launching.logs import log_file
 from manynodes.launching.plan import find_launcher, make_plan
 from manynodes.ranks.preflight import RankReport, join
 from manynodes.ranks.process_group import Process
@@ -112,7 +113,7 @@ def grows(
 def commands_seconds(nodes: int) -> float:
     """CPU seconds of this process alone for so many commands that print a few lines."""
     commands = [Command(("/bin/sh", "-c", "echo one >&2; echo two >&2"))] * nodes
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+    with log_file(None) as nowhere:
         before = time.process_time()
         outcome = run_all(commands, Output(nowhere, nowhere), Stop(), 10)
         assert outcome.failed is None

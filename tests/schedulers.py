@@ -24,7 +24,7 @@ def step_of(scheduler: Scheduler, nodes: int, program: Path, **private: str) -> 
     launcher = find_launcher("none", scheduler)
     plan = make_plan(launcher, Geometry(nodes, 1, 1), [str(program)], job, 20_001, "/tmp/x", None)
     dispatch = [sys.executable, str(SCRIPTS / "dispatch.py")]
-    return Step(plan, private, tasks=1, ranks=False, cpus=1, gpus=0, dispatch=dispatch, reach="",
+    return Step(plan, private, tasks=1, ranks=False, cpus=1, gpus=0, dispatch=dispatch,
                 folder=program.parent)  # fmt: skip
 
 

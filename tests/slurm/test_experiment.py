@@ -496,7 +496,7 @@ def test_without_accounting_squeue_is_asked_and_it_is_said(
         said = checkout.run(*cheap(checkout), "experiment=unaccounted")
     finally:
         os.kill(database, signal.SIGCONT)
-    assert "slurm: sacct did not answer within 20 s; job states come from squeue" in said
+    assert "slurm: sacct: no answer within 20 s; job states come from squeue" in said
     assert (checkout.path / "results/unaccounted/run/result.json").exists()
 
 

@@ -20,11 +20,12 @@ from textwrap import dedent
 
 import pytest
 
-from launch import folder_of_job, logged
+from launch import logged
 from manynodes.base import failure as failures
 from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.failure import Failure, Kind
 from manynodes.base.temporary import parent_folder
+from manynodes.launching.logs import folder_of_job
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
 from programs import SCRIPTS, program, train_command
@@ -371,6 +372,13 @@ def test_bad_arguments(arguments, line) -> None:
      "--launcher torchrun"),
     (["--transport", "local", "--hosts", "a"], {},
      "transport local is this machine alone; leave --transport or --hosts out"),
+    (["--launcher", "srun"], {},
+     "launcher: srun needs transport srun; with transport local use torchrun"),
+    (["--transport", "srun"], {"SLURM_JOB_ID": ""},
+     "transport srun works inside a Slurm job; submit it with --profile profiles/slurm, or use "
+     "transport local"),
+    (["--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2], {},
+     "cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or more --cores"),
     ([], {"LAUNCH_STOP_AT": "abc"}, "LAUNCH_STOP_AT: abc is not a number"),
     ([], {"LAUNCH_STOP_AT": "12"},
      "LAUNCH_STOP_AT: 12 is not in the future; unset it, or give the seconds since 1970 at which "
@@ -379,7 +387,7 @@ def test_bad_arguments(arguments, line) -> None:
      "LAUNCH_STOP_AT: nan is not in the future; unset it, or give the seconds since 1970 at which "
      "to stop"),
 ])  # fmt: skip
-def test_what_would_be_ignored_is_refused(options, variables, line) -> None:
+def test_what_cannot_be_started_so_is_refused(options, variables, line) -> None:
     done = program("launch", *options, "--", "x.py", env=os.environ | variables)
     assert (done.returncode, done.stderr) == (1, f"launch: {line}\n")
 
@@ -412,16 +420,6 @@ def test_a_package_is_no_program() -> None:
     done = program("launch", "--", "-m", "package.train")
     assert done.returncode == 2
     assert "-m is no program; to start a package, use --output FOLDER -- {python} -m" in done.stderr
-
-
-def test_more_cpus_than_there_are_is_refused() -> None:
-    done = program("launch", "--cpus", 4, "--cpus-per-proc", 3, "--nodes", 2, "--", "x.py")
-    assert done.returncode == 1
-    wanted = (
-        "launch: cpus_per_proc: 2 processes of 3 CPUs need 6, 4 are given; use auto, or "
-        "more --cores\n"
-    )
-    assert done.stderr == wanted
 
 
 @pytest.mark.parametrize("nohup", [True, False])
@@ -557,25 +555,6 @@ def held(launch: subprocess.Popen) -> list[Path]:
         with suppress(FileNotFoundError):
             folders.append(link.readlink())
     return [folder for folder in folders if folder.parent == parent_folder()]
-
-
-def test_the_launcher_srun_needs_slurm(tmp_path) -> None:
-    done = program("launch", "--launcher", "srun", "--", script(tmp_path, ""))
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "launch: launcher: srun needs transport srun; with transport local use torchrun\n"
-    )
-
-
-def test_the_transport_srun_needs_a_slurm_job(tmp_path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
-    done = program("launch", "--transport", "srun", "--", script(tmp_path, ""), env=environment)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "launch: transport srun works inside a Slurm job; submit it with --profile "
-        "profiles/slurm, or use transport local\n"
-    )
 
 
 def test_a_torch_without_its_old_launcher_is_told_so(tmp_path) -> None:
@@ -746,9 +725,9 @@ def test_a_signal_after_the_first_does_not_hide_what_the_program_has_said(tmp_pa
     import os, launch
     from signal import SIGINT, SIGTERM
     plain = launch.first_failure
-    def judge(*arguments):
+    def judge(*arguments, **named):
         os.kill(os.getpid(), SIGINT)
-        return plain(*arguments)
+        return plain(*arguments, **named)
     launch.first_failure = judge
     launch.end_descendants = lambda: os.kill(os.getpid(), SIGTERM)
     launch.main()

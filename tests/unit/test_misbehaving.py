@@ -23,6 +23,7 @@ import supervise
 from manynodes.base import processes
 from manynodes.base.errors import Refusal
 from manynodes.launching import agents
+from manynodes.launching import logs as logs_of_launch
 from manynodes.programs.folders import Folders
 from manynodes.schedulers.base import Command
 from programs import SCRIPTS, program
@@ -193,7 +194,7 @@ def test_a_flood_of_output_is_bounded_in_memory_and_on_disk(tmp_path) -> None:
     assert ": the end; its own log is" in program.text
     logs = sum(path.stat().st_size for path in (program.output / "logs").iterdir())
     # Bytes that are no UTF-8 take three each.
-    assert logs < 3 * agents.MOST_LOGGED * 1.1
+    assert logs < 3 * logs_of_launch.MOST_LOGGED * 1.1
     assert Path(program.said.name).stat().st_size < 60_000_000
     assert "the rest is only in the log" in program.text
 
@@ -582,9 +583,9 @@ def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:
 def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(agents, "MOST_LOGGED", 20)
+    monkeypatch.setattr(logs_of_launch, "MOST_LOGGED", 20)
     errors = []
-    with agents.log_file(tmp_path / "log") as log:
+    with logs_of_launch.log_file(tmp_path / "log") as log:
 
         def flush() -> None:
             try:
@@ -601,9 +602,9 @@ def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(
 
 
 def test_a_log_goes_on_if_it_gets_no_new_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(agents, "MOST_LOGGED", 20)
+    monkeypatch.setattr(logs_of_launch, "MOST_LOGGED", 20)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with agents.log_file(tmp_path / "log") as log:
+    with logs_of_launch.log_file(tmp_path / "log") as log:
         log.write("first line\n")
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:

@@ -375,8 +375,7 @@ def test_a_job_that_did_not_reach_its_script_is_told(tmp_path: Path, status: str
         if name == "b":
             job.file(".log").touch()
         state = known_state(job, shown)
-        end = jobs.end(job, state)
-        assert end.good == (status == "0")
+        assert jobs.end(job, state) == (status == "0")
         assert ("it did not reach its script: does" in state.line) == (name == "a")
         assert ("did not reach" in jobs.failures.pop("train", "")) == (name == "a")
         # What it would have run.

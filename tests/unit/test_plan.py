@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from manynodes.base.errors import Refusal
 from manynodes.launching.launchers import Geometry
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.schedulers.base import Allocation, Step
@@ -30,8 +29,8 @@ def step(
     tasks = geometry.nproc_per_node if ranks else 1
     cpus = geometry.cpus_per_proc * geometry.nproc_per_node // tasks
     of_node = geometry.nproc_per_node if geometry.device == "cuda" and launcher != "none" else 0
-    return Step(nodes, {}, tasks, ranks, cpus, of_node, ["dispatch.py"], "10.77.0.11:20000",
-                Path("shared"))  # fmt: skip
+    return Step(nodes, {}, tasks, ranks, cpus, of_node,
+                ["dispatch.py", "--reach", "10.77.0.11:20000"], Path("shared"))  # fmt: skip
 
 
 def golden(name: str, printed: list[str]) -> None:
@@ -79,10 +78,3 @@ def test_accelerate_with_one_process_has_no_rendezvous() -> None:
     one = Allocation("Slurm job 7", ("n1",), ("127.0.0.1",), 7)
     (node,) = step("srun", "accelerate", Geometry(1, 1, 4), one).nodes
     assert "multi_gpu" not in str(node)
-
-
-def test_a_scheduler_s_own_launcher_needs_that_scheduler() -> None:
-    with pytest.raises(
-        Refusal, match="launcher: srun needs transport srun; with transport local use torchrun"
-    ):
-        find_launcher("srun", SCHEDULERS["local"])

@@ -1,6 +1,7 @@
 """The job states that the patched Slurm plugin gets from sequences of real Slurm states."""
 
 import asyncio
+import errno
 import os
 import re
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from manynodes.base.errors import Refusal
+from manynodes.schedulers import base
 from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
 from manynodes.schedulers.slurm import scheduler
+from manynodes.schedulers.slurm.commands import shown_job
 from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
 from manynodes.schedulers.slurm.submission import (
     gpus_in,
@@ -389,6 +392,31 @@ def test_only_a_limit_on_submitted_jobs_is_waited_for(limit: str, waits: bool) -
 sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,
 user's size and/or time limits)"""
     assert bool(slurm_plugin.FULL.search(said)) == waits
+
+
+def test_the_controller_is_asked_again_while_it_does_not_answer(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or while this node has too many processes for scontrol."""
+    plain, tries = subprocess.run, iter([BlockingIOError(errno.EAGAIN, "Try again")])
+
+    def run(*arguments, **options) -> subprocess.CompletedProcess[str]:
+        for error in tries:
+            raise error
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(base, "PAUSE", 0)
+    command(slurm, "scontrol", f"[ -e {slurm}/asked ] && echo JobId=7 A=1 && exit\n"
+            f"touch {slurm}/asked; echo Unable to contact slurm controller >&2; "
+            "exit 1")  # fmt: skip
+    assert shown_job("7", 60) == "JobId=7 A=1"
+    told = "slurm: the controller does not answer; trying again for 60 s\n"
+    assert capsys.readouterr().err == told
+    (slurm / "asked").unlink()
+    line = "Slurm's controller does not answer (Unable to contact slurm controller); try again once"
+    with pytest.raises(Refusal, match=f"^{re.escape(line)} sinfo does$"):
+        shown_job("7")
 
 
 @pytest.fixture

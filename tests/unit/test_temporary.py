@@ -13,10 +13,10 @@ from programs import SCRIPTS, in_namespace
 ASK = "from manynodes.base.temporary import parent_folder; print(parent_folder())"
 
 
-def test_a_python_that_knows_neither_memfd_nor_pidfd_does() -> None:
+def test_a_python_that_knows_no_memfd_does() -> None:
     """As conda's, which is built for older systems."""
     code = (
-        "import os, subprocess, sys; del os.memfd_create, os.pidfd_open\n"
+        "import os, subprocess, sys; del os.memfd_create\n"
         "from manynodes.base.temporary import file_without_a_name\n"
         "from manynodes.launching.agents import watched\n"
         "with file_without_a_name() as file:\n"

@@ -7,20 +7,18 @@ program and its arguments follow `--`.
 import argparse
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -49,11 +47,8 @@ from manynodes.experiment.config import parse_option
 from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
     Output,
-    Sink,
     Stop,
     ignore_stopping_signals,
-    log_file,
-    opened,
     run_all,
     stop_signals,
     stopping_signals,
@@ -63,6 +58,17 @@ from manynodes.launching.endings import ending, records
 from manynodes.launching.first_failure import First, Source, first_failure, of_unknown_ends
 from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
+from manynodes.launching.logs import (
+    Log,
+    folder_of_job,
+    is_new,
+    log_file,
+    log_of,
+    opened,
+    put_aside,
+    refuse_no_log,
+    remove_logs,
+)
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
@@ -79,15 +85,9 @@ MOST_FRUITLESS = 3
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
 SHORT = 60
-# The logs of a launch, and in the folder of a run those of the rules; the logs of a start before
-# the last one; and in a folder that has its name from a job, the command whose logs are there.
-LOGS = re.compile(r"((rank|node)=\d+|launcher)\.log(\.old)?")
-LOGS_OF_RULES = re.compile(r"(train|preflight)\.log(\.old)?")
-START = re.compile(r"start=\d+")
-COMMAND = ".command={}"
 HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
-    "launch: warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
+    "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
 )
 
@@ -162,7 +162,8 @@ def arguments() -> argparse.Namespace:
     args = parsed(parser, sys.argv[1:])
     args.device = args.device or ("cpu" if args.collect else "auto")
     args.token, args.begun, args.explained = secrets.token_hex(8), False, False
-    if args.output and not args.evaluate:
+    args.trains = bool(args.output) and not args.evaluate
+    if args.trains:
         args.state = args.state or args.output / "state"
         args.rank_logs = args.rank_logs or args.output / "logs"
     return args
@@ -243,117 +244,249 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         Refusal: it cannot be started, or another job trains the run.
     """
     args.nodes = args.nodes or len(scheduler.hosts) or 1
-    refuse_options(args)
-    launcher = find_launcher(args.launcher, scheduler)
-    geometry = geometry_of(args, scheduler)
-    if not scheduler.shared_cpus:
-        launch_on(args, scheduler, launcher, geometry, None)
-    elif args.dry_run:
-        gpus = usable_gpus(args.device, geometry.world_size, args.gpus_for_auto)
-        launch_on(args, scheduler, launcher, geometry, gpus)
-    else:
-        gone = watched(args.end_with)
-        processes, for_auto = geometry.world_size, args.gpus_for_auto
-        with claimed_gpus(args.device, processes, tell, gone, for_auto) as gpus:
-            launch_on(args, scheduler, launcher, geometry, gpus)
-
-
-def refuse_options(args: argparse.Namespace) -> None:
-    """Refuse what the program would not get.
-
-    Raises:
-        Refusal: naming the option.
-    """
     if args.launcher == "none" and args.nproc_per_node > 1:
         raise Refusal(
             "--launcher none starts the program once per node; leave --nproc-per-node out, or "
             "take --launcher torchrun"
         )
-
-
-def launch_on(
-    args: argparse.Namespace,
-    scheduler: Scheduler,
-    launcher: Launcher,
-    geometry: Geometry,
-    gpus: Sequence[str] | None,
-) -> None:
-    """`launch` on these GPUs, see `make_plan`."""
-    example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
-    if example:
-        print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
-    job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
-    if not (job.one_machine or example):
-        refuse_ipv6_only(job.addresses)
-    prepare = partial(step_of, args, launcher, geometry, gpus, scheduler, job)
-    if args.dry_run:
-        with prepare() as step:
-            print(*scheduler.preview(step), sep="\n")
-        return
-    make_ready(args, job)
-    with log_of(args) as log:
-        args.begun = True
-        if args.output and not args.evaluate:
-            # Only here: it needs numpy, 0.2 s of a CPU.
-            from manynodes.programs import attempt
-
-            ended = has_ended(args)
-            of_run = (task_of(args), args.sources, args.resume, job.owner, tell, job.restarts > 0)
-            if not attempt.begin(*of_run):
-                if args.log:
-                    failures.end(args.log.parent)
+    launcher = find_launcher(args.launcher, scheduler)
+    geometry = geometry_of(args, scheduler)
+    with gpus_for(args, scheduler, geometry) as gpus:
+        example = args.dry_run and not (scheduler.shared_cpus or scheduler.active(os.environ))
+        if example:
+            print("launch: outside a job; NODE-0 and so on stand for its nodes", file=sys.stderr)
+        job = scheduler.example(args.nodes) if example else scheduler.allocation(args.nodes)
+        if not (job.one_machine or example):
+            refuse_ipv6_only(job.addresses)
+        program = Program(args, scheduler, launcher, geometry, gpus, job)
+        if args.dry_run:
+            with program.step() as step:
+                print(*scheduler.preview(step), sep="\n")
+            return
+        make_ready(args, job)
+        with log_of(args.log, args.rank_logs) as log:
+            args.begun = True
+            if args.trains and not begin_attempt(args, job):
                 return
-            if ended and args.rank_logs:
-                remove_logs(args.rank_logs, args.log, True, begun=True)
-        # To the end: a second signal must not hide what the program has said after the first, and
-        # a scheduler that requeues the job ends this process too, which must say first why.
-        with stop_signals() as stop:
-            run_to_the_end(prepare, args, scheduler, job, log, stop)
+            # To the end: a second signal must not hide what the program has said after the first,
+            # and a scheduler that requeues the job ends this process too, which must say first why.
+            with stop_signals() as stop:
+                program.run_to_the_end(log, stop)
 
 
-def run_to_the_end(
-    prepare: Callable[[], AbstractContextManager[Step]],
-    args: argparse.Namespace,
-    scheduler: Scheduler,
-    job: Allocation,
-    log: Sink,
-    stop: Stop,
-) -> None:
-    """Run the program, with --restart again and again, until it has ended well or no other start in
-    this job is useful.
+def gpus_for(
+    args: argparse.Namespace, scheduler: Scheduler, geometry: Geometry
+) -> AbstractContextManager[Sequence[str] | None]:
+    """The GPUs of this machine for all processes if its nodes share it, see `make_plan`."""
+    if not scheduler.shared_cpus:
+        return nullcontext()
+    processes, for_auto = geometry.world_size, args.gpus_for_auto
+    if args.dry_run:
+        return nullcontext(usable_gpus(args.device, processes, for_auto))
+    return claimed_gpus(args.device, processes, tell, watched(args.end_with), for_auto)
 
-    Args:
-        prepare: as of `run`.
+
+def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
+    """Begin an attempt at the run; returns whether its program is to be started.
 
     Raises:
-        Stopped, Failed, Refusal: as `launch`.
+        Refusal: as `attempt.begin`.
     """
-    short = fruitless = 0
-    for starts in count(1):
-        began, before = time.monotonic(), furthest(args.state)
-        first = run(prepare, args, scheduler, job, log, stop, restarted=starts > 1)
-        if args.output and not args.evaluate and args.rank_logs:
-            keep_logs(args.rank_logs, Folders(args.output).printed)
-        if first is None:
-            ignore_stopping_signals()
-            end(args)
-            return
-        further = furthest(args.state) > before
-        short = short + 1 if time.monotonic() - began < SHORT and not further else 0
-        fruitless = 0 if first.saved else fruitless + 1
-        if fruitless == MOST_FRUITLESS:
-            failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
-            first = replace(first, failure=failure, in_place=False)
-        elif short == MOST_SHORT:
-            said = f"the last {short} starts lasted less than {SHORT} s each"
-            failure = first.failure.then(said)
-            first = replace(first, failure=failure, again=False, in_place=False)
-        in_place = args.restart and first.in_place and not stop.asked
-        if not (in_place and time_for_a_start(scheduler, job) and not stop.asked):
-            explain_and_end(first, args, log, scheduler, job, stop)
-        # Processes that outlived their supervisor.
-        end_descendants()
-        tell_restart(first, starts, args, log)
+    # Only here: it needs numpy, 0.2 s of a CPU.
+    from manynodes.programs import attempt
+
+    ended, requeued = has_ended(args), job.restarts > 0
+    if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell, requeued):
+        if args.log:
+            failures.end(args.log.parent)
+        return False
+    if ended:
+        remove_logs(args.rank_logs, args.log, True, begun=True)
+    return True
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program on the nodes of a job, where it may be started several times.
+
+    Attributes:
+        args: the command line.
+        gpus: see `make_plan`.
+    """
+
+    args: argparse.Namespace
+    scheduler: Scheduler
+    launcher: Launcher
+    geometry: Geometry
+    gpus: Sequence[str] | None
+    job: Allocation
+
+    def run_to_the_end(self, log: Log, stop: Stop) -> None:
+        """Run the program, with --restart again and again, until it has ended well or no other
+        start in this job is useful.
+
+        Raises:
+            Stopped, Failed, Refusal: as `launch`.
+        """
+        args = self.args
+        short = fruitless = 0
+        for starts in count(1):
+            began, before = time.monotonic(), furthest(args.state)
+            first = self.run(log, stop, restarted=starts > 1)
+            if args.trains:
+                keep_logs(args.rank_logs, Folders(args.output).printed)
+            if first is None:
+                ignore_stopping_signals()
+                end(args)
+                return
+            further = furthest(args.state) > before
+            short = short + 1 if time.monotonic() - began < SHORT and not further else 0
+            fruitless = 0 if first.saved else fruitless + 1
+            if fruitless == MOST_FRUITLESS:
+                failure = first.failure.then(f"the last {fruitless} starts saved nothing new")
+                first = replace(first, failure=failure, in_place=False)
+            elif short == MOST_SHORT:
+                said = f"the last {short} starts lasted less than {SHORT} s each"
+                failure = first.failure.then(said)
+                first = replace(first, failure=failure, again=False, in_place=False)
+            in_place = args.restart and first.in_place and not stop.asked
+            if not (in_place and self.has_time() and not stop.asked):
+                self.explain_and_end(first, log, stop)
+            # Processes that outlived their supervisor.
+            end_descendants()
+            tell_restart(first, starts, args, log)
+
+    def has_time(self) -> bool:
+        """Whether the job's time allows another start."""
+        end = self.job.end
+        # The scheduler may not answer now.
+        with suppress(Refusal):
+            end = self.scheduler.end(self.job)
+        return end is None or time.time() < end - BEFORE_THE_END - START_UP
+
+    def run(self, log: Log, stop: Stop, restarted: bool) -> First | None:
+        """Run the program once; with --collect, write the nodes' reports to a file.
+
+        Args:
+            restarted: the program has run in this job before.
+
+        Returns:
+            Its first failure; None if it has ended well.
+
+        Raises:
+            Refusal: it cannot be started, or not all nodes have reported.
+        """
+        args, scheduler = self.args, self.scheduler
+        with ExitStack() as files:
+            step = files.enter_context(self.step())
+            if "PET_RDZV_ID" in step.private:
+                tell(C10D_WARNING)
+            errors = log
+            if args.rank_logs:
+                files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
+                # Ranks have their own logs. What is left on stderr is the launcher's, and it is
+                # much when a rank fails.
+                errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
+            # Otherwise nobody would see what a program tells there.
+            output = Output(log, errors, show_errors=not (args.log or args.rank_logs))
+            before = state_of(args)
+            with warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END):
+                commands = scheduler.commands(step)
+                outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with)
+            found = records(output.records or [])
+
+        def sent(kind: str) -> list[Any]:
+            return [record[kind] for record in found if kind in record]
+
+        told = [trouble(each) for each in sent("trouble")]
+        said = told[0] if told else scheduler.explain(output.errors)
+        lost = of_unknown_ends(outcome, sent("finished"), self.geometry.world_size, said)
+        if not (outcome.stopped or outcome.failed is not None or lost):
+            if args.collect:
+                collect(args, sent("result"))
+            return None
+        source = Source(scheduler.starter(outcome.failed or 0), lost or said, self.job.inspect)
+        first = first_failure(
+            outcome,
+            [ending(each) for each in sent("ending")],
+            [whereabouts(each) for each in sent("whereabouts")],
+            output.errors,
+            source,
+            restarted,
+            sent("finished"),
+            # A supervisor that was killed has not told what its rank had saved.
+            changed=state_of(args) != before,
+        )
+        return replace(first, stopped=outcome.stopped)
+
+    @contextmanager
+    def step(self) -> Iterator[Step]:
+        """The program on the nodes of the job, with new ports and folders that are ready for it.
+
+        Raises:
+            Refusal: it cannot be started.
+        """
+        args, geometry, job = self.args, self.geometry, self.job
+        # A free port for the ranks, and a port on which this process answers the nodes.
+        free, listener = bound_pair(job.number, "127.0.0.1" if job.one_machine else "")
+        with free, listener, folder_for_launcher(args, job) as folder:
+            listener.listen(geometry.world_size)
+            port, open_port = free.getsockname()[1], listener.getsockname()[1]
+            free.close()
+            logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
+            of_run = ["--task", task_of(args, all_values=True).to_json()] if args.output else []
+            words = [str(HERE / "supervise.py"), *logs, *(of_run or args.program)]
+            nodes = make_plan(self.launcher, geometry, words, job, port, str(folder), self.gpus)
+            ranks = args.launcher == self.scheduler.task_launcher
+            reach = [] if job.one_machine else ["--reach", f"{job.addresses[0]}:{open_port}"]
+            uses_gpus = args.device == "cuda" and args.launcher != "none"
+            step = Step(
+                nodes=nodes,
+                private=private_variables(args, self.scheduler, job),
+                tasks=geometry.nproc_per_node if ranks else 1,
+                ranks=ranks,
+                cpus=geometry.cpus_per_proc * (1 if ranks else geometry.nproc_per_node),
+                gpus=geometry.nproc_per_node if uses_gpus else 0,
+                dispatch=[sys.executable, str(HERE / "dispatch.py"), *reach],
+                folder=launcher_folder(args),
+            )
+            Thread(target=accept_connections, args=(listener,), daemon=True).start()
+            yield step
+
+    def explain_and_end(self, first: First, log: Log, stop: Stop) -> NoReturn:
+        """Print what failed, requeue the job if that is wanted and useful, and end."""
+        args, failure = self.args, first.failure
+        requeue = first.again and args.restart and self.job.job
+        if requeue:
+            # A job that is being cancelled must not be requeued.
+            stop.wait(CANCELLED_WITHIN)
+        if stop.asked and not first.stopped:
+            failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
+        elif requeue:
+            refused = self.scheduler.requeue(self.job, first.saved)
+            after = "requeued" if refused is None else f"not requeued: {refused}"
+            again = Again.REQUEUED if refused is None else Again.NO
+            failure = failure.then(f"job {self.job.job} is {after}", again)
+        note(args, failure.line)
+        preempted = failure.kind == Kind.PREEMPTED
+        if preempted and failure.again == Again.NO:
+            failure = failure.then("run the same command again")
+        record(args, failure)
+        write(log, *first.details, f"launch: {failure.line}")
+        verb = "was interrupted" if preempted else "failed"
+        see = f"; see {args.log}" if args.log else ""
+        whole = f"{name_of(args)} {verb}: {failure.line}{see}"
+        for text in first.details:
+            show(sys.stderr, f"{text}\n")
+        if failure.again == Again.REQUEUED:
+            tell(whole)
+            if self.scheduler.ends_requeued:
+                # If this process ended before the scheduler ended the job, Snakemake would take
+                # the job for failed and delete its output.
+                stop.wait(ENDED_BY_SCHEDULER)
+        args.explained = True
+        ignore_stopping_signals()
+        raise Stopped(whole) if preempted else Failed(whole)
 
 
 def make_ready(args: argparse.Namespace, job: Allocation) -> None:
@@ -370,7 +503,7 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
     if args.output:
         refuse_links(args.output, args.evaluate)
     # The rules know their folder.
-    alone = bool(args.output) and not (args.evaluate or args.sources)
+    alone = args.trains and not args.sources
     run = is_run(Folders(args.output), args.resume) if alone else bool(args.state)
     # Otherwise the launchers' files have no folder that every node sees.
     in_folder_of_job = not (job.one_machine or args.rank_logs or args.launcher == "none")
@@ -395,32 +528,9 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
         failures.begin(args.log.parent)
 
 
-def folder_of_job(job: Allocation, command: Sequence[str]) -> Path:
-    """A new folder for the logs of a launch of this job; if the job was started again, that of the
-    same command's last start. The job may have other launches, also at the same time.
-    """
-    name = f"launch-{job.job or job.number}"
-    folders = (Path(f"{name}.{number}" if number else name) for number in count())
-    return next(folder for folder in folders if taken(folder, job.restarts, json.dumps(command)))
-
-
-def taken(folder: Path, start: int, command: str) -> bool:
-    """Take a folder that is new, or that the command had in an earlier start of the job."""
-    # Only one launch of a start can make it.
-    mine = folder / COMMAND.format(start)
-    with suppress(FileExistsError):
-        folder.mkdir()
-        atomic.write_text(mine, command)
-        return True
-    with suppress(OSError):
-        earlier = [path.read_text() for path in folder.glob(COMMAND.format("*"))]
-        return command in earlier and atomic.create(mine, command)
-    return False
-
-
 def has_ended(args: argparse.Namespace) -> bool:
     """Whether a run's program has ended before, so that its results may only be checked again."""
-    if not args.output or args.evaluate:
+    if not args.trains:
         return False
     folders = Folders(args.output)
     return folders.ended.exists() and not folders.finished.exists()
@@ -428,7 +538,7 @@ def has_ended(args: argparse.Namespace) -> bool:
 
 def end(args: argparse.Namespace) -> None:
     """Note that the program has ended well."""
-    if args.output and not args.evaluate:
+    if args.trains:
         atomic.write_text(Folders(args.output).ended, now())
     if args.log:
         failures.end(args.log.parent)
@@ -446,44 +556,6 @@ def keep_logs(logs: Path, kept: Path) -> None:
                 link_or_copy(logs / name, kept / f"{number:06}.log")
 
 
-def remove_logs(folder: Path, log: Path | None, of_run: bool, begun: bool = False) -> None:
-    """Remove what an earlier launch has left in the folder of its logs, and nothing else, such as
-    what an editor keeps beside a log that is open in it.
-
-    Args:
-        of_run: whether the folder is a run's, and not one that a user has chosen.
-        begun: whether this launch is already writing the log of that name.
-
-    Raises:
-        Refusal: there is something else in a folder of a user's choice.
-    """
-    try:
-        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except FileNotFoundError:
-        return
-    ours = [path for path in paths if is_log(path, log, of_run)]
-    if not of_run and (others := set(paths) - set(ours)):
-        raise Refusal(
-            f"--rank-logs {folder}: {min(others).name} there is no log of a launch; give a folder "
-            "of its own, whose logs the next launch replaces"
-        )
-    for path in ours:
-        if begun and log and path.name == log.name:
-            continue
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def is_log(path: Path, log: Path | None, of_run: bool) -> bool:
-    """Whether a path in the folder of a launch's logs is one of them, or has those of a start."""
-    if path.is_symlink() or not path.is_dir():
-        named = log and path.name in (log.name, f"{log.name}.old")
-        of_rules = of_run and LOGS_OF_RULES.fullmatch(path.name)
-        return bool(LOGS.fullmatch(path.name) or named or of_rules)
-    inside = (each for each in path.iterdir() if not each.name.startswith("."))
-    return bool(START.fullmatch(path.name)) and all(is_log(each, log, of_run) for each in inside)
-
-
 def furthest(states: Path | None) -> tuple[str, int]:
     """How far the run is: the name of the furthest state, which has epoch and step, and the number
     of different counts in a program's metrics.csv.
@@ -498,20 +570,12 @@ def furthest(states: Path | None) -> tuple[str, int]:
 
 def state_of(args: argparse.Namespace) -> object:
     """Changes when the program saves what it continues from, as far as its files tell."""
-    if not args.output or args.evaluate:
+    if not args.trains:
         return furthest(args.state)[0]
     # Only here: it needs numpy, 0.2 s of a CPU.
     from manynodes.programs.rank import saved_now
 
     return saved_now(Folders(args.output), task_of(args))
-
-
-def time_for_a_start(scheduler: Scheduler, job: Allocation) -> bool:
-    end = job.end
-    # The scheduler may not answer now.
-    with suppress(Refusal):
-        end = scheduler.end(job)
-    return end is None or time.time() < end - BEFORE_THE_END - START_UP
 
 
 def record(args: argparse.Namespace, failure: Failure) -> None:
@@ -520,51 +584,10 @@ def record(args: argparse.Namespace, failure: Failure) -> None:
         failures.write(args.log.parent, args.log.stem, failure)
 
 
-def write(log: Sink, *lines: str) -> None:
+def write(log: Log, *lines: str) -> None:
     # A full disk must not hide what follows.
     with suppress(OSError):
         print(*lines, sep="\n", file=log, flush=True)
-
-
-@contextmanager
-def step_of(
-    args: argparse.Namespace,
-    launcher: Launcher,
-    geometry: Geometry,
-    gpus: Sequence[str] | None,
-    scheduler: Scheduler,
-    job: Allocation,
-) -> Iterator[Step]:
-    """The program on the nodes of the job, with ports and folders that are ready for it.
-
-    Raises:
-        Refusal: it cannot be started.
-    """
-    # A free port for the ranks, and a port on which this process answers the nodes.
-    free, listener = bound_pair(job.number, "127.0.0.1" if job.one_machine else "")
-    with free, listener, folder_for_launcher(args, job) as folder:
-        listener.listen(geometry.world_size)
-        port, open_port = free.getsockname()[1], listener.getsockname()[1]
-        free.close()
-        logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
-        what = ["--task", task_of(args, all_values=True).to_json()] if args.output else args.program
-        program = [str(HERE / "supervise.py"), *logs, *what]
-        ranks = args.launcher == scheduler.task_launcher
-        step = Step(
-            nodes=make_plan(launcher, geometry, program, job, port, str(folder), gpus),
-            private=private_variables(args, scheduler, job),
-            tasks=geometry.nproc_per_node if ranks else 1,
-            ranks=ranks,
-            cpus=geometry.cpus_per_proc * (1 if ranks else geometry.nproc_per_node),
-            gpus=geometry.nproc_per_node
-            if args.device == "cuda" and args.launcher != "none"
-            else 0,
-            dispatch=[sys.executable, str(HERE / "dispatch.py")],
-            reach="" if job.one_machine else f"{job.addresses[0]}:{open_port}",
-            folder=launcher_folder(args),
-        )
-        Thread(target=accept_connections, args=(listener,), daemon=True).start()
-        yield step
 
 
 def geometry_of(args: argparse.Namespace, scheduler: Scheduler) -> Geometry:
@@ -659,81 +682,27 @@ def launcher_folder(args: argparse.Namespace) -> Path:
     return args.log.parent if args.log else Path()
 
 
-def run(
-    prepare: Callable[[], AbstractContextManager[Step]],
-    args: argparse.Namespace,
-    scheduler: Scheduler,
-    job: Allocation,
-    log: Sink,
-    stop: Stop,
-    restarted: bool,
-) -> First | None:
-    """Run the program once; with --collect, write the nodes' reports to a file.
-
-    Args:
-        prepare: makes the step, with new ports.
-        restarted: the program has run in this job before.
-
-    Returns:
-        Its first failure; None if it has ended well.
+def collect(args: argparse.Namespace, nodes: list[dict[str, Any]]) -> None:
+    """Write the nodes' reports to the file of --collect.
 
     Raises:
-        Refusal: it cannot be started, or not all nodes have reported.
+        Refusal: not all of them have reported.
     """
-    with ExitStack() as files:
-        step = files.enter_context(prepare())
-        if "PET_RDZV_ID" in step.private:
-            print(C10D_WARNING, file=sys.stderr, flush=True)
-        errors: Sink = log
-        if args.rank_logs:
-            files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
-            # Ranks have their own logs. What is left on stderr is the launcher's, and it is much
-            # when a rank fails.
-            errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
-        # Otherwise nobody would see what a program tells there.
-        output = Output(log, errors, show_errors=not (args.log or args.rank_logs))
-        before = state_of(args)
-        with warned_of_a_lower_limit(scheduler, job, BEFORE_THE_END):
-            outcome = run_all(scheduler.commands(step), output, stop, LAUNCH_GRACE, args.end_with)
-        found = records(output.records or [])
-    finished = [record["finished"] for record in found if "finished" in record]
-    told = [trouble(record["trouble"]) for record in found if "trouble" in record]
-    said = told[0] if told else scheduler.explain(output.errors)
-    processes = args.nodes * (1 if args.launcher == "none" else args.nproc_per_node)
-    lost = of_unknown_ends(outcome, finished, processes, said)
-    if outcome.stopped or outcome.failed is not None or lost:
-        endings = [ending(record["ending"]) for record in found if "ending" in record]
-        seen = [whereabouts(record["whereabouts"]) for record in found if "whereabouts" in record]
-        source = Source(scheduler.starter(outcome.failed or 0), lost or said, job.inspect)
-        # A supervisor that was killed has not told what its rank had saved.
-        changed = state_of(args) != before
-        first = first_failure(
-            outcome, endings, seen, output.errors, source, restarted, finished, changed
-        )
-        return replace(first, stopped=outcome.stopped)
-    if args.collect:
-        nodes = [record["result"] for record in found if "result" in record]
-        if len(nodes) != args.nodes:
-            see = f"; see {args.log}" if args.log else ""
-            raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported{see}")
-        nodes.sort(key=lambda node: node["node_rank"])
-        atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
-    return None
+    if len(nodes) != args.nodes:
+        see = f"; see {args.log}" if args.log else ""
+        raise Refusal(f"{len(nodes)} of {args.nodes} nodes reported{see}")
+    nodes.sort(key=lambda node: node["node_rank"])
+    atomic.write_text(args.collect, json.dumps({"nodes": nodes}, indent=2) + "\n")
 
 
-def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Sink) -> None:
+def tell_restart(first: First, starts: int, args: argparse.Namespace, log: Log) -> None:
     """Print what failed, and keep the logs of its ranks in a folder of their own."""
     number = f"(start {starts + 1} of this job)"
     nothing = f"nothing new was saved in this start; starting again {number}"
     after = f"starting again, with what was saved {number}" if first.saved else nothing
     failure = first.failure.then(after, Again.HERE)
     if args.rank_logs:
-        kept = args.rank_logs / f"start={starts}"
-        with suppress(OSError):
-            kept.mkdir(exist_ok=True)
-            for path in [*args.rank_logs.iterdir()]:
-                if LOGS.fullmatch(path.name):
-                    path.rename(kept / path.name)
+        kept = put_aside(args.rank_logs, starts)
         if failure.log:
             failure = replace(failure, log=str(kept / Path(failure.log).name))
     write(log, *first.details, f"launch: {failure.line}")
@@ -757,49 +726,6 @@ def name_of(args: argparse.Namespace) -> str:
     return command.name_of(args.program) if args.output else Path(args.program[0]).stem
 
 
-def explain_and_end(
-    first: First,
-    args: argparse.Namespace,
-    log: Sink,
-    scheduler: Scheduler,
-    job: Allocation,
-    stop: Stop,
-) -> NoReturn:
-    """Print what failed, requeue the job if that is wanted and useful, and end."""
-    failure = first.failure
-    requeue = first.again and args.restart and job.job
-    if requeue:
-        # A job that is being cancelled must not be requeued.
-        stop.wait(CANCELLED_WITHIN)
-    if stop.asked and not first.stopped:
-        failure = replace(failure.then("then the job was told to end"), kind=Kind.PREEMPTED)
-    elif requeue:
-        refused = scheduler.requeue(job, first.saved)
-        after = "requeued" if refused is None else f"not requeued: {refused}"
-        again = Again.REQUEUED if refused is None else Again.NO
-        failure = failure.then(f"job {job.job} is {after}", again)
-    note(args, failure.line)
-    preempted = failure.kind == Kind.PREEMPTED
-    if preempted and failure.again == Again.NO:
-        failure = failure.then("run the same command again")
-    record(args, failure)
-    write(log, *first.details, f"launch: {failure.line}")
-    verb = "was interrupted" if preempted else "failed"
-    see = f"; see {args.log}" if args.log else ""
-    whole = f"{name_of(args)} {verb}: {failure.line}{see}"
-    for text in first.details:
-        show(sys.stderr, f"{text}\n")
-    if failure.again == Again.REQUEUED:
-        tell(whole)
-        if scheduler.ends_requeued:
-            # If this process ended before the scheduler ended the job, Snakemake would take
-            # the job for failed and delete its output.
-            stop.wait(ENDED_BY_SCHEDULER)
-    args.explained = True
-    ignore_stopping_signals()
-    raise Stopped(whole) if preempted else Failed(whole)
-
-
 @contextmanager
 def logged(args: argparse.Namespace) -> Iterator[None]:
     """Write what ends this launch to the log and its record, unless `explain_and_end` has, or
@@ -819,63 +745,6 @@ def logged(args: argparse.Namespace) -> Iterator[None]:
                 file.write(f"launch: {failure.reason}\n")
             record(args, failure)
         raise
-
-
-@contextmanager
-def log_of(args: argparse.Namespace) -> Iterator[Sink]:
-    """The log of the whole launch. With --rank-logs it lies there, and --log is a link to it.
-
-    Snakemake deletes the log of a rule before it runs the rule, even if another job is running
-    it: then only the link is gone, and it is made again at the end.
-    """
-    if not args.log:
-        with log_file(Path(os.devnull)) as file:
-            yield file
-        return
-    args.log.parent.mkdir(parents=True, exist_ok=True)
-    kept = args.rank_logs / args.log.name if args.rank_logs else args.log
-    # Of an earlier launch, which had --rank-logs.
-    if kept.is_symlink() and kept.readlink().name == kept.name:
-        kept.unlink()
-    with log_file(kept) as file:
-        try:
-            link(args.log, kept)
-            yield file
-        finally:
-            with suppress(OSError):
-                link(args.log, kept)
-
-
-def link(path: Path, target: Path) -> None:
-    """Make the path a relative link to the target, unless it is the target. A file that is there
-    goes on in the target.
-    """
-    if path == target:
-        # Also if it is gone: it would become a link to itself.
-        return
-    with suppress(FileNotFoundError):
-        if path.samefile(target):
-            return
-    if path.is_file() and not path.is_symlink():
-        with path.open("rb") as file, target.open("ab") as log:
-            shutil.copyfileobj(file, log)
-    path.unlink(missing_ok=True)
-    path.symlink_to(os.path.relpath(target, path.parent))
-
-
-def is_new(path: Path) -> bool:
-    """Whether there is nothing that a log could not go on in: a device, a folder."""
-    return path.is_file() or not path.exists()
-
-
-def refuse_no_log(path: Path) -> None:
-    """Refuse what is no file, and would give way to a link to the log.
-
-    Raises:
-        Refusal: it is a device, a folder, or a link that no launch has made, such as /dev/stdout.
-    """
-    if not (path.readlink().name == path.name if path.is_symlink() else is_new(path)):
-        raise Refusal(f"--log {path} is no file; give the name of a file, or leave it out")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from manynodes.base.processes import (
     end_descendants,
     end_with_parent,
     stat_of,
+    with_ancestors,
 )
 from manynodes.base.timeouts import AGENT_GRACE, ALONE_GRACE
 from manynodes.schedulers.remote.channel import Channel, connect
@@ -167,11 +168,7 @@ def is_suspended(pid: int) -> bool:
     """Whether a process or one of its ancestors is stopped."""
     # A process may end while we look.
     with suppress(OSError):
-        while pid > 1:
-            state, parent, *_ = stat_of(pid)
-            if state == "T":
-                return True
-            pid = int(parent)
+        return any(stat_of(each)[0] == "T" for each in with_ancestors(pid))
     return False
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from manynodes.base import showing
 from manynodes.base.errors import Refusal, reason, told_in_one_line
 from manynodes.base.processes import how
 from manynodes.base.timeouts import CONNECTED, LOST_AFTER, STEP_GRACE
@@ -220,8 +221,8 @@ class RemoteStep:
         if lines:
             block = "".join(f"{node.number}: {line}\n" for line in lines)
             # launch keeps reading; if it is gone, we are told to end.
-            with suppress(OSError):
-                write_all(stream, block.encode(errors="replace"))
+            output = sys.stdout if stream == 1 else sys.stderr
+            showing.show(output.buffer, block.encode(errors="replace"))
 
     def end(self, node: Node, status: int) -> None:
         for stream, text in node.pending.items():
@@ -278,11 +279,6 @@ def listen(address: str, backlog: int) -> socket.socket:
             ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
         )
     return socket.create_server(("", 0), backlog=backlog)
-
-
-def write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
 
 
 def main() -> None:

@@ -39,8 +39,9 @@ from manynodes.base.processes import (
 from manynodes.base.showing import show
 from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
-from manynodes.launching.agents import Allowance, Output, Stop, log_file, run_all, stop_signals
+from manynodes.launching.agents import Allowance, Output, Stop, run_all, stop_signals
 from manynodes.launching.endings import LOST_A_PEER, Ending, send
+from manynodes.launching.logs import log_file
 from manynodes.launching.whereabouts import Observer
 from manynodes.ranks.stopping import SIGNALS, listen
 from manynodes.schedulers.base import Command
@@ -122,7 +123,7 @@ def supervise(
         log.parent.mkdir(parents=True, exist_ok=True)
     here = socket.gethostname()
     with (
-        log_file(log or Path(os.devnull), "w") as sink,
+        log_file(log, "w") as sink,
         private_caches(os.environ) as caches,
     ):
         # A rank's errors go to its own log if there is one, not to everybody's.
@@ -154,11 +155,18 @@ def supervise(
     # ended well all the same, which fails nevertheless.
     elif not (end.status and end.stopped) or end.report:
         killed = end.stopped and end.status == -signal.SIGKILL
-        late = SUPERVISE_GRACE if killed else 0
-        report = end.report | gpu
-        when, kept = moment(contract), str(log or "")
-        told = (end.words, kept, report, end.stopped)
-        send(Ending(who, here, end.status, when, late, *told).record())
+        ending = Ending(
+            who,
+            here,
+            end.status,
+            moment(contract),
+            late=SUPERVISE_GRACE if killed else 0,
+            lines=end.words,
+            log=str(log or ""),
+            report=end.report | gpu,
+            told=end.stopped,
+        )
+        send(ending.record())
     return max(end.status, 1) if end.status or end.stopped else 0
 
 

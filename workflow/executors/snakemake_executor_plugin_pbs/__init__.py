@@ -68,15 +68,14 @@ class Executor(RemoteExecutor):
         async with self.status_rate_limiter:
             ended = await self.jobs.ended(active_jobs)
         for info in active_jobs:
-            end = ended.get(id(info))
-            if end is None:
+            good = ended.get(id(info))
+            if good is None:
                 yield info
-            elif end.good:
+            elif good:
                 self.report_job_success(info)
             else:
-                self.report_job_error(
-                    info, msg=f"{end.reason}. ", aux_logs=[end.log] if end.log else None
-                )
+                why, log = self.jobs.failures[info.job], self.jobs.logs[info.job]
+                self.report_job_error(info, msg=f"{why}. ", aux_logs=[log] if log else None)
 
     def cancel_jobs(self, active_jobs: list[Any]) -> None:  # noqa: ARG002
         # Not the given list: while check_active_jobs runs, Snakemake's is empty.

@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -100,6 +100,14 @@ def process_name() -> str:
     return f"process {pid}{start} on {socket.gethostname()}"
 
 
+def with_ancestors(pid: int) -> Iterator[int]:
+    """A process, its parent and so on; one of them may end while we look."""
+    with suppress(OSError):
+        while pid > 0:
+            yield pid
+            pid = int(stat_of(pid)[1])
+
+
 def descendants(ancestor: int) -> list[int]:
     """The living processes below a process, see proc(5)."""
     parents: dict[int, int] = {}
@@ -119,12 +127,13 @@ def job_seconds(entry: str) -> float:
     """For how long the topmost process above this one has run that was started with an entry, such
     as `PBS_JOBID=7`, in its environment: a job, by this machine's own clock. 0 if there is none.
     """
-    pid, ticks = os.getpid(), None
+    ticks = None
     # A process of another user hides its environment.
-    with suppress(OSError, IndexError):
-        while entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            fields = stat_of(pid)
-            pid, ticks = int(fields[1]), int(fields[STARTED])
+    with suppress(OSError):
+        for pid in with_ancestors(os.getpid()):
+            if entry.encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                break
+            ticks = int(stat_of(pid)[STARTED])
     if ticks is None:
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

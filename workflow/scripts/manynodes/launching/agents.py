@@ -3,7 +3,6 @@
 import math
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -15,15 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import IO, TypeAlias
+from typing import IO
 
-from manynodes.base.atomic import not_through_a_link
 from manynodes.base.bars import parts_of
 from manynodes.base.processes import STARTED, WARNINGS, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
+from manynodes.launching.logs import Log
 from manynodes.schedulers.base import Command
 
 POLL = 0.05  # seconds between two looks at the commands
@@ -40,8 +38,6 @@ LAST_LINES = 10_000
 LAST_CHARACTERS = 4_000
 # Bytes after which a line is cut: a program may never end one.
 LONGEST_LINE = 65_536
-# Characters of a log; its older half then gives way to new lines.
-MOST_LOGGED = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ class Output:
             written; `errors` has the last lines of both.
     """
 
-    log: "Sink"
-    error_log: "Sink"
+    log: Log
+    error_log: Log
     show_errors: bool = False
     records: list[str] | None = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -191,22 +187,9 @@ def watched(pid: int | None) -> Callable[[], bool]:
     """Tells whether a process has ended; without a process, never."""
     if pid is None:
         return lambda: False
-    try:
-        # Conda's Python does not know it, nor do old kernels.
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return lambda: True
-    except (AttributeError, OSError):
-        return looked_at(pid)
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return lambda: bool(poll.poll(0))
-
-
-def looked_at(pid: int) -> Callable[[], bool]:
-    """The same by the start of a process, which another one of its number has not."""
 
     def start() -> str:
+        # Another process may get the number, but not the start.
         with suppress(OSError):
             fields = stat_of(pid)
             return "" if fields[0] in "ZX" else fields[STARTED]
@@ -214,58 +197,6 @@ def looked_at(pid: int) -> Callable[[], bool]:
 
     begun = start()
     return lambda: not begun or start() != begun
-
-
-@contextmanager
-def log_file(path: Path, mode: str = "a") -> Iterator["Log"]:
-    """A log file. A full disk neither fails the program nor hides its messages, and a flood of
-    output does not fill the disk.
-    """
-    file = Log(path, mode)
-    try:
-        yield file
-    finally:
-        with suppress(OSError):
-            file.close()
-
-
-class Log:
-    """A text file that keeps the last MOST_LOGGED characters at most, the older ones in a file
-    beside it with the suffix `.old`.
-    """
-
-    def __init__(self, path: Path, mode: str) -> None:
-        self.path, self.size = path, 0
-        self.file = opened(path, mode)
-        self.lock = threading.Lock()
-
-    def write(self, text: str) -> int:
-        with self.lock:
-            if self.size + len(text) > MOST_LOGGED // 2 and self.path.is_file():
-                self.path.replace(self.path.with_name(f"{self.path.name}.old"))
-                # Until there is room for a new file, what follows is added to the old one.
-                new = opened(self.path, "w")
-                old, self.file, self.size = self.file, new, 0
-                old.close()
-            self.size += len(text)
-            return self.file.write(text)
-
-    def flush(self) -> None:
-        with self.lock:
-            self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def opened(path: Path, mode: str) -> IO[str]:
-    """A log; of somebody who may write to its folder, a link there could lead to any file. A path
-    in a message may be no UTF-8.
-    """
-    return open(path, mode, encoding="utf-8", errors="backslashreplace", opener=not_through_a_link)
-
-
-Sink: TypeAlias = IO[str] | Log
 
 
 def stopping_signals() -> list[signal.Signals]:

@@ -49,9 +49,9 @@ class Place:
         master_address: where all nodes reach node 0.
         port: for the rendezvous, on node 0.
         folder: where the launcher may put its own files.
-        private: if all nodes are one machine, a folder that only this user can enter; otherwise
-            empty. The nodes exchange their addresses through files in it, because torch's TCP store
-            answers every process that can reach the machine.
+        one_machine: all nodes are one machine, and only this user can enter the folder. The nodes
+            exchange their addresses through files in it, because torch's TCP store answers every
+            process that can reach the machine.
     """
 
     node_rank: int
@@ -59,7 +59,7 @@ class Place:
     master_address: str
     port: int
     folder: str
-    private: str = ""
+    one_machine: bool = False
 
 
 TIMEOUTS = f"join_timeout={RENDEZVOUS},timeout={RENDEZVOUS}"
@@ -96,38 +96,20 @@ def script(name: str) -> str:
 
 
 def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    return file_rendezvous(geometry, place) if place.private else static_rendezvous(geometry, place)
+    found = file_rendezvous if place.one_machine else static_rendezvous
+    return found(geometry, place)
 
 
-def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
-    form.
+def agent(geometry: Geometry, place: Place, how: Mapping[str, object]) -> dict[str, object]:
+    """The options of torchrun on a node.
+
+    Args:
+        how: options by which the nodes find each other.
     """
     return {
         "nnodes": geometry.nodes,
         "nproc-per-node": geometry.nproc_per_node,
-        "rdzv-backend": "c10d",
-        "rdzv-endpoint": agents_file(place),
-        "rdzv-id": "agents",
-        "rdzv-conf": FILE_CONFIGURATION,
-        "local-addr": place.address,
-        "max-restarts": 0,
-        "log-dir": place.folder,
-    }
-
-
-def agents_file(place: Place) -> str:
-    return f"{place.private}/agents"
-
-
-def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    return {
-        "nnodes": geometry.nodes,
-        "node-rank": place.node_rank,
-        "nproc-per-node": geometry.nproc_per_node,
-        "master-addr": place.master_address,
-        "master-port": place.port,
-        "rdzv-conf": f"timeout={RENDEZVOUS}",
+        **how,
         "max-restarts": 0,
         # By default each torchrun leaves a folder in TMPDIR; with /dev/null it was seen to hang at
         # its end.
@@ -135,15 +117,41 @@ def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
     }
 
 
+def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
+    form.
+    """
+    how = {
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": agents_file(place),
+        "rdzv-id": "agents",
+        "rdzv-conf": FILE_CONFIGURATION,
+        "local-addr": place.address,
+    }
+    return agent(geometry, place, how)
+
+
+def agents_file(place: Place) -> str:
+    return f"{place.folder}/agents"
+
+
+def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
+    how = {
+        "node-rank": place.node_rank,
+        "master-addr": place.master_address,
+        "master-port": place.port,
+        "rdzv-conf": f"timeout={RENDEZVOUS}",
+    }
+    return agent(geometry, place, how)
+
+
 def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
     """torchrun with c10d rendezvous, which numbers nodes in the order of their arrival; signed
     between nodes.
     """
-    if place.private:
+    if place.one_machine:
         return torchrun(geometry, place)
-    options = {
-        "nnodes": geometry.nodes,
-        "nproc-per-node": geometry.nproc_per_node,
+    how = {
         "rdzv-backend": "c10d-signed",
         "rdzv-endpoint": f"{place.master_address}:{place.port}",
         # Given explicitly: torchrun would compare names, and nodes have several.
@@ -151,10 +159,8 @@ def torchrun_c10d(geometry: Geometry, place: Place) -> Started:
         # c10d opens a second endpoint for the ranks, by default under a name that the other nodes
         # may not know (measured).
         "local-addr": place.address,
-        "max-restarts": 0,
-        "log-dir": place.folder,
     }
-    return {}, torchrun_program(options)
+    return {}, torchrun_program(agent(geometry, place, how))
 
 
 def accelerate(geometry: Geometry, place: Place) -> Started:
@@ -186,7 +192,7 @@ def accelerate(geometry: Geometry, place: Place) -> Started:
         # Its multi_gpu means one process per device of any kind, and it refuses that for one
         # process.
         options["multi_gpu"] = None
-        if place.private:
+        if place.one_machine:
             options |= {"rdzv_backend": "c10d", "rdzv_conf": FILE_CONFIGURATION}
             # With several nodes it builds the endpoint from address and port; the rest comes from
             # torchrun's own variables.
@@ -224,9 +230,15 @@ def legacy(geometry: Geometry, place: Place) -> Started:
     return {}, ("-m", module, *as_options(options), "--")
 
 
+def none(_geometry: Geometry, _place: Place) -> Started:
+    """The program itself, once per node."""
+    return {}, ()
+
+
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": torchrun,
     "torchrun-c10d": torchrun_c10d,
     "accelerate": accelerate,
     "torch.distributed.launch": legacy,
+    "none": none,
 }

@@ -18,8 +18,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def launcher_names() -> tuple[str, ...]:
-    """The launchers of torch and accelerate, those of the schedulers, and `none`."""
-    return (*LAUNCHERS, *task_launchers(), "none")
+    """The launchers, and those of the schedulers."""
+    return (*LAUNCHERS, *task_launchers())
 
 
 def find_launcher(name: str, scheduler: Scheduler) -> Launcher:
@@ -30,8 +30,7 @@ def find_launcher(name: str, scheduler: Scheduler) -> Launcher:
     """
     owner = task_launchers().get(name)
     if owner is None:
-        # `none` starts the program itself, once per node.
-        return LAUNCHERS.get(name, lambda _geometry, _place: ({}, ()))
+        return LAUNCHERS[name]
     if owner is not scheduler:
         raise Refusal(
             f"launcher: {name} needs transport {owner.transport}; "
@@ -70,11 +69,11 @@ def make_plan(
             the CPU. None: each node uses the GPUs that it sees.
     """
     per_node = geometry.nproc_per_node
-    private = folder if allocation.one_machine else ""
+    one_machine = allocation.one_machine
     plan = []
     for node_rank, host in enumerate(allocation.hosts):
         address = allocation.addresses[node_rank]
-        place = Place(node_rank, address, allocation.addresses[0], port, folder, private)
+        place = Place(node_rank, address, allocation.addresses[0], port, folder, one_machine)
         visible = {"CUDA_VISIBLE_DEVICES": ""} if geometry.device == "cpu" else {}
         if gpus is not None:
             here = gpus[node_rank * per_node :][:per_node]
@@ -93,7 +92,7 @@ def common(geometry: Geometry, place: Place) -> dict[str, str]:
         nproc_per_node=geometry.nproc_per_node,
         cpus_per_proc=geometry.wanted_cpus,
         device=geometry.device,
-        store=f"{place.private}/ranks" if place.private else None,
+        store=f"{place.folder}/ranks" if place.one_machine else None,
     )
     found = contract.variables() | {
         "OMP_NUM_THREADS": str(geometry.cpus_per_proc),
@@ -104,7 +103,7 @@ def common(geometry: Geometry, place: Place) -> dict[str, str]:
         # Lines arrive as they are written, through pipes too.
         "PYTHONUNBUFFERED": "1",
     }
-    if place.private:
+    if place.one_machine:
         # Otherwise the agents open a TCP store for the ranks, which answers every process that
         # can reach this machine.
         found |= LOOPBACK | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -7,6 +7,7 @@ tests/schedulers.py the checks that every scheduler must pass.
 
 import shlex
 import signal
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,11 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from manynodes.base.errors import Refusal
 
 SPARE_MB = 1000  # of local disk that a job asks for besides the data
+PAUSE = 5  # seconds between two questions while a scheduler does not answer
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,8 @@ class Step:
         ranks: whether each task is a rank; otherwise each task is a node.
         cpus: CPUs of each task.
         gpus: GPUs of each node.
-        dispatch: command that runs a node's command on the node, see dispatch.py.
-        reach: `address:port` on the first node that every node must be able to reach.
+        dispatch: command that runs a node's command on the node, see dispatch.py; the node's number
+            is to follow.
         folder: for files of the step that all nodes must see; it need not exist.
     """
 
@@ -121,7 +125,6 @@ class Step:
     cpus: int
     gpus: int
     dispatch: Sequence[str]
-    reach: str
     folder: Path
 
 
@@ -271,8 +274,12 @@ class Scheduler(ABC):
         """
 
     def example(self, nodes: int) -> Allocation:
-        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes."""
-        names = tuple(f"NODE-{rank}" for rank in range(nodes))
+        """An allocation for a dry run outside a job; `NODE-0` and so on stand for its nodes, unless
+        the user has named enough hosts.
+        """
+        names = self.hosts[:nodes]
+        if len(names) < nodes:
+            names = tuple(f"NODE-{rank}" for rank in range(nodes))
         return Allocation("nobody", names, names, 0)
 
     @abstractmethod
@@ -369,6 +376,35 @@ def end_here(start: float, end: float, running: float) -> float:
         running: seconds since the start of the job's first process.
     """
     return min(end, time.time() + (end - start) - running)
+
+
+class Unanswered(Exception):
+    """A scheduler did not answer; its jobs are not affected."""
+
+
+def until_answered(ask: Callable[[], Answer], patience: float, who: str, remedy: str) -> Answer:
+    """What a scheduler answers; a line is printed if that takes long.
+
+    Args:
+        ask: raises Unanswered while there is no answer.
+        patience: seconds to ask again.
+        who: is asked, such as `pbs: the server`.
+
+    Raises:
+        Refusal: it did not answer in time.
+    """
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return ask()
+        except Unanswered as error:
+            if time.monotonic() >= deadline:
+                raise Refusal(f"{error}; {remedy}") from None
+        if not told:
+            line = f"{who} does not answer; trying again for {patience:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+            told = True
+        time.sleep(PAUSE)
 
 
 def is_this_folder(folder: str) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -67,10 +68,6 @@ class Ssh(AgentScheduler):
         owner = process_name()
         addresses = ("127.0.0.1",) if nodes == 1 else hosts
         return Allocation(owner, hosts, addresses, os.getpid())
-
-    def example(self, nodes: int) -> Allocation:
-        names = self.hosts[:nodes] if len(self.hosts) >= nodes else super().example(nodes).hosts
-        return Allocation("nobody", names, names, 0)
 
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
@@ -142,52 +139,57 @@ def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
     return [line for line in lines if line] + named_twice(hosts, found)
 
 
-def named_twice(hosts: Sequence[str], found: Sequence[Any]) -> list[str]:
+def named_twice(hosts: Sequence[str], found: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each host that is one of the others under another name."""
     first: dict[tuple[str, ...], str] = {}
     lines = []
     for host, one in zip(hosts, found, strict=True):
-        if not isinstance(one, dict) or not (machine := one.get("machine")):
-            continue
-        if (same := first.setdefault(tuple(machine), host)) != host:
+        machine = one.get("machine")
+        if machine and (same := first.setdefault(tuple(machine), host)) != host:
             lines.append(f"hosts: {same} and {host} are the same machine; name each once")
     return lines
 
 
-def describe(host: str, command: Sequence[str]) -> dict[str, Any] | str:
-    """What node_agent.py says of a host; as text, why it says nothing."""
+def describe(host: str, command: Sequence[str]) -> dict[str, Any]:
+    """What node_agent.py says of a host; or as `problem`, why it says nothing."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError:
-        return "there is no ssh on PATH here; install an ssh client"
+        return {"problem": "there is no ssh on PATH here; install an ssh client"}
     except subprocess.TimeoutExpired:
-        return f"no answer within {PATIENCE} s"
+        return {"problem": f"no answer within {PATIENCE} s"}
     said = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode == FAILED:
-        return f"cannot be reached: {said[-1] if said else 'ssh failed'}"
-    try:
+        return {"problem": f"cannot be reached: {said[-1] if said else 'ssh failed'}"}
+    with suppress(ValueError, IndexError):
         # A login shell may have printed something before.
         return json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        # Not killed by a signal.
-        if not said and done.returncode >= 0:
-            return (
-                f"says nothing (status {done.returncode}); a start file of the shell there "
-                f"(~/.bashrc) may end it; try: ssh {host} echo ok"
-            )
-        last = said[-1] if said else f"status {done.returncode}"
-        return f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"
+    # Not killed by a signal.
+    if not said and done.returncode >= 0:
+        return {
+            "problem": f"says nothing (status {done.returncode}); a start file of the shell there "
+            f"(~/.bashrc) may end it; try: ssh {host} echo ok"
+        }
+    last = said[-1] if said else f"status {done.returncode}"
+    return {"problem": f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"}
 
 
-def objection(host: str, found: Any, ours: Any, folder: Path) -> str | None:
-    if isinstance(found, str):
-        return f"{host}: {found}"
+def objection(
+    host: str, found: Mapping[str, Any], ours: Mapping[str, Any], folder: Path
+) -> str | None:
+    """Why a host cannot be part of a step, in one line; None if it can.
+
+    Args:
+        found, ours: of `describe`, for the host and for this machine.
+    """
+    if "problem" in found:
+        return f"{host}: {found['problem']}"
     if not found.get("seen"):
         return f"{host}: {folder} is another folder there; all hosts must share it"
-    for name, version in ours["versions"].items() if isinstance(ours, dict) else ():
+    for name, version in ours.get("versions", {}).items():
         there = found["versions"].get(name)
         if there != version:
             return (

@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
+from manynodes.schedulers.base import Unanswered, until_answered
 
 # Statuses of qstat with which it still tells what it knows: some jobs are unknown, or finished.
 PARTIAL = (35, 153)
@@ -20,10 +21,6 @@ JOB_ID = re.compile(r"^\d+(?:\[\])?\.[\w.-]+$", re.MULTILINE)
 # What qsub says when a limit on the jobs of a user, group, project or queue is reached. Not of a
 # limit on a resource: a single job may ask for more than that, and would never pass.
 FULL = re.compile(r"Maximum number of jobs\b|'s per-(?:user|group|project) limit(?! on resource)")
-
-
-class Unanswered(Exception):
-    """The server did not answer; jobs are not affected."""
 
 
 class Full(Unanswered):
@@ -106,36 +103,24 @@ def parse_jobs(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def shown_job(job: str, patience: float, tell: Callable[[str], None]) -> dict[str, str]:
+def shown_job(job: str, patience: float) -> dict[str, str]:
     """One job.
 
     Args:
         patience: seconds to ask again while the server does not answer.
-        tell: gets a line if it takes long.
 
     Raises:
         Refusal: PBS does not know it, or the server did not answer in time.
     """
-    deadline = time.monotonic() + patience
-    told = False
-    while True:
-        try:
-            found = shown_jobs([job])
-        except Unanswered as error:
-            if time.monotonic() >= deadline:
-                raise Refusal(f"{error}; try again once qstat answers") from None
-            if not told:
-                tell(f"the server does not answer; trying again for {patience:.0f} s")
-                told = True
-            time.sleep(5)
-            continue
-        if job in found:
-            return found[job]
-        # A server that is not the default one adds its name to the id.
-        for name, attributes in found.items():
-            if name.partition(".")[0] == job.partition(".")[0]:
-                return attributes
-        raise Refusal(f"PBS does not know job {job}; has it ended?")
+    who, remedy = "pbs: the server", "try again once qstat answers"
+    found = until_answered(partial(shown_jobs, [job]), patience, who, remedy)
+    if job in found:
+        return found[job]
+    # A server that is not the default one adds its name to the id.
+    for name, attributes in found.items():
+        if name.partition(".")[0] == job.partition(".")[0]:
+            return attributes
+    raise Refusal(f"PBS does not know job {job}; has it ended?")
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -17,12 +17,11 @@ from typing import Any
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.modules import FIND_MODULE
 from manynodes.base.processes import ignore_interrupts
-from manynodes.schedulers.base import TellState
+from manynodes.schedulers.base import TellState, Unanswered
 from manynodes.schedulers.pbs.commands import (
     FULL,
     JOB_ID,
     Full,
-    Unanswered,
     error_of,
     run_pbs,
     shown_jobs,
@@ -83,15 +82,6 @@ class Job:
 
     def file(self, suffix: str) -> Path:
         return self.base.with_name(self.base.name + suffix)
-
-
-@dataclass(frozen=True)
-class End:
-    """How a job ended."""
-
-    good: bool
-    reason: str
-    log: str
 
 
 @dataclass
@@ -198,8 +188,9 @@ class Jobs:
         if late:
             self.cancel()
 
-    async def ended(self, active: Sequence[Any]) -> dict[int, End]:
-        """The jobs that have ended, by the identity of their info.
+    async def ended(self, active: Sequence[Any]) -> dict[int, bool]:
+        """The jobs that have ended, by the identity of their info, each with whether it was good;
+        of the others, `failures` and `logs` tell more.
 
         Args:
             active: infos of the jobs to ask for; Snakemake hears of the others at the next call.
@@ -278,25 +269,25 @@ class Jobs:
             job.shown = state.line
             self.tell_state(job.info.job, job.id, state.line, state.waits)
 
-    def end(self, job: Job, state: State) -> End:
+    def end(self, job: Job, state: State) -> bool:
+        """Keep what is known of a job that has ended; returns whether it was good."""
         log = job.file(".log")
         reason = one_line(f"PBS job {job.id} {state.line}")
-        if state.good and not log.exists():
-            # For when its results are missing.
-            self.tell(reason)
-            self.failures[job.info.job] = reason
-            return End(True, "", "")
-        if state.good:
+        if state.good and log.exists():
             for suffix in (".sh", ".log", ".status", AGAIN_SUFFIX):
                 with suppress(OSError):
                     job.file(suffix).unlink(missing_ok=True)
-            return End(True, "", "")
+            return True
+        self.failures[job.info.job] = reason
+        if state.good:
+            # For when its results are missing.
+            self.tell(reason)
+            return True
         if state.never:
             delete([job.id])
         # A job that never ran has no log.
-        where = str(log) if log.exists() else ""
-        self.failures[job.info.job], self.logs[job.info.job] = reason, where
-        return End(False, reason, where)
+        self.logs[job.info.job] = str(log) if log.exists() else ""
+        return False
 
     def cancel(self) -> None:
         """Delete all jobs from PBS; also those that are being submitted."""

@@ -5,7 +5,6 @@ import os
 import pwd
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +16,12 @@ from manynodes.schedulers.base import (
     Allocation,
     Size,
     TellState,
+    Unanswered,
     Watch,
     end_here,
     is_this_folder,
 )
-from manynodes.schedulers.pbs.commands import Unanswered, path_of, shown_job, shown_jobs
+from manynodes.schedulers.pbs.commands import path_of, shown_job, shown_jobs
 from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
 # Seconds that a job which has just started waits for the server.
@@ -66,7 +66,7 @@ class Pbs(AgentScheduler):
             raise Refusal(
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
-        shown = shown_job(job, PATIENCE, lambda line: print(f"pbs: {line}", file=sys.stderr))
+        shown = shown_job(job, PATIENCE)
         runs = int(shown.get("run_count", 1))
         first = os.environ.get(FIRST, "")
         return Allocation(

@@ -7,8 +7,8 @@ from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import ignore_interrupts
-from manynodes.schedulers.base import TellState, Watch, jobs_to_submit, one_at_a_time
-from manynodes.schedulers.pbs.commands import FULL, JOB_ID, Unanswered, error_of, run_pbs
+from manynodes.schedulers.base import TellState, Unanswered, Watch, jobs_to_submit, one_at_a_time
+from manynodes.schedulers.pbs.commands import FULL, JOB_ID, error_of, run_pbs
 from manynodes.schedulers.pbs.jobs import delete
 from manynodes.schedulers.pbs.requests import options
 

@@ -42,7 +42,7 @@ class AgentScheduler(Scheduler):
             "file": str(file),
             "address": hosts[0] if len(set(hosts)) > 1 else LOOPBACK,
             "private": dict(step.private),
-            "dispatch": [*step.dispatch, *(["--reach", step.reach] if step.reach else [])],
+            "dispatch": [*step.dispatch],
             "nodes": [
                 {
                     "host": node.host,

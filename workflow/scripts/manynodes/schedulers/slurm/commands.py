@@ -4,15 +4,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
+from functools import partial
 
 from manynodes.base.errors import Refusal
+from manynodes.schedulers.base import Unanswered, until_answered
 
 # scontrol's words for a controller that is down, restarting or overloaded.
 UNREACHABLE = re.compile(
     r"Unable to contact|onnection|timed out|Zero Bytes|try again|Unexpected message|standby|"
-    r"authentication error|endpoint|temporarily unavailable",
+    r"authentication error|endpoint|temporarily unavailable|no answer within",
     re.IGNORECASE,
 )
 # What scancel and squeue say of a job that has ended.
@@ -28,40 +28,42 @@ def scontrol(*arguments: str, patience: float = 0) -> str:
     Raises:
         Refusal: scontrol is missing or fails, or the controller did not answer in time.
     """
-    deadline = time.monotonic() + patience
-    told = False
+    who, remedy = "slurm: the controller", "try again once sinfo does"
+    return until_answered(partial(ask_scontrol, *arguments), patience, who, remedy)
+
+
+def ask_scontrol(*arguments: str) -> str:
+    """What scontrol prints.
+
+    Raises:
+        Refusal: it is missing, or fails.
+        Unanswered: the controller does not answer, or scontrol cannot be started now.
+    """
     # A user may have times shown in another form, and an hour of local time may come twice.
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}
-    while True:
-        try:
-            done = subprocess.run(
-                ["scontrol", *arguments],
-                env=environment, capture_output=True, text=True, errors="replace", timeout=60,
-                check=False, preexec_fn=outlast_sigterm,
-            )  # fmt: skip
-            if not done.returncode:
-                return done.stdout
-            error = " ".join(done.stderr.split())
-        except FileNotFoundError:
-            raise Refusal(
-                "scontrol, Slurm's own command, is not on PATH here; "
-                "go to where it is, or use profiles/local"
-            ) from None
-        except subprocess.TimeoutExpired:
-            error = "Unable to contact slurm controller: no answer within 60 s"
-        if not UNREACHABLE.search(error):
-            raise Refusal(f"scontrol {' '.join(arguments)}: {error}")
-        if time.monotonic() >= deadline:
-            raise Refusal(
-                f"Slurm's controller does not answer ({error}); try again once sinfo does"
-            )
-        if not told:
-            print(
-                f"slurm: the controller does not answer; trying again for {patience:.0f} s",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-            told = True
-        time.sleep(5)
+    try:
+        done = subprocess.run(
+            ["scontrol", *arguments],
+            env=environment, capture_output=True, text=True, errors="replace", timeout=60,
+            check=False, preexec_fn=outlast_sigterm,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise Refusal(
+            "scontrol, Slurm's own command, is not on PATH here; "
+            "go to where it is, or use profiles/local"
+        ) from None
+    except OSError as failed:
+        # Such as too many processes on this node.
+        raise Unanswered(f"scontrol: {failed.strerror}") from None
+    except subprocess.TimeoutExpired:
+        error = "Unable to contact slurm controller: no answer within 60 s"
+    else:
+        if not done.returncode:
+            return done.stdout
+        error = " ".join(done.stderr.split())
+    if UNREACHABLE.search(error):
+        raise Unanswered(f"Slurm's controller does not answer ({error})")
+    raise Refusal(f"scontrol {' '.join(arguments)}: {error}")
 
 
 def outlast_sigterm() -> None:
@@ -93,14 +95,16 @@ def field(line: str, name: str) -> str:
     return found[1]
 
 
-def answer(*command: str, patience: float = 30) -> tuple[int, str, str]:
-    """The exit status of a command of Slurm's, and what it writes to stdout and stderr; 0 and
-    nothing if it fails to answer in so many seconds.
+def answer(*command: str, patience: float = 30) -> tuple[int | None, str, str]:
+    """The exit status of a command of Slurm's, and what it writes to stdout and stderr; None,
+    nothing and why, if it is missing or gives no answer in so many seconds.
     """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=patience, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0, "", ""
+    except subprocess.TimeoutExpired:
+        return None, "", f"no answer within {patience} s"
+    except OSError as error:
+        return None, "", str(error.strerror)
     return done.returncode, done.stdout, done.stderr

@@ -100,10 +100,8 @@ class Follower:
         self.logs: dict[Any, str] = {}
         self.shown: dict[str, str] = {}
         self.silent_since: float | None = None
-        self.unqueued: dict[str, float] = {}
         self.listed: set[str] = set()
-        self.unlisted: dict[str, float] = {}
-        self.ending: dict[str, float] = {}
+        self.since: dict[tuple[str, str], float] = {}
 
     def attach(self, executor: Any) -> None:
         """Follow the jobs of a Slurm executor from now on."""
@@ -184,20 +182,12 @@ class Follower:
         command += ["--clusters=all"] if any(";" in number for number in self.numbers) else []
         deadline = time.monotonic() + CANCELLING
         while True:
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, errors="replace", check=False,
-                    timeout=QUERY_TIMEOUT,
-                )  # fmt: skip
-                said = done.stderr if done.returncode else ""
-            except subprocess.TimeoutExpired:
-                said = f"scancel: timed out after {QUERY_TIMEOUT} s"
-            except OSError as error:
-                said = f"scancel: {error.strerror}"
-            if not said or ENDED.search(said):
+            status, _, said = answer(*command, patience=QUERY_TIMEOUT)
+            if status == 0 or not said or ENDED.search(said):
                 return
             if not UNREACHABLE.search(said) or time.monotonic() >= deadline:
-                self.tell(f"{one_line(said)}; when Slurm answers: {shlex.join(command)}")
+                why = f"scancel: {said}" if status is None else said
+                self.tell(f"{one_line(why)}; when Slurm answers: {shlex.join(command)}")
                 return
             time.sleep(CANCEL_WAIT)
 
@@ -254,7 +244,7 @@ class Follower:
         itself allocates no dead node.
         """
         word = state.split()[0]
-        if lasts(self.unqueued, job, word in ("PREEMPTED", "NODE_FAIL")):
+        if self.lasts("not requeued", job, word in ("PREEMPTED", "NODE_FAIL")):
             return "CANCELLED"
         return "PENDING" if word == "NODE_FAIL" else word
 
@@ -269,7 +259,7 @@ class Follower:
             and queued.get(job, ("",))[0] == "COMPLETING"
         )
         # Called in any case, because it forgets a job that continues.
-        long = lasts(self.ending, job, ending)
+        long = self.lasts("ending", job, ending)
         return word if long or not ending else "COMPLETING"
 
     def forgotten(self, listed: set[str]) -> list[str]:
@@ -283,8 +273,18 @@ class Follower:
         return [
             job
             for job in sorted(self.listed & set(self.jobs))
-            if lasts(self.unlisted, job, job not in listed)
+            if self.lasts("not listed", job, job not in listed)
         ]
+
+    def lasts(self, what: str, job: str, holds: bool) -> bool:
+        """Note whether something holds for a job now; returns whether it has held for LASTING
+        seconds, at least twice in a row.
+        """
+        if not holds:
+            self.since.pop((what, job), None)
+            return False
+        now, known = time.monotonic(), (what, job) in self.since
+        return now - self.since.setdefault((what, job), now) >= LASTING and known
 
     def show(self, states: Mapping[str, str], known: Mapping[str, tuple[str, str, str]]) -> None:
         """Print a line for each job whose state, pending reason or nodes have changed."""
@@ -386,31 +386,12 @@ class Sbatch:
         return ""
 
 
-def lasts(since: dict[str, float], job: str, holds: bool) -> bool:
-    """Note whether something holds for a job now; returns whether it has held for LASTING seconds,
-    at least twice in a row.
-    """
-    if not holds:
-        since.pop(job, None)
-        return False
-    known = job in since
-    return time.monotonic() - since.setdefault(job, time.monotonic()) >= LASTING and known
-
-
 def ask(command: str) -> tuple[dict[str, str] | None, str]:
     """Run a status query; returns the states by job, or None and the reason in one line."""
-    try:
-        done = subprocess.run(
-            shlex.split(command), capture_output=True, text=True, errors="replace",
-            timeout=QUERY_TIMEOUT, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {QUERY_TIMEOUT} s"
-    except OSError as error:
-        return None, str(error.strerror)
-    if done.returncode:
-        return None, " ".join(done.stderr.split())[:150] or f"status {done.returncode}"
-    rows = [line.split("|") for line in done.stdout.splitlines()]
+    status, out, said = answer(*shlex.split(command), patience=QUERY_TIMEOUT)
+    if status != 0:
+        return None, " ".join(said.split())[:150] or f"status {status}"
+    rows = [line.split("|") for line in out.splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}, ""
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from manynodes.base.errors import Refusal
-from manynodes.base.processes import job_seconds, last_words, stat_of
+from manynodes.base.processes import job_seconds, last_words, with_ancestors
 from manynodes.schedulers.base import (
     Allocation,
     Cause,
@@ -190,9 +190,8 @@ class Slurm(Scheduler):
             return None
         return (
             f"this Slurm job has {nodes} nodes, and profiles/local uses only this one; leave the "
-            "job "
-            "and run `snakemake --profile profiles/slurm` on the login node, which submits jobs "
-            "itself"
+            "job and run `snakemake --profile profiles/slurm` on the login node, which submits "
+            "jobs itself"
         )
 
     def unended(self, jobs: Sequence[str]) -> dict[str, bool] | None:
@@ -242,13 +241,11 @@ def step_here() -> str:
     """The step of which this process is part, by the name that Slurm gives to what watches over it;
     empty if that is not seen here, as in a container.
     """
-    pid = os.getpid()
     with suppress(OSError):
-        while pid > 1:
+        for pid in with_ancestors(os.getpid()):
             name = Path(f"/proc/{pid}/cmdline").read_bytes()
             if found := re.match(rb"slurmstepd: \[\d+\.(\w+)", name):
                 return found[1].decode()
-            pid = int(stat_of(pid)[1])
     return ""
 
 
@@ -331,11 +328,10 @@ def srun_command(step: Step) -> tuple[str, ...]:
     }
     if step.gpus:
         options["gres"] = f"gpu:{step.gpus}"
-    dispatch = [*step.dispatch, "--node", "$SLURM_NODEID"]
-    if step.reach:
-        dispatch += ["--reach", step.reach]
     return (
         "srun",
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()),
-        *dispatch,
+        *step.dispatch,
+        "--node",
+        "$SLURM_NODEID",
     )

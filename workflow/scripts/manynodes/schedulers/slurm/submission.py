@@ -3,7 +3,6 @@
 import getpass
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,25 +124,14 @@ def status_command(wanted: str | None) -> tuple[str, str]:
         Refusal: Slurm's controller does not answer.
     """
     config = scontrol("show", "config")
+    reason = "as the profile says"
     if wanted != "squeue":
-        try:
-            done = subprocess.run(
-                ["sacct", "-X", "--noheader"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=20,
-                check=False,
-            )
-            if done.returncode == 0:
-                return "sacct", "accounting works; job states come from sacct"
-            reason = " ".join(done.stderr.split()) or f"sacct ended with status {done.returncode}"
-        except FileNotFoundError:
-            reason = "there is no sacct here"
-        except subprocess.TimeoutExpired:
-            reason = "sacct did not answer within 20 s"
-    else:
-        reason = "as the profile says"
+        status, _, said = answer("sacct", "-X", "--noheader", patience=20)
+        if status == 0:
+            return "sacct", "accounting works; job states come from sacct"
+        reason = " ".join(said.split()) or f"sacct ended with status {status}"
+        if status is None:
+            reason = f"sacct: {reason}"
     found = re.search(r"MinJobAge\s*=\s*(\d+)", config)
     # 0: never.
     forgets = f", which forgets a job {found[1]} s after its end" if found and int(found[1]) else ""
@@ -260,7 +248,7 @@ def try_submission(options: Sequence[str], tell: Callable[[str], None]) -> None:
     """
     status, _, error = answer("sbatch", "--test-only", *options, "--wrap=true")
     # What a site tells its users with every job is no objection.
-    if status == 0 or " to start at " in error:
+    if status in (0, None) or " to start at " in error:
         return
     reason = " ".join(
         error.replace("sbatch: error:", " ").replace("sbatch:", " ").split()
