@@ -11,8 +11,6 @@ from manynodes.data.user.declaration import BY_FOLDER
 from manynodes.experiment.declaration import BUILT_IN
 from manynodes.experiment.keys import Keys
 
-OF_PYTHON = ("python", "conda", "uv")  # in `environment`
-
 
 def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
     """The configuration with the path of its program, which decides what its other keys mean.
@@ -65,8 +63,13 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         path = located(text, folders)
         return path if is_file(path) else text
 
+    def of_prefix(text: str) -> str:
+        return located(text, folders, only_there=True)
+
     forms: dict[str, Callable[[str], str]] = {
         "path": lambda text: located(text, folders),
+        "prefix": of_prefix,
+        "image": lambda text: of_prefix(text) if text.endswith(".sif") else of_word(text),
         "code": of_code,
         "command": of_word,
         "group": lambda text: text if text == BY_FOLDER else located(text, folders),
@@ -82,13 +85,6 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         return form(value) if isinstance(value, str) else value
 
     found = {key: changed(key, value, keys.properties) for key, value in config.items()}
-    if isinstance(given := config.get("environment"), Mapping):
-        for name, value in given.items():
-            prefix = name in OF_PYTHON or (name == "container" and str(value).endswith(".sif"))
-            if prefix and isinstance(value, str):
-                found["environment"][name] = located(value, folders, only_there=True)
-    if isinstance(table := config.get("runs"), str):
-        found["runs"] = located(table, folders)
     if isinstance(rows := config.get("runs"), list):
         found["runs"] = [
             with_paths(row, folders, keys) if isinstance(row, Mapping) else row for row in rows
