@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
@@ -204,8 +204,8 @@ class Experiment:
         name = resolved["dataset"]["name"] if resolved["dataset"] else None
         values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
         values |= resolved["parameters"]
-        pairs = resolved["runs"]
-        together = set().union(*pairs)
+        rows = resolved["runs"] or [{}]
+        together = set().union(*rows)
         for key, spec in keys.properties.items():
             number = resolved[spec["counts"]] if "counts" in spec else None
             if number and values.get(key) is None and key not in together:
@@ -213,14 +213,14 @@ class Experiment:
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
-        refuse_too_many(axes, len(pairs))
+        refuse_too_many(axes, len(rows))
         refuse_bad_paths(resolved)
         for key in keys.parameters:
-            if key not in resolved and not any(key in pair for pair in pairs):
+            if key not in resolved and key not in together:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
         words = () if keys.built_in else tuple(command.command(resolved))
-        order = list(values)
-        points = dict(product(axes, pairs, order))
+        points = dict(product(axes, rows, list(values)))
+        varying = values_by_key(points.values())
         if only and only <= points.keys():
             points = {name: points[name] for name in only}
         runs = {}
@@ -235,9 +235,7 @@ class Experiment:
             if words:
                 refuse_unknown_names(run, resolved, keys)
             runs[run_name] = run
-        found = Experiment(
-            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs, points
-        )
+        found = Experiment(resolved["experiment"], keys, resolved, varying, runs, points)
         refuse_too_long(found)
         if not reading:
             for key, each in found.axes.items():
@@ -412,7 +410,7 @@ class Experiment:
         """The configuration without the keys that change no result, without those that each run
         has a value of its own for, and without those that no run uses.
         """
-        left_out = {key for pair in self.config["runs"] for key in pair} | set(self.keys.site)
+        left_out = {key for row in self.config["runs"] for key in row} | set(self.keys.site)
         return {
             key: value
             for key, value in self.config.items()
@@ -488,33 +486,33 @@ def in_tables(value: Any) -> Any:
 
 
 def product(
-    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
+    axes: Mapping[str, list[Any]], rows: Sequence[Mapping[str, Any]], order: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every point of the product of the axes and the pairs, with the name of its folder.
+    """Every point of the product of the axes and the rows, with the name of its folder.
 
     Args:
-        pairs: runs in which keys vary together; empty for none.
+        rows: values of keys that vary together; one without a key if none do.
         order: of the keys in a name.
 
     Raises:
-        Refusal: the pairs have different keys or repeat one, or a name is too long.
+        Refusal: the rows have different keys or repeat one, or a name is too long.
     """
-    for pair in pairs:
-        if pair.keys() != pairs[0].keys():
-            key = next(iter(pair.keys() ^ pairs[0].keys()))
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            key = next(iter(row.keys() ^ rows[0].keys()))
             raise Refusal(f"config: runs: {key} is not in all of them; give it in each run")
-        for key in pair:
+        for key in row:
             if key in axes:
                 raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")
     seen: dict[str, dict[str, Any]] = {}
-    for pair in pairs or [{}]:
+    for row in rows:
         for values in itertools.product(*axes.values()):
-            chosen = dict(pair) | dict(zip(axes, values, strict=True))
+            chosen = dict(row) | dict(zip(axes, values, strict=True))
             point = {key: chosen[key] for key in [*order, *chosen] if key in chosen}
             name = run_name(point)
             if name in seen:
                 raise Refusal(
-                    f"config: runs: {shown(dict(pair))} "
+                    f"config: runs: {shown(dict(row))} "
                     + ("is there twice; give it once" if seen[name] == point else "and another one "
                        "would have folders of one name; write a value in another way")
                 )  # fmt: skip
@@ -527,17 +525,14 @@ def product(
             yield name, point
 
 
-def all_axes(
-    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
-) -> dict[str, list[Any]]:
-    """The axes with those of the pairs, each with its different values, in this order."""
-    found = dict(axes)
-    for pair in pairs:
-        for key, value in pair.items():
-            values = found.setdefault(key, [])
-            if value not in values or value_text(value) not in map(value_text, values):
-                values.append(value)
-    return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
+def values_by_key(points: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The different values of each key of some points."""
+    found: dict[str, dict[str, Any]] = {}
+    for point in points:
+        for key, value in point.items():
+            # 1, 1.0 and true are different, and lists are not hashable.
+            found.setdefault(key, {}).setdefault(repr(value), value)
+    return {key: list(values.values()) for key, values in found.items()}
 
 
 def facts_of(dataset: str) -> dict[str, Any]:
@@ -740,11 +735,11 @@ def values_text(values: Sequence[Any]) -> str:
     )
 
 
-def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
+def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
     """Refuse a repeated value on an axis, and too many runs.
 
     Args:
-        pairs: number of runs in which keys vary together.
+        rows: number of those in which keys vary together.
 
     Raises:
         Refusal: naming the axis, or the number of runs.
@@ -758,7 +753,7 @@ def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
                 + ("a value twice; give each value once" if same else "two values whose folders "
                    "would have one name; write one of them in another way")
             )  # fmt: skip
-    if (runs := math.prod(map(len, axes.values())) * max(1, pairs)) > MOST_RUNS:
+    if (runs := math.prod(map(len, axes.values())) * rows) > MOST_RUNS:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
             f"{MOST_RUNS:,}; give some axes fewer values"
