@@ -200,6 +200,9 @@ class Experiment:
         keys = keys_of(config)
         resolved = keys.validate(config)
         refuse_bad_names(resolved, keys)
+        refuse_bad_outputs(resolved)
+        refuse_bad_places(resolved)
+        refuse_bad_files(resolved)
         refuse_bad_growth(config, resolved, keys)
         name = resolved["dataset"]["name"] if resolved["dataset"] else None
         values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
@@ -218,23 +221,13 @@ class Experiment:
         for key in keys.parameters:
             if key not in resolved and key not in together:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
-        words = () if keys.built_in else tuple(command.command(resolved))
         points = dict(product(axes, rows, list(values)))
         varying = values_by_key(points.values())
         if only and only <= points.keys():
             points = {name: points[name] for name in only}
-        runs = {}
-        for run_name, point in points.items():
-            chosen = values | point
-            parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
-            parameters |= {key: value for key, value in chosen.items()
-                           if key not in keys.axes and key not in parameters}  # fmt: skip
-            shared = {key: chosen[key] for key in SHARED}
-            run = Run(parameters=parameters, command=words, **shared)
-            run = run.with_values(**scaled(run, resolved, keys))
-            if words:
-                refuse_unknown_names(run, resolved, keys)
-            runs[run_name] = run
+        words = () if keys.built_in else tuple(command.command(resolved))
+        runs = {run: run_with(values | point, words, resolved, keys)
+                for run, point in points.items()}  # fmt: skip
         found = Experiment(resolved["experiment"], keys, resolved, varying, runs, points)
         refuse_too_long(found)
         if not reading:
@@ -485,6 +478,29 @@ def in_tables(value: Any) -> Any:
     return value
 
 
+def run_with(
+    chosen: Mapping[str, Any], words: tuple[str, ...], config: Mapping[str, Any], keys: Keys
+) -> Run:
+    """The run of a point, with what follows from the number of its processes.
+
+    Args:
+        chosen: its values of the keys that can be axes, and of parameters that are not declared.
+        words: that start the program.
+
+    Raises:
+        Refusal: as `refuse_unknown_names`.
+    """
+    parameters = {key: chosen.get(key, config.get(key)) for key in keys.of_run}
+    parameters |= {key: value for key, value in chosen.items()
+                   if key not in keys.axes and key not in parameters}  # fmt: skip
+    shared = {key: chosen[key] for key in SHARED}
+    run = Run(parameters=parameters, command=words, **shared)
+    run = run.with_values(**scaled(run, config, keys))
+    if words:
+        refuse_unknown_names(run, config, keys)
+    return run
+
+
 def product(
     axes: Mapping[str, list[Any]], rows: Sequence[Mapping[str, Any]], order: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -609,41 +625,59 @@ def refuse_bad_growth(given: Mapping[str, Any], config: Mapping[str, Any], keys:
 
 
 def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
-    """Refuse names of parameters that mean something else, and outputs that are no paths of their
-    own.
+    """Refuse names of parameters that mean something else.
 
     Raises:
         Refusal: naming the key to change.
     """
-    together = set().union(*config["runs"]) - keys.axes.keys()
-    names = [*keys.parameters, *config["parameters"], *together]
-    for name in names:
-        if not isinstance(name, str) or not PARAMETER.fullmatch(name):
-            raise Refusal(f"config: runs: {shown(name)} is not {PATTERN_WORDS['parameters']}")
-        taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+    undeclared = {"parameters": config["parameters"],
+                  "runs": set().union(*config["runs"]) - keys.axes.keys()}  # fmt: skip
+    for key, names in undeclared.items():
+        for name in names:
+            if not isinstance(name, str) or not PARAMETER.fullmatch(name):
+                raise Refusal(f"config: {key}: {shown(name)} is not {PATTERN_WORDS['parameters']}")
+    taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+    for name in (*keys.parameters, *itertools.chain(*undeclared.values())):
         if name in SHARED or name in taken:
             where = "give it beside program" if name in SHARED else "choose another name"
             raise Refusal(f"config: parameters.{name}: has a meaning of its own; {where}")
-    for path in config["outputs"]:
-        parts = PurePosixPath(path)
-        unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
-        # What begins with a dash is an option of a command.
-        unfit = unfit or path.startswith("-")
-        # Braces would be Snakemake's wildcards; stars are for a shell.
-        if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
+
+
+def is_inside(path: PurePosixPath) -> bool:
+    """Whether a path leads to something in the folder that it is relative to."""
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def refuse_bad_outputs(config: Mapping[str, Any]) -> None:
+    """Refuse outputs that are not in the results folder, or that share files.
+
+    Raises:
+        Refusal: naming them.
+    """
+    outputs = [PurePosixPath(path) for path in config["outputs"]]
+    for text, path in zip(config["outputs"], outputs, strict=True):
+        # What begins with a dash is an option of a command; braces would be Snakemake's wildcards,
+        # and stars are for a shell.
+        unfit = text.startswith("-") or not text.isprintable() or set(text) & set("{}*?[]")
+        if unfit or not is_inside(path):
             raise Refusal(
-                f"config: outputs: {shown(path)} is not a path inside the results folder; give "
+                f"config: outputs: {shown(text)} is not a path inside the results folder; give "
                 "one such as model.pt, or a folder"
             )
-    refuse_bad_places(config)
-    outputs = [PurePosixPath(path) for path in config["outputs"]]
-    for number, path in enumerate(outputs):
-        for other in outputs[:number]:
-            if path == other or path in other.parents or other in path.parents:
-                raise Refusal(
-                    f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
-                    "one is inside the other; keep one of them"
-                )
+    for other, path in itertools.combinations(outputs, 2):
+        if path.is_relative_to(other) or other.is_relative_to(path):
+            raise Refusal(
+                f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
+                "one is inside the other; keep one of them"
+            )
+
+
+def refuse_bad_files(config: Mapping[str, Any]) -> None:
+    """Refuse files that cannot lie in one folder.
+
+    Raises:
+        Refusal: naming one.
+    """
     names = [PurePosixPath(path).name for path in config["files"]]
     for path, name in zip(config["files"], names, strict=True):
         if not name or names.count(name) > 1 or name == MANIFEST:
@@ -661,37 +695,31 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
     Raises:
         Refusal: naming the key.
     """
-    given = {"metrics": [config["metrics"]], "result": [config["result"]]}
-    for key, values in (given | {"snapshots": config["snapshots"]}).items():
-        for value in values:
-            if isinstance(value, Mapping) and "log" in value:
-                refuse_bad_patterns(patterns_of(value))
-                continue
-            if isinstance(value, Mapping):
-                value = value["tensorboard"]
-                if importlib.util.find_spec("tensorboard") is None:
-                    raise Refusal(
-                        "config: metrics.tensorboard: needs the package tensorboard beside "
-                        "Snakemake; install it there"
-                    )
-            if value is not None:
-                pattern = value.partition("#")[0]
-                path = PurePosixPath(pattern)
-                if name := re.search(r"\{\w+\}", pattern):
-                    raise Refusal(
-                        f"config: {key}: {shown(value)}: {name[0]} is not filled in here; the path "
-                        "is relative to the results folder, and * stands for any name"
-                    )
-                if (
-                    path.is_absolute()
-                    or ".." in path.parts
-                    or not path.parts
-                    or re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
-                ):
-                    raise Refusal(
-                        f"config: {key}: {shown(value)} is not a path inside the results folder; "
-                        "give one relative to it"
-                    )
+    metrics = config["metrics"]
+    if isinstance(metrics, Mapping):
+        if "log" in metrics:
+            refuse_bad_patterns(patterns_of(metrics))
+        elif importlib.util.find_spec("tensorboard") is None:
+            raise Refusal(
+                "config: metrics.tensorboard: needs the package tensorboard beside Snakemake; "
+                "install it there"
+            )
+        metrics = metrics.get("tensorboard")
+    given = {"metrics": [metrics], "result": [config["result"]], "snapshots": config["snapshots"]}
+    for key, values in given.items():
+        for value in filter(None, values):
+            pattern = value.partition("#")[0]
+            if name := re.search(r"\{\w+\}", pattern):
+                raise Refusal(
+                    f"config: {key}: {shown(value)}: {name[0]} is not filled in here; the path "
+                    "is relative to the results folder, and * stands for any name"
+                )
+            unfit = re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
+            if unfit or not is_inside(PurePosixPath(pattern)):
+                raise Refusal(
+                    f"config: {key}: {shown(value)} is not a path inside the results folder; "
+                    "give one relative to it"
+                )
 
 
 def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:
