@@ -210,16 +210,16 @@ class Experiment:
         rows = resolved["runs"] or [{}]
         together = set().union(*rows)
         for key, spec in keys.properties.items():
-            number = resolved[spec["counts"]] if "counts" in spec else None
+            number = resolved.get(spec.get("counts", ""))
             if number and values.get(key) is None and key not in together:
-                values[key] = list(range(number))
+                values[key] = list(range(int(number)))
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
         refuse_too_many(axes, len(rows))
         refuse_bad_paths(resolved)
         for key in keys.parameters:
-            if key not in resolved and key not in together:
+            if key not in {*resolved, *values, *together}:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
         points = dict(product(axes, rows, list(values)))
         varying = values_by_key(points.values())

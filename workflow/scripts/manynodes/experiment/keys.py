@@ -76,8 +76,7 @@ PATTERN_WORDS = {
     "scratch": "an absolute path, nor one that begins with $NAME or ~",
 }
 # Words of ours in a schema, which validators ignore.
-ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "counts",
-               "instead_of")  # fmt: skip
+ANNOTATIONS = ("result", "format", "only_with", "per_process", "grows_by", "counts", "instead_of")
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,15 @@ class Keys:
 
     @cached_property
     def axes(self) -> dict[str, dict[str, Any]]:
-        """Of these, the keys that a list of values makes an axis."""
-        found = {
+        """Of these, the keys that a list of values makes an axis: those of a run, but one whose
+        number another one counts to.
+        """
+        counted = {spec.get("counts") for spec in self.properties.values()}
+        return {
             key: spec["properties"]["name"] if key == "dataset" else spec
             for key, spec in self.properties.items()
+            if key in (*SHARED, *self.of_run) and key not in counted
         }
-        return {key: spec for key, spec in found.items() if spec.get("axis", key in self.of_run)}
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
