@@ -88,7 +88,7 @@ class Session:
             # Looks at every file.
             _ = self.inputs.files_fingerprint
         if user_data := self.experiment.user_data:
-            known = self.inputs.facts_of(user_data.name) | self.inputs.groups_of(user_data)
+            known = self.inputs.facts_of(user_data.name) | self.inputs.groups_of(user_data.name)
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
         self.tell_unseen_axes()
@@ -205,6 +205,7 @@ class Session:
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
         executor = self.workflow.executor_plugin.name
+        here = executor == registry.SCHEDULERS[registry.LOCAL].executor
         refusals.refuse_unknown_executor(self.experiment, executor)
         evaluated = {job.wildcards.run for job in self.planned("evaluate")}
         self.queue.refuse_left(planned.keys() | evaluated)
@@ -220,13 +221,13 @@ class Session:
                 self.finished.refuse_links(name)
             # Nothing is refused after this but by the scheduler.
             self.keep_finished(planned)
-        if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
+        if not here and executor not in NO_JOBS:
             refusals.refuse_unquoted(sys.executable)
             configuration.keep(self.workflow, self.experiment, self.contents)
             unneeded = (s.unneeded_in_jobs for s in registry.SCHEDULERS.values())
             import_less_in_jobs(self.workflow.scheduler._executor, filter(None, unneeded))
         hosts = self.experiment.hosts
-        if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
+        if here and not hosts:
             self.tell_of_other_cpus()
         scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
         if scheduler:
@@ -274,9 +275,7 @@ class Session:
             if not wanted:
                 self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
                 reason = self.workflow.dag.reason(job)
-                fetched = {
-                    str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
-                }
+                fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect")}
                 made = sorted(fetched & {*map(str, reason.updated_input_run)})
                 words = (
                     "an attempt to replace it was ended" if unseen
@@ -392,7 +391,7 @@ class Session:
         """The reason for a missing run, or for anything else, if its data, files or environment are
         missing.
         """
-        for job in (*self.jobs("fetch"), *self.jobs("collect"), *self.jobs("pack")):
+        for job in self.jobs("fetch", "collect", "pack"):
             log, output = Path(job.log[0]), Path(job.output[0])
             if output.exists() or not self.is_new(log):
                 continue
@@ -434,6 +433,6 @@ class Session:
         """The jobs of a rule that will run."""
         return [job for job in self.jobs(rule) if self.workflow.dag.needrun(job)]
 
-    def jobs(self, rule: str = "") -> list[Any]:
-        """The jobs of a rule, or all."""
-        return [job for job in self.workflow.dag.jobs if rule in ("", job.rule.name)]
+    def jobs(self, *rules: str) -> list[Any]:
+        """The jobs of some rules, or all."""
+        return [job for job in self.workflow.dag.jobs if not rules or job.rule.name in rules]
