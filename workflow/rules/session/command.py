@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from snakemake.utils import available_cpu_count
 
@@ -23,6 +23,7 @@ from manynodes.data.files import read_files
 from manynodes.data.unpacking import refuse_foreign
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment
+from manynodes.experiment.keys import GEOMETRY
 from manynodes.experiment.missing import refuse_missing
 from manynodes.reporting import measures, progress, results
 from manynodes.schedulers import registry
@@ -117,9 +118,8 @@ class Session:
 
     def tell_unseen_axes(self) -> None:
         """Warn of what varies and does not reach the program: its runs would be repetitions."""
-        geometry = ("nodes", "nproc_per_node", "cpus_per_proc", "device", "dataset")
         varying = [key for key, values in self.experiment.axes.items()
-                   if len(values) > 1 and key not in geometry]  # fmt: skip
+                   if len(values) > 1 and key not in (*GEOMETRY, "dataset")]  # fmt: skip
         words = next(iter(self.experiment.runs.values())).command
         if not self.experiment.built_in and (unseen := command.unseen(words, varying)):
             names = ", ".join(f"{{{name}}}" for name in unseen)
@@ -261,42 +261,43 @@ class Session:
         for name, job in planned.items():
             folder = self.results / name
             # Its state is there, from which the job gives its files again.
-            unseen = self.is_unseen(job)
-            ended = unseen and is_state_of(folder, self.experiment)
-            wanted = ended or self.experiment.config["replace"]
-            if not is_whole(folder):
+            ended = self.is_unseen(job) and is_state_of(folder, self.experiment)
+            if not (ended or self.experiment.config["replace"]):
+                if is_whole(folder):
+                    self.refuse_unchanged(name, job)
                 # Of what an earlier command was about to replace, Snakemake has removed some.
-                if not wanted and not replaced.has_kept(folder):
+                if not replaced.has_kept(folder):
                     self.finished.refuse_loss(name)
-                # What there is beside run.json comes back if the training fails.
-                replaced.set_aside(folder)
-                self.set_aside += [name] * replaced.has_kept(folder)
-                continue
-            if not wanted:
-                self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
-                reason = self.workflow.dag.reason(job)
-                fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect")}
-                made = sorted(fetched & {*map(str, reason.updated_input_run)})
-                words = (
-                    "an attempt to replace it was ended" if unseen
-                    else "--force, --forcerun or -R" if reason.forced
-                    else "Snakemake's record has other parameters" if reason.params_changed
-                    else "its input is made again, see snakemake -n" if reason.updated_input_run
-                    else "its rule has other code" if reason.code_changed
-                    else "it has other input files" if reason.input_changed
-                    else "its environment is another" if reason.software_stack_changed
-                    else "its input is newer"
-                )  # fmt: skip
-                if made:
-                    # Not in the refusal, which would be cut.
-                    tell(f"to keep it, first make {made[0]} alone: this command --force {made[0]}")
-                keep = "make that alone first" if made else "keep it with --touch"
-                raise Refusal(
-                    f"{self.experiment.name}/{name} is finished and nothing of it has changed "
-                    f"({words}); {keep}, or train it again with --config replace=true"
-                )
+            # Of a part of a run, what there is beside run.json comes back if the training fails.
             replaced.set_aside(folder)
-            self.set_aside.append(name)
+            self.set_aside += [name] * replaced.has_kept(folder)
+
+    def refuse_unchanged(self, name: str, job: Any) -> NoReturn:
+        """Refuse to train a finished run again of which nothing has changed, and say why Snakemake
+        would.
+        """
+        self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
+        reason = self.workflow.dag.reason(job)
+        fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect")}
+        made = sorted(fetched & {*map(str, reason.updated_input_run)})
+        words = (
+            "an attempt to replace it was ended" if self.is_unseen(job)
+            else "--force, --forcerun or -R" if reason.forced
+            else "Snakemake's record has other parameters" if reason.params_changed
+            else "its input is made again, see snakemake -n" if reason.updated_input_run
+            else "its rule has other code" if reason.code_changed
+            else "it has other input files" if reason.input_changed
+            else "its environment is another" if reason.software_stack_changed
+            else "its input is newer"
+        )  # fmt: skip
+        if made:
+            # Not in the refusal, which would be cut.
+            tell(f"to keep it, first make {made[0]} alone: this command --force {made[0]}")
+        keep = "make that alone first" if made else "keep it with --touch"
+        raise Refusal(
+            f"{self.experiment.name}/{name} is finished and nothing of it has changed "
+            f"({words}); {keep}, or train it again with --config replace=true"
+        )
 
     def end(self) -> None:
         """Print how each run ended, and make a partial report if runs are missing."""

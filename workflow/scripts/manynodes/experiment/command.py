@@ -49,6 +49,17 @@ def is_path(program: str) -> bool:
     return program.endswith(".py") or "/" in program.rpartition(":")[2]
 
 
+def is_module_alone(program: str) -> bool:
+    """Whether a program is given as a module, without the folder that it lies in."""
+    return not (program.endswith(".py") or "/" in program or ":" in program)
+
+
+def files_of_module(module: str, folder: Path) -> tuple[Path, Path]:
+    """The files in a folder that Python may run for a module."""
+    path = folder / module.replace(".", "/")
+    return path.with_name(f"{path.name}.py"), path / "__main__.py"
+
+
 def here(path: str) -> str:
     """A path that holds in any working directory; that of a checkout stays out of it."""
     return path if Path(path).is_absolute() else f"{HERE}{path}"
@@ -202,10 +213,9 @@ def words_sha256(words: Sequence[str], other_python: bool, directory: str | None
     first, *rest = [place_of(word, directory) for word in words]
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
-        folder = folder or str(real_folder(directory) or "")
-        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
-            if Path(folder, name).is_file() and folder:
-                file, above = Path(folder, name), Path(folder)
+        above = Path(folder) if folder else real_folder(directory)
+        for file in files_of_module(module, above) if above else ():
+            if file.is_file():
                 return sources_sha256(local_sources(file, above, other_python))
         return ""
     if first == PYTHON and rest and rest[0][0] != "-":

@@ -103,7 +103,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
         given["evaluate"] = given["evaluate"][0]
     for key, name in given.items():
         # One beside a configuration has its folder in front.
-        if name is None or name.endswith(".py") or "/" in name or ":" in name:
+        if name is None or not command.is_module_alone(name):
             continue
         if is_file(name) or not finds(experiment.environment, name):
             remedy = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from manynodes.base.reading import is_file
 from manynodes.data.user.declaration import BY_FOLDER
+from manynodes.experiment.command import files_of_module, is_module_alone
 from manynodes.experiment.declaration import BUILT_IN
 from manynodes.experiment.keys import Keys
 
@@ -23,12 +24,10 @@ def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str
         """A Python file; or a module, with its folder if it lies beside a configuration."""
         if not isinstance(text, str) or text == BUILT_IN:
             return text
-        if text.endswith(".py") or "/" in text or ":" in text:
+        if not is_module_alone(text):
             return located(text, folders)
-        name = text.replace(".", "/")
         for folder in [*folders, Path()]:
-            candidates = (folder / f"{name}.py", folder / name / "__main__.py")
-            if any(map(is_file, candidates)):
+            if any(map(is_file, files_of_module(text, folder))):
                 return f"{os.path.relpath(folder)}:{text}"
         return text
 
