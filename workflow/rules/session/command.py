@@ -30,7 +30,7 @@ from manynodes.schedulers import registry
 from manynodes.schedulers.base import Watch
 from patches import force, import_less_in_jobs
 from session import configuration, refusals, tell
-from session.finished import Finished, is_state_of, is_whole
+from session.finished import FinishedRuns, is_state_of, is_whole
 from session.inputs import Inputs
 from session.queue import Queue, parts
 from session.refusals import NO_JOBS
@@ -57,7 +57,7 @@ class Session:
         self.watch = Watch()
         self.began = time.time()
         self.inputs = Inputs(experiment, self.results, workflow.is_main_process)
-        self.finished = Finished(experiment, self.results, self.inputs)
+        self.finished = FinishedRuns(experiment, self.results, self.inputs)
         self.queue = Queue(workflow, experiment, self.results)
         self.set_aside: list[str] = []
         # As Snakemake has just parsed them.

@@ -37,7 +37,7 @@ NUMBERS = {"metrics.csv", "result.json"}
 TITLE, LONGEST_HEAD = re.compile(r"<title>(.*?)</title>"), 1000
 
 
-class Finished:
+class FinishedRuns:
     """The results of an experiment's runs.
 
     Args:
