@@ -167,7 +167,7 @@ class Session:
                 remedy += " (all of them: --forcerun train)"
             self.finished.refuse_replacement(changes, remedy)
         for name in kept:
-            if ("evaluate", name) in wanted - planned or not self.finished.has_evaluation:
+            if ("evaluate", name) in wanted - planned or not self.experiment.has_evaluation:
                 with suppress(FileNotFoundError):
                     measures.line_of(self.experiment, name, self.results)
                     self.finished.refuse_other_evaluation(name)
@@ -305,7 +305,7 @@ class Session:
             return
         self.queue.end()
         last = "evaluate" if self.jobs("evaluate") else "train"
-        measured = last == "evaluate" or not self.finished.has_evaluation
+        measured = last == "evaluate" or not self.experiment.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
         lines: dict[str, str] = {}
         missing = []

@@ -173,7 +173,7 @@ class FinishedRuns:
         keep = ""
         with suppress(FileNotFoundError, Refusal):
             measures.line_of(self.experiment, name, self.results)
-            if self.has_evaluation:
+            if self.experiment.has_evaluation:
                 self.refuse_other_evaluation(name)
             keep = " keep it with --touch,"
         raise Refusal(
@@ -240,11 +240,6 @@ class FinishedRuns:
             found = owner.look(folder / "state/owner.json")
             return bool(found and found[0].token)
         return False
-
-    @property
-    def has_evaluation(self) -> bool:
-        """A program of the user's without `evaluate` has its numbers from the training."""
-        return self.experiment.built_in or bool(self.experiment.evaluation)
 
     def put_back(self, names: Iterable[str]) -> None:
         """Put back results of runs that a command which has ended was about to replace."""

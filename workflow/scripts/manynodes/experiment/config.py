@@ -348,6 +348,11 @@ class Experiment:
         """The words of the user's program that evaluates; empty for none."""
         return command.evaluation(self.config)
 
+    @property
+    def has_evaluation(self) -> bool:
+        """A program of the user's without `evaluate` has its numbers from the training."""
+        return self.built_in or bool(self.evaluation)
+
     @cached_property
     def environment(self) -> UserEnvironment:
         """Where the user's program finds its Python."""
@@ -728,8 +733,8 @@ def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> Non
     Raises:
         Refusal: naming it.
     """
-    absent = {"data"} if run.dataset is None else set()
-    absent |= set() if config["files"] else {"files"}
+    given = {"data": run.dataset, "files": config["files"]}
+    absent = {name for name, value in given.items() if not value}
     known = {*run.values, *keys.parameters}
     folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
     command.refuse_unknown_names("arguments", run.command, known | folders)
