@@ -92,7 +92,7 @@ def test_a_value_may_be_an_axis_of_the_numbers_below_another(place: Path) -> Non
     given = {"experiment": "mine", "program": "train.py"}
     assert Experiment.from_files(given | {"parts": 2}, [place]).axes == {"part": [0, 1]}
     for value, line in (
-        ({"parts": [2, 3]}, "parts: [2, 3] is not a whole number"),
+        ({"parts": [2, 3]}, "parts: is a list; give part too"),
         ({"part": 0}, "parts: is missing; the program has no default of it"),
     ):
         with pytest.raises(Refusal) as refused:

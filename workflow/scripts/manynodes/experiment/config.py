@@ -212,6 +212,8 @@ class Experiment:
         for key, spec in keys.properties.items():
             number = resolved.get(spec.get("counts", ""))
             if number and values.get(key) is None and key not in together:
+                if isinstance(number, list):
+                    raise Refusal(f"config: {spec['counts']}: is a list; give {key} too")
                 values[key] = list(range(int(number)))
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:

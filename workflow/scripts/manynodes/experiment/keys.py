@@ -79,7 +79,7 @@ PATTERN_WORDS = {
     "scratch": "an absolute path, nor one that begins with $NAME or ~",
 }
 # Words of ours in a schema, which validators ignore.
-ANNOTATIONS = ("result", "format", "only_with", "per_process", "grows_by", "counts")
+ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "counts")
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,13 @@ class Keys:
 
     @cached_property
     def axes(self) -> dict[str, dict[str, Any]]:
-        """Of these, the keys that a list of values makes an axis: those of a run, but one whose
-        number another one counts to.
+        """Of these, the keys that a list of values makes an axis: those of a run, unless `axis` is
+        false.
         """
-        counted = {spec.get("counts") for spec in self.properties.values()}
         return {
             key: spec["properties"]["name"] if key == "dataset" else spec
             for key, spec in self.properties.items()
-            if key in (*SHARED, *self.of_run) and key not in counted
+            if key in (*SHARED, *self.of_run) and spec.get("axis", True)
         }
 
     @cached_property
