@@ -98,10 +98,10 @@ def refuse_missing_program(experiment: Experiment) -> None:
 
 def refuse_unknown_program(experiment: Experiment) -> None:
     """Refuse a name that is neither a file nor a module, and a command that is not there."""
-    given = {key: experiment.config[key] for key in ("program", "evaluate")}
-    if isinstance(given["evaluate"], list):
-        given["evaluate"] = given["evaluate"][0]
-    for key, name in given.items():
+    evaluate = experiment.config["evaluate"]
+    if isinstance(evaluate, list):
+        evaluate = command.word_text(evaluate[0])
+    for key, name in (("program", experiment.config["program"]), ("evaluate", evaluate)):
         # One beside a configuration has its folder in front.
         if name is None or not command.is_module_alone(name):
             continue
