@@ -40,15 +40,17 @@ def refuse_missing_archive(experiment: Experiment) -> None:
     Raises:
         Refusal: naming it.
     """
-    settings = experiment.config["dataset"] or {"archive": None, "source": "auto"}
-    archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
+    settings = experiment.config["dataset"] or {}
+    archive = settings.get("archive")
+    if not archive or settings["source"] not in ("auto", "archive"):
+        return
     wanted = {
         run.dataset
         for run in experiment.runs.values()
         if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
     }
     fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
-    if archive and not fetched and not Path(archive).expanduser().is_file():
+    if not fetched and not Path(archive).expanduser().is_file():
         raise Refusal(
             f"config: dataset.archive: {archive} is not there, or not a file; give the path of "
             "the official archive"
