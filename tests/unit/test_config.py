@@ -405,10 +405,12 @@ def test_a_key_that_each_run_has_of_its_own_is_no_setting() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_every_experiment_stands_alone(path) -> None:
+def test_every_experiment_we_ship_stands_alone_and_is_valid_for_an_editor(path: Path) -> None:
     """It has a name, a model, and the whole recipe of that model."""
     given = yaml.safe_load(path.read_text())
     experiment = Experiment.from_config(given)
+    editor = yaml.safe_load(generate.FOR_EDITORS.read_text())
+    jsonschema.Draft202012Validator(editor).validate(given)
     assert experiment.name == {"config": "quickstart"}.get(path.stem, path.stem)
     assert {
         "dataset",
@@ -686,16 +688,6 @@ def test_the_science_of_a_configuration_leaves_the_site_out() -> None:
     )
     assert here.science == there.science
     assert Experiment.from_config(json.loads(here.science)).runs == here.runs
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name
-)
-def test_every_experiment_we_ship_is_valid_for_us_and_for_an_editor(path: Path) -> None:
-    config = yaml.safe_load(path.read_text())
-    assert Experiment.from_config(config).name
-    editor = yaml.safe_load(generate.FOR_EDITORS.read_text())
-    jsonschema.Draft202012Validator(editor).validate(config)
 
 
 def test_the_readme_and_the_editor_s_schema_have_every_key() -> None:

@@ -86,6 +86,20 @@ def test_a_value_may_grow_with_the_processes(place: Path) -> None:
     assert [run.rate for run in runs.values()] == [0.5, 2.0]
 
 
+def test_a_value_may_be_an_axis_of_the_numbers_below_another(place: Path) -> None:
+    declare(place, {"parts": {"type": "integer"}, "part": {"type": "integer", "counts": "parts"}})
+    (place / "check.py").unlink()
+    given = {"experiment": "mine", "program": "train.py"}
+    assert Experiment.from_files(given | {"parts": 2}, [place]).axes == {"part": [0, 1]}
+    for value, line in (
+        ({"parts": [2, 3]}, "parts: is a list; give part too"),
+        ({"part": 0}, "parts: is missing; the program has no default of it"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            Experiment.from_files(given | value, [place])
+        assert str(refused.value) == f"config: {line}"
+
+
 def test_parameters_vary_together_in_a_table(place: Path) -> None:
     (place / "runs.csv").write_text('lr,sizes,name\n0.1,"[1, 2]",01\n0.2,"[3]",2\n')
     given = {"experiment": "mine", "program": "train.py", "runs": "runs.csv"}

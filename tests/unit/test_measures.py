@@ -517,7 +517,7 @@ def test_parameters_and_keys_are_axes() -> None:
         ({"files": ["a/x", "b/x"]}, "is there twice"),
         ({"arguments": ["{a:{zz}}"]}, "{zz} stands for nothing"),
         ({"runs": [{"l r": 1}]}, '"l r" is not a name of letters'),
-        ({"parameters": {True: 1}}, "true is not a name of letters"),
+        ({"parameters": {True: 1}}, "parameters: true is not a name of letters"),
         ({"outputs": ["a", "a/"]}, "are the same, or one is inside the other"),
         ({"outputs": ["a/b", "a"]}, "are the same, or one is inside the other"),
         ({"outputs": ["c*.pt"]}, '"c*.pt" is not a path inside the results folder'),

@@ -18,6 +18,14 @@ from waiting import until
 
 RULES = Path(__file__).parents[2] / "workflow/rules"
 TERMINATING = "Terminating processes on user request, this might take some time."
+
+
+def patch(name: str, patched: bool) -> str:
+    """A line of Python that applies one of our patches, or none."""
+    path = f"import sys; sys.path.insert(0, {str(RULES)!r})"
+    return f"{path}; import patches; patches.{name}()" if patched else ""
+
+
 # A real scheduler object and a real signal; only what the handler uses is there.
 SIGNALLED = """
 import os, signal, threading, time
@@ -36,15 +44,15 @@ print(scheduler._user_kill)
 
 @pytest.mark.parametrize("patched", [True, False])
 def test_a_signal_that_comes_while_the_scheduler_holds_its_lock_ends_it(patched: bool) -> None:
-    patch = "from patches import end_in_a_thread; end_in_a_thread()" if patched else ""
-    command = [sys.executable, "-c", SIGNALLED.format(patch=patch)]
+    script = SIGNALLED.format(patch=patch("end_in_a_thread", patched))
+    command = [sys.executable, "-c", script]
     if patched:
-        done = subprocess.run(command, cwd=RULES, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stdout == "graceful\n", done.stderr
     else:
         # If this ends, Snakemake has repaired it, and the patch can go.
         with pytest.raises(subprocess.TimeoutExpired):
-            subprocess.run(command, cwd=RULES, capture_output=True, timeout=5, check=False)
+            subprocess.run(command, capture_output=True, timeout=5, check=False)
 
 
 GRAPH = """
@@ -65,16 +73,12 @@ rule train:
 
 @pytest.mark.parametrize("patched", [True, False])
 def test_a_change_behind_a_job_that_runs_again_is_seen(tmp_path: Path, patched: bool) -> None:
-    patch = (
-        f"import sys; sys.path.insert(0, {str(RULES)!r}); import patches; "
-        "patches.look_behind_ancient_files()"
-        if patched
-        else ""
-    )
     snakefile = tmp_path / "Snakefile"
     command = ["-m", "snakemake", "--cores", "1", "--quiet", "--snakefile", str(snakefile)]
     for number in (1, 2):
-        snakefile.write_text(GRAPH.format(patch=patch, number=number))
+        snakefile.write_text(
+            GRAPH.format(patch=patch("look_behind_ancient_files", patched), number=number)
+        )
         done = server().run(command, tmp_path)
         assert done.returncode == 0, done.stderr
     # If Snakemake finds it by itself, it has repaired this, and the patch can go.
@@ -91,11 +95,8 @@ rule all:
 
 @pytest.mark.parametrize("patched", [True, False])
 def test_the_locks_of_another_command_stay(tmp_path: Path, patched: bool) -> None:
-    patch = (
-        f"import sys; sys.path.insert(0, {str(RULES)!r}); import patches; "
-        "patches.leave_the_locks_of_others()"
-    )
-    (tmp_path / "Snakefile").write_text(LOCKED.format(patch=patch if patched else ""))
+    snakefile = LOCKED.format(patch=patch("leave_the_locks_of_others", patched))
+    (tmp_path / "Snakefile").write_text(snakefile)
     lock = tmp_path / ".snakemake/locks/7.output.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text(f"{tmp_path}/of another\n")
@@ -121,8 +122,8 @@ rule all:
 
 @pytest.mark.parametrize("patched", [True, False])
 def test_a_second_ctrl_c_keeps_no_hook_from_running(tmp_path: Path, patched: bool) -> None:
-    patch = f"import sys; sys.path.insert(0, {str(RULES)!r}); import patches; patches.cancel_once()"
-    (tmp_path / "Snakefile").write_text(INTERRUPTED.format(patch=patch if patched else ""))
+    snakefile = INTERRUPTED.format(patch=patch("cancel_once", patched))
+    (tmp_path / "Snakefile").write_text(snakefile)
     command = [sys.executable, "-m", "snakemake", "--cores", "1"]
     # The job gets no signal, as one that takes its time to end.
     process = subprocess.Popen(

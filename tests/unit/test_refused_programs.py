@@ -23,6 +23,7 @@ REFUSED = {
     "program: fit.sh": 'config: program: "fit.sh" is neither a Python file nor a module; give',
     "program: p.py --lr 0.1": 'config: program: "p.py --lr 0.1" is neither a Python file nor a',
     "program: p.py\nevaluate: evalaute": 'config: evaluate: "evalaute" is neither a Python file',
+    "program: p.py\nevaluate: [1, 2]": 'config: evaluate: "1" is neither a Python file nor a',
     "program: p.py\nprogramm: x": "config: programm: unknown key; did you mean program?",
     "program: p.py\ncommand: [ls]": "config: command: program is given too",
     "program: p.py\narguments: ['{lr}']": "config: arguments: {lr} stands for nothing",

@@ -100,13 +100,19 @@ ALONE = bool(EXPERIMENT.hosts) or EXPERIMENT.varies_in_size
 HOSTS = f" --hosts {shlex.join(EXPERIMENT.hosts)}" if EXPERIMENT.hosts else ""
 
 
-# The program's environment, if it is to be staged: its manifest, and the option of the programs.
-PACKED = (
-    [f"results/{EXPERIMENT.name}/environment/manifest.json"]
-    if EXPERIMENT.environment.stage
-    else []
+def manifest_and_option(option, folder, is_given):
+    """The manifest of something that every run reads, and the option of the programs for it."""
+    path = f"results/{EXPERIMENT.name}/{folder}"
+    return ([f"{path}/manifest.json"], f" {option} {path}") if is_given else ([], "")
+
+
+FILES, FILES_OPTION = manifest_and_option(
+    "--files", "files", EXPERIMENT.config["files"]
 )
-PACKED_OPTION = f" --packed results/{EXPERIMENT.name}/environment" if PACKED else ""
+# The program's environment, if it is to be staged.
+PACKED, PACKED_OPTION = manifest_and_option(
+    "--packed", "environment", EXPERIMENT.environment.stage
+)
 
 
 def transport(wildcards):
@@ -222,20 +228,13 @@ def fold_of(wildcards):
 
 def sources_of(wildcards):
     """The manifests of what the program reads."""
-    files = [f"results/{EXPERIMENT.name}/files/manifest.json"] * bool(
-        EXPERIMENT.config["files"]
-    )
-    return ([data_of(wildcards)] if run_of(wildcards).dataset else []) + files
+    return ([data_of(wildcards)] if run_of(wildcards).dataset else []) + FILES
 
 
 def places_of(wildcards):
     """The same as options of the programs."""
     data = run_of(wildcards).dataset
-    return (f" --data results/data/{data}" if data else "") + (
-        f" --files results/{EXPERIMENT.name}/files"
-        if EXPERIMENT.config["files"]
-        else ""
-    )
+    return (f" --data results/data/{data}" if data else "") + FILES_OPTION
 
 
 def geometry_options(wildcards):

@@ -16,7 +16,7 @@ rule train:
         packed=ancient(PACKED),
         staging=ancient(
             ["results/{experiment}/{run}/staging.json"]
-            * bool(SETTINGS["dataset"] or SETTINGS["files"] or PACKED)
+            * bool(SETTINGS["dataset"] or FILES or PACKED)
         ),
     output:
         *[

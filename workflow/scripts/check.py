@@ -36,7 +36,7 @@ def main() -> None:
             return
         experiment = Experiment.from_files(config, folders)
         refuse_missing(experiment, Path("results") / experiment.name)
-        fingerprint(map(Path, experiment.config.get("files", ())))
+        fingerprint(map(Path, experiment.config["files"]))
         print(experiment.summary)
 
 

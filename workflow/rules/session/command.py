@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from snakemake.utils import available_cpu_count
 
@@ -23,13 +23,14 @@ from manynodes.data.files import read_files
 from manynodes.data.unpacking import refuse_foreign
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment
+from manynodes.experiment.keys import GEOMETRY
 from manynodes.experiment.missing import refuse_missing
 from manynodes.reporting import measures, progress, results
 from manynodes.schedulers import registry
 from manynodes.schedulers.base import Watch
 from patches import force, import_less_in_jobs
 from session import configuration, refusals, tell
-from session.finished import Finished, is_state_of, is_whole
+from session.finished import FinishedRuns, is_state_of, is_whole
 from session.inputs import Inputs
 from session.queue import Queue, parts
 from session.refusals import NO_JOBS
@@ -56,7 +57,7 @@ class Session:
         self.watch = Watch()
         self.began = time.time()
         self.inputs = Inputs(experiment, self.results, workflow.is_main_process)
-        self.finished = Finished(experiment, self.results, self.inputs)
+        self.finished = FinishedRuns(experiment, self.results, self.inputs)
         self.queue = Queue(workflow, experiment, self.results)
         self.set_aside: list[str] = []
         # As Snakemake has just parsed them.
@@ -88,7 +89,7 @@ class Session:
             # Looks at every file.
             _ = self.inputs.files_fingerprint
         if user_data := self.experiment.user_data:
-            known = self.inputs.facts_of(user_data.name) | self.inputs.groups_of(user_data)
+            known = self.inputs.facts_of(user_data.name) | self.inputs.groups_of(user_data.name)
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
         self.tell_unseen_axes()
@@ -117,9 +118,8 @@ class Session:
 
     def tell_unseen_axes(self) -> None:
         """Warn of what varies and does not reach the program: its runs would be repetitions."""
-        geometry = ("nodes", "nproc_per_node", "cpus_per_proc", "device", "dataset")
         varying = [key for key, values in self.experiment.axes.items()
-                   if len(values) > 1 and key not in geometry]  # fmt: skip
+                   if len(values) > 1 and key not in (*GEOMETRY, "dataset")]  # fmt: skip
         words = next(iter(self.experiment.runs.values())).command
         if not self.experiment.built_in and (unseen := command.unseen(words, varying)):
             names = ", ".join(f"{{{name}}}" for name in unseen)
@@ -167,7 +167,7 @@ class Session:
                 remedy += " (all of them: --forcerun train)"
             self.finished.refuse_replacement(changes, remedy)
         for name in kept:
-            if ("evaluate", name) in wanted - planned or not self.finished.has_evaluation:
+            if ("evaluate", name) in wanted - planned or not self.experiment.has_evaluation:
                 with suppress(FileNotFoundError):
                     measures.line_of(self.experiment, name, self.results)
                     self.finished.refuse_other_evaluation(name)
@@ -205,6 +205,7 @@ class Session:
         for folder, record in alive.items():
             raise Refusal(owner.still_there(folder / "owner.json", record))
         executor = self.workflow.executor_plugin.name
+        here = executor == registry.SCHEDULERS[registry.LOCAL].executor
         refusals.refuse_unknown_executor(self.experiment, executor)
         evaluated = {job.wildcards.run for job in self.planned("evaluate")}
         self.queue.refuse_left(planned.keys() | evaluated)
@@ -220,13 +221,13 @@ class Session:
                 self.finished.refuse_links(name)
             # Nothing is refused after this but by the scheduler.
             self.keep_finished(planned)
-        if executor not in (*NO_JOBS, registry.SCHEDULERS[registry.LOCAL].executor):
+        if not here and executor not in NO_JOBS:
             refusals.refuse_unquoted(sys.executable)
             configuration.keep(self.workflow, self.experiment, self.contents)
             unneeded = (s.unneeded_in_jobs for s in registry.SCHEDULERS.values())
             import_less_in_jobs(self.workflow.scheduler._executor, filter(None, unneeded))
         hosts = self.experiment.hosts
-        if executor == registry.SCHEDULERS[registry.LOCAL].executor and not hosts:
+        if here and not hosts:
             self.tell_of_other_cpus()
         scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
         if scheduler:
@@ -260,44 +261,43 @@ class Session:
         for name, job in planned.items():
             folder = self.results / name
             # Its state is there, from which the job gives its files again.
-            unseen = self.is_unseen(job)
-            ended = unseen and is_state_of(folder, self.experiment)
-            wanted = ended or self.experiment.config["replace"]
-            if not is_whole(folder):
+            ended = self.is_unseen(job) and is_state_of(folder, self.experiment)
+            if not (ended or self.experiment.config["replace"]):
+                if is_whole(folder):
+                    self.refuse_unchanged(name, job)
                 # Of what an earlier command was about to replace, Snakemake has removed some.
-                if not wanted and not replaced.has_kept(folder):
+                if not replaced.has_kept(folder):
                     self.finished.refuse_loss(name)
-                # What there is beside run.json comes back if the training fails.
-                replaced.set_aside(folder)
-                self.set_aside += [name] * replaced.has_kept(folder)
-                continue
-            if not wanted:
-                self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
-                reason = self.workflow.dag.reason(job)
-                fetched = {
-                    str(job.output[0]) for job in (*self.jobs("fetch"), *self.jobs("collect"))
-                }
-                made = sorted(fetched & {*map(str, reason.updated_input_run)})
-                words = (
-                    "an attempt to replace it was ended" if unseen
-                    else "--force, --forcerun or -R" if reason.forced
-                    else "Snakemake's record has other parameters" if reason.params_changed
-                    else "its input is made again, see snakemake -n" if reason.updated_input_run
-                    else "its rule has other code" if reason.code_changed
-                    else "it has other input files" if reason.input_changed
-                    else "its environment is another" if reason.software_stack_changed
-                    else "its input is newer"
-                )  # fmt: skip
-                if made:
-                    # Not in the refusal, which would be cut.
-                    tell(f"to keep it, first make {made[0]} alone: this command --force {made[0]}")
-                keep = "make that alone first" if made else "keep it with --touch"
-                raise Refusal(
-                    f"{self.experiment.name}/{name} is finished and nothing of it has changed "
-                    f"({words}); {keep}, or train it again with --config replace=true"
-                )
+            # Of a part of a run, what there is beside run.json comes back if the training fails.
             replaced.set_aside(folder)
-            self.set_aside.append(name)
+            self.set_aside += [name] * replaced.has_kept(folder)
+
+    def refuse_unchanged(self, name: str, job: Any) -> NoReturn:
+        """Refuse to train a finished run again of which nothing has changed, and say why Snakemake
+        would.
+        """
+        self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
+        reason = self.workflow.dag.reason(job)
+        fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect")}
+        made = sorted(fetched & {*map(str, reason.updated_input_run)})
+        words = (
+            "an attempt to replace it was ended" if self.is_unseen(job)
+            else "--force, --forcerun or -R" if reason.forced
+            else "Snakemake's record has other parameters" if reason.params_changed
+            else "its input is made again, see snakemake -n" if reason.updated_input_run
+            else "its rule has other code" if reason.code_changed
+            else "it has other input files" if reason.input_changed
+            else "its environment is another" if reason.software_stack_changed
+            else "its input is newer"
+        )  # fmt: skip
+        if made:
+            # Not in the refusal, which would be cut.
+            tell(f"to keep it, first make {made[0]} alone: this command --force {made[0]}")
+        keep = "make that alone first" if made else "keep it with --touch"
+        raise Refusal(
+            f"{self.experiment.name}/{name} is finished and nothing of it has changed "
+            f"({words}); {keep}, or train it again with --config replace=true"
+        )
 
     def end(self) -> None:
         """Print how each run ended, and make a partial report if runs are missing."""
@@ -305,7 +305,7 @@ class Session:
             return
         self.queue.end()
         last = "evaluate" if self.jobs("evaluate") else "train"
-        measured = last == "evaluate" or not self.finished.has_evaluation
+        measured = last == "evaluate" or not self.experiment.has_evaluation
         names = list(dict.fromkeys(job.wildcards.run for job in self.jobs(last)))
         lines: dict[str, str] = {}
         missing = []
@@ -392,7 +392,7 @@ class Session:
         """The reason for a missing run, or for anything else, if its data, files or environment are
         missing.
         """
-        for job in (*self.jobs("fetch"), *self.jobs("collect"), *self.jobs("pack")):
+        for job in self.jobs("fetch", "collect", "pack"):
             log, output = Path(job.log[0]), Path(job.output[0])
             if output.exists() or not self.is_new(log):
                 continue
@@ -434,6 +434,6 @@ class Session:
         """The jobs of a rule that will run."""
         return [job for job in self.jobs(rule) if self.workflow.dag.needrun(job)]
 
-    def jobs(self, rule: str = "") -> list[Any]:
-        """The jobs of a rule, or all."""
-        return [job for job in self.workflow.dag.jobs if rule in ("", job.rule.name)]
+    def jobs(self, *rules: str) -> list[Any]:
+        """The jobs of some rules, or all."""
+        return [job for job in self.workflow.dag.jobs if not rules or job.rule.name in rules]

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 from classifier.models.names import code_of, with_network
@@ -17,7 +17,7 @@ from manynodes.base.reading import MOST, file_sha256, read_bytes, read_json
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
 from manynodes.data.folder import SOURCE
-from manynodes.experiment.config import Experiment, Run
+from manynodes.experiment.config import Experiment
 from manynodes.experiment.environments import changed_packages
 from manynodes.experiment.missing import initial_of
 from manynodes.programs.folders import (
@@ -37,7 +37,7 @@ NUMBERS = {"metrics.csv", "result.json"}
 TITLE, LONGEST_HEAD = re.compile(r"<title>(.*?)</title>"), 1000
 
 
-class Finished:
+class FinishedRuns:
     """The results of an experiment's runs.
 
     Args:
@@ -46,7 +46,6 @@ class Finished:
 
     def __init__(self, experiment: Experiment, folder: Path, inputs: Inputs) -> None:
         self.experiment, self.results, self.inputs = experiment, folder, inputs
-        self.hashes: dict[Path, str] = {}
 
     def replaced(self, names: Iterable[str], code: bool = True) -> dict[str, str]:
         """Finished runs that training again would replace, with what has changed.
@@ -65,7 +64,7 @@ class Finished:
             return found
         about = results.read_about(folder / "run.json", results.form_of(run))
         user_data = self.experiment.user_data
-        if user_data and self.inputs.stale:
+        if user_data and self.inputs.images_changed:
             # Without the record, such as of a folder that was deleted, nothing is known of them.
             if (DATA / user_data.name / SOURCE).exists():
                 found.append(f"other images of {user_data.name}")
@@ -83,31 +82,17 @@ class Finished:
             ]
             found += ["other files"] * bool(config["files"] and self.inputs.files_changed)
             return found
-        initial = about.get("initial_sha256")
-        if initial and initial_of(run, folder) and initial != self.initial_sha256(run):
+        weights = initial_of(run, folder)
+        if weights and about.get("initial_sha256") not in (None, sha256_of(weights)):
             found.append("other initial_weights")
         user_network = code_of(run.values["model"])
         if about["network_sha256"] != (user_network or None):
             found.append(f"{run.values['model'].rpartition(':')[0]} has changed")
-        now = with_network(self.code, run.values["model"])
+        now = with_network(code_sha256("train.py"), run.values["model"])
         if code and about["code_sha256"] != now:
             commit = (about["git"]["commit"] or "none")[:10]
             found.append(f"its code has changed since commit {commit}")
         return found
-
-    def initial_sha256(self, run: Run) -> str:
-        """SHA-256 of the weights from which a run would start; empty if they cannot be read."""
-        path = Path(run.values["initial_weights"])
-        if path not in self.hashes:
-            self.hashes[path] = ""
-            with suppress(OSError):
-                self.hashes[path] = file_sha256(path)
-        return self.hashes[path]
-
-    @cached_property
-    def code(self) -> str:
-        """SHA-256 of the code of the built-in trainer."""
-        return code_sha256("train.py")
 
     def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
         """Refuse to train finished runs again.
@@ -188,7 +173,7 @@ class Finished:
         keep = ""
         with suppress(FileNotFoundError, Refusal):
             measures.line_of(self.experiment, name, self.results)
-            if self.has_evaluation:
+            if self.experiment.has_evaluation:
                 self.refuse_other_evaluation(name)
             keep = " keep it with --touch,"
         raise Refusal(
@@ -256,11 +241,6 @@ class Finished:
             return bool(found and found.record.token)
         return False
 
-    @property
-    def has_evaluation(self) -> bool:
-        """A program of the user's without `evaluate` has its numbers from the training."""
-        return self.experiment.built_in or bool(self.experiment.evaluation)
-
     def put_back(self, names: Iterable[str]) -> None:
         """Put back results of runs that a command which has ended was about to replace."""
         folders = [self.results / name for name in names]
@@ -289,6 +269,14 @@ class Finished:
                     atomic.create(Folders(folder).finished, "")
             else:
                 shutil.rmtree(folder / "state", ignore_errors=True)
+
+
+@cache
+def sha256_of(path: str) -> str:
+    """SHA-256 of the weights from which runs start; empty if they cannot be read."""
+    with suppress(OSError):
+        return file_sha256(Path(path))
+    return ""
 
 
 def title_of(page: Path) -> str:

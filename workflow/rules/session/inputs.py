@@ -14,7 +14,6 @@ from classifier import check
 from manynodes.base.errors import Refusal
 from manynodes.data.files import below, fingerprint, read_files
 from manynodes.data.folder import MANIFEST, SOURCE, DataFolder
-from manynodes.data.user.declaration import UserData
 from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment, Run, facts, facts_of
 from manynodes.experiment.missing import initial_of
@@ -48,11 +47,11 @@ class Inputs:
         shape = (*(user_data.image_size or (None, None)), user_data.channels)
         return facts(user_data.name, shape, user_data.classes, {})
 
-    def groups_of(self, user_data: UserData) -> dict[str, Any]:
+    def groups_of(self, dataset: str) -> dict[str, Any]:
         """The groups and labels of the user's training images, for a `check`; empty if they are not
         known, or there are no groups. This reads them.
         """
-        data = self.data_folder(user_data.name)
+        data = self.data_folder(dataset)
         if data is None or (groups := data.extra("groups")) is None:
             return {}
         return {"train_groups": groups, "train_labels": data.split("train")[1]}
@@ -81,7 +80,7 @@ class Inputs:
 
     def data_folder(self, dataset: str) -> DataFolder | None:
         """The data set, if it has been fetched from what the configuration names."""
-        if dataset not in self.folders and not self.stale:
+        if dataset not in self.folders and not self.images_changed:
             with suppress(Refusal, OSError):
                 self.folders[dataset] = DataFolder.read(DATA / dataset)
         return self.folders.get(dataset)
@@ -113,22 +112,13 @@ class Inputs:
     @cached_property
     def files_changed(self) -> bool:
         """Whether they would be hashed again."""
-        record = self.results / "files" / SOURCE
-        try:
-            return record.read_text() != self.files_fingerprint
-        except OSError:
-            return True
+        return is_of_others(self.results / "files", self.files_fingerprint)
 
     @property
-    def stale(self) -> bool:
+    def images_changed(self) -> bool:
         """Whether the user's images would be imported again."""
         user_data = self.experiment.user_data
-        if user_data is None:
-            return False
-        try:
-            return (DATA / user_data.name / SOURCE).read_text() != self.fingerprint
-        except OSError:
-            return True
+        return user_data is not None and is_of_others(DATA / user_data.name, self.fingerprint)
 
     def images_of(self, dataset: str | None) -> job_size.Images:
         """The size of a data set and of its images; a usual size if it is not known yet."""
@@ -149,8 +139,18 @@ class Inputs:
     def changed(self) -> list[Path]:
         """The manifests that would be made anew, because images or files have been written."""
         made = []
-        if self.experiment.user_data and self.stale:
+        if self.experiment.user_data and self.images_changed:
             made.append(DATA / self.experiment.user_data.name / MANIFEST)
-        if self.experiment.config.get("files") and self.files_changed:
+        if self.experiment.config["files"] and self.files_changed:
             made.append(self.results / "files" / MANIFEST)
         return made
+
+
+def is_of_others(folder: Path, fingerprint: str | None) -> bool:
+    """Whether what was fetched into a folder is of other sources than those with this fingerprint,
+    or of unknown ones.
+    """
+    try:
+        return (folder / SOURCE).read_text() != fingerprint
+    except OSError:
+        return True

@@ -113,10 +113,9 @@ class Queue:
 
     def describe(self, job: Any) -> str:
         """A submitted job in a few words, with the log of its last rule."""
-        rules = [part.rule.name for part in parts(job)]
-        last = next(part for part in parts(job) if part.rule.name == sorted(rules)[-1])
-        run = f"{self.experiment.name}/{last.wildcards.run}"
-        return f"{' and '.join(sorted(rules))} of {run}, log {last.log[0]}"
+        inside = sorted(parts(job), key=lambda part: part.rule.name)
+        rules, last = " and ".join(part.rule.name for part in inside), inside[-1]
+        return f"{rules} of {self.experiment.name}/{last.wildcards.run}, log {last.log[0]}"
 
 
 def refusal_of(running: Sequence[bool], first: str, cancel: str) -> str:

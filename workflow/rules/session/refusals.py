@@ -13,8 +13,8 @@ from manynodes.experiment.config import Experiment
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
 
-# Resources that --set-resources must not change, with the key to change instead.
-FIXED = {"nodes": "nodes", "tasks": "nodes"}
+# Resources that follow from the key `nodes`.
+OF_NODES = ("nodes", "tasks")
 # Processes per CPU of this machine. With more, each gets a few percent of a CPU.
 MOST_PER_CPU = 8
 # Executors that start no job.
@@ -71,27 +71,25 @@ def written_to(results: Path) -> list[Path]:
 
 def refuse_other_geometry(workflow: Any, experiment: Experiment) -> None:
     for rule in ("stage", "train"):
-        given = workflow.resource_settings.overwrite_resources.get(rule, {})
-        for resource, key in FIXED.items():
-            value = getattr(given.get(resource), "raw", given.get(resource))
-            wrong = [
-                run
-                for run in experiment.runs.values()
-                if value is not None and str(value) != str(getattr(run, key))
-            ]
-            if wrong:
-                raise Refusal(
-                    f"--set-resources {rule}:{resource}={value}: the run has {key}: "
-                    f"{getattr(wrong[0], key)}; "
-                    f"change {key} in the configuration instead"
-                )
+        for resource in OF_NODES:
+            value = set_resource(workflow, rule, resource)
+            for run in experiment.runs.values():
+                if value not in (None, str(run.nodes)):
+                    raise Refusal(
+                        f"--set-resources {rule}:{resource}={value}: the run has nodes: "
+                        f"{run.nodes}; change nodes in the configuration instead"
+                    )
+
+
+def set_resource(workflow: Any, rule: str, name: str) -> str | None:
+    """The value that the command gives to a resource of a rule; None if it gives none."""
+    given = workflow.resource_settings.overwrite_resources.get(rule, {}).get(name)
+    return None if given is None else str(getattr(given, "raw", given))
 
 
 def refuse_wrong_hosts(workflow: Any, experiment: Experiment) -> None:
     """Refuse hosts that no rule would use, and a profile that needs hosts but has none."""
-    wanted = workflow.resource_settings.overwrite_resources.get("train", {})
-    transport = wanted.get("transport")
-    by_ssh = "ssh" in str(getattr(transport, "raw", transport))
+    by_ssh = "ssh" in (set_resource(workflow, "train", "transport") or "")
     if by_ssh and not experiment.hosts:
         registry.on_hosts([]).allocation(1)
     # A cluster's profile gives jobs, this machine's cores.

@@ -22,6 +22,7 @@ NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python|(ba)?sh)[\d.]*$")
+HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
 
 
@@ -48,9 +49,20 @@ def is_path(program: str) -> bool:
     return program.endswith(".py") or "/" in program.rpartition(":")[2]
 
 
+def is_module_alone(program: str) -> bool:
+    """Whether a program is given as a module, without the folder that it lies in."""
+    return not (program.endswith(".py") or "/" in program or ":" in program)
+
+
+def files_of_module(module: str, folder: Path) -> tuple[Path, Path]:
+    """The files in a folder that Python may run for a module."""
+    path = folder / module.replace(".", "/")
+    return path.with_name(f"{path.name}.py"), path / "__main__.py"
+
+
 def here(path: str) -> str:
     """A path that holds in any working directory; that of a checkout stays out of it."""
-    return path if Path(path).is_absolute() else f"{{here}}/{path}"
+    return path if Path(path).is_absolute() else f"{HERE}{path}"
 
 
 def evaluation(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,14 +80,14 @@ def word_text(value: Any) -> str:
 
 def without_place(word: str) -> str:
     """A word without the folder of the Python file that it names."""
-    path = Path(word.removeprefix("{here}/"))
+    path = Path(word.removeprefix(HERE))
     return path.name if path.suffix == ".py" and is_file(str(path)) else word
 
 
 def name_of(words: Sequence[str]) -> str:
     """The program in messages."""
     # A script, if the command is one for an interpreter.
-    given = [word.removeprefix("{here}/") for word in words]
+    given = [word.removeprefix(HERE) for word in words]
     files = [word for word in given if is_file(word) and not INTERPRETER.match(Path(word).name)]
     name = Path((files or given)[0]).stem
     return module_of(words) or name.strip("{}").lstrip("-") or "program"
@@ -117,7 +129,7 @@ def unseen(words: Sequence[str], names: Collection[str]) -> list[str]:
     missing = [name for name in names if name not in named]
     if not missing:
         return []
-    files = [Path(word.removeprefix("{here}/")) for word in words]
+    files = [Path(word.removeprefix(HERE)) for word in words]
     texts: list[str] = []
     try:
         for file in (each for each in files if each.suffix == ".py" and each.is_file()):
@@ -158,13 +170,13 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
 
 def real_folder(directory: str | None) -> Path | None:
     """The folder where a program starts; None if only a run knows it, as its results folder."""
-    text = (directory or "{results}").removeprefix("{here}/")
+    text = (directory or "{results}").removeprefix(HERE)
     return None if NAME.search(text) else Path(text)
 
 
 def place_of(word: str, directory: str | None) -> str:
     """A word, as a path from here if the program finds a file of that name where it starts."""
-    path, folder = word.removeprefix("{here}/"), real_folder(directory)
+    path, folder = word.removeprefix(HERE), real_folder(directory)
     there = folder and not is_file(path) and is_file(str(folder / path))
     return str(folder / path) if folder and there else path
 
@@ -176,7 +188,7 @@ def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     found: list[str] = []
     for before, word in pairwise(["", *words]):
         path = place_of(word, directory)
-        from_here = path == word.removeprefix("{here}/")
+        from_here = path == word.removeprefix(HERE)
         if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
             found.append(path)
     return found
@@ -201,10 +213,9 @@ def words_sha256(words: Sequence[str], other_python: bool, directory: str | None
     first, *rest = [place_of(word, directory) for word in words]
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
-        folder = folder or str(real_folder(directory) or "")
-        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__main__.py"):
-            if Path(folder, name).is_file() and folder:
-                file, above = Path(folder, name), Path(folder)
+        above = Path(folder) if folder else real_folder(directory)
+        for file in files_of_module(module, above) if above else ():
+            if file.is_file():
                 return sources_sha256(local_sources(file, above, other_python))
         return ""
     if first == PYTHON and rest and rest[0][0] != "-":

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
@@ -200,44 +200,37 @@ class Experiment:
         keys = keys_of(config)
         resolved = keys.validate(config)
         refuse_bad_names(resolved, keys)
+        refuse_bad_outputs(resolved)
+        refuse_bad_places(resolved)
+        refuse_bad_files(resolved)
         refuse_bad_growth(config, resolved, keys)
         name = resolved["dataset"]["name"] if resolved["dataset"] else None
         values = {key: resolved[key] for key in keys.axes if key in resolved} | {"dataset": name}
         values |= resolved["parameters"]
-        pairs = resolved["runs"]
-        together = set().union(*pairs)
+        rows = resolved["runs"] or [{}]
+        together = set().union(*rows)
         for key, spec in keys.properties.items():
-            number = resolved[spec["counts"]] if "counts" in spec else None
+            number = resolved.get(spec.get("counts", ""))
             if number and values.get(key) is None and key not in together:
-                values[key] = list(range(number))
+                if isinstance(number, list):
+                    raise Refusal(f"config: {spec['counts']}: is a list; give {key} too")
+                values[key] = list(range(int(number)))
         axes = {key: value for key, value in values.items() if keys.is_axis(key, value)}
         if resolved["dataset"]:
             refuse_impossible_source(axes.get("dataset", [name]), resolved["dataset"], reading)
-        refuse_too_many(axes, len(pairs))
+        refuse_too_many(axes, len(rows))
         refuse_bad_paths(resolved)
         for key in keys.parameters:
-            if key not in resolved and not any(key in pair for pair in pairs):
+            if key not in {*resolved, *values, *together}:
                 raise Refusal(f"config: {key}: is missing; the program has no default of it")
-        words = () if keys.built_in else tuple(command.command(resolved))
-        order = list(values)
-        points = dict(product(axes, pairs, order))
+        points = dict(product(axes, rows, list(values)))
+        varying = values_by_key(points.values())
         if only and only <= points.keys():
             points = {name: points[name] for name in only}
-        runs = {}
-        for run_name, point in points.items():
-            chosen = values | point
-            parameters = {key: chosen.get(key, resolved.get(key)) for key in keys.of_run}
-            parameters |= {key: value for key, value in chosen.items()
-                           if key not in keys.axes and key not in parameters}  # fmt: skip
-            shared = {key: chosen[key] for key in SHARED}
-            run = Run(parameters=parameters, command=words, **shared)
-            run = run.with_values(**scaled(run, resolved, keys))
-            if words:
-                refuse_unknown_names(run, resolved, keys)
-            runs[run_name] = run
-        found = Experiment(
-            resolved["experiment"], keys, resolved, all_axes(axes, pairs, order), runs, points
-        )
+        words = () if keys.built_in else tuple(command.command(resolved))
+        runs = {run: run_with(values | point, words, resolved, keys)
+                for run, point in points.items()}  # fmt: skip
+        found = Experiment(resolved["experiment"], keys, resolved, varying, runs, points)
         refuse_too_long(found)
         if not reading:
             for key, each in found.axes.items():
@@ -357,6 +350,11 @@ class Experiment:
         """The words of the user's program that evaluates; empty for none."""
         return command.evaluation(self.config)
 
+    @property
+    def has_evaluation(self) -> bool:
+        """A program of the user's without `evaluate` has its numbers from the training."""
+        return self.built_in or bool(self.evaluation)
+
     @cached_property
     def environment(self) -> UserEnvironment:
         """Where the user's program finds its Python."""
@@ -412,7 +410,7 @@ class Experiment:
         """The configuration without the keys that change no result, without those that each run
         has a value of its own for, and without those that no run uses.
         """
-        left_out = {key for pair in self.config["runs"] for key in pair} | set(self.keys.site)
+        left_out = {key for row in self.config["runs"] for key in row} | set(self.keys.site)
         return {
             key: value
             for key, value in self.config.items()
@@ -487,34 +485,57 @@ def in_tables(value: Any) -> Any:
     return value
 
 
-def product(
-    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every point of the product of the axes and the pairs, with the name of its folder.
+def run_with(
+    chosen: Mapping[str, Any], words: tuple[str, ...], config: Mapping[str, Any], keys: Keys
+) -> Run:
+    """The run of a point, with what follows from the number of its processes.
 
     Args:
-        pairs: runs in which keys vary together; empty for none.
+        chosen: its values of the keys that can be axes, and of parameters that are not declared.
+        words: that start the program.
+
+    Raises:
+        Refusal: as `refuse_unknown_names`.
+    """
+    parameters = {key: chosen.get(key, config.get(key)) for key in keys.of_run}
+    parameters |= {key: value for key, value in chosen.items()
+                   if key not in keys.axes and key not in parameters}  # fmt: skip
+    shared = {key: chosen[key] for key in SHARED}
+    run = Run(parameters=parameters, command=words, **shared)
+    run = run.with_values(**scaled(run, config, keys))
+    if words:
+        refuse_unknown_names(run, config, keys)
+    return run
+
+
+def product(
+    axes: Mapping[str, list[Any]], rows: Sequence[Mapping[str, Any]], order: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every point of the product of the axes and the rows, with the name of its folder.
+
+    Args:
+        rows: values of keys that vary together; one without a key if none do.
         order: of the keys in a name.
 
     Raises:
-        Refusal: the pairs have different keys or repeat one, or a name is too long.
+        Refusal: the rows have different keys or repeat one, or a name is too long.
     """
-    for pair in pairs:
-        if pair.keys() != pairs[0].keys():
-            key = next(iter(pair.keys() ^ pairs[0].keys()))
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            key = next(iter(row.keys() ^ rows[0].keys()))
             raise Refusal(f"config: runs: {key} is not in all of them; give it in each run")
-        for key in pair:
+        for key in row:
             if key in axes:
                 raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")
     seen: dict[str, dict[str, Any]] = {}
-    for pair in pairs or [{}]:
+    for row in rows:
         for values in itertools.product(*axes.values()):
-            chosen = dict(pair) | dict(zip(axes, values, strict=True))
+            chosen = dict(row) | dict(zip(axes, values, strict=True))
             point = {key: chosen[key] for key in [*order, *chosen] if key in chosen}
             name = run_name(point)
             if name in seen:
                 raise Refusal(
-                    f"config: runs: {shown(dict(pair))} "
+                    f"config: runs: {shown(dict(row))} "
                     + ("is there twice; give it once" if seen[name] == point else "and another one "
                        "would have folders of one name; write a value in another way")
                 )  # fmt: skip
@@ -527,17 +548,14 @@ def product(
             yield name, point
 
 
-def all_axes(
-    axes: Mapping[str, list[Any]], pairs: Sequence[Mapping[str, Any]], order: Sequence[str]
-) -> dict[str, list[Any]]:
-    """The axes with those of the pairs, each with its different values, in this order."""
-    found = dict(axes)
-    for pair in pairs:
-        for key, value in pair.items():
-            values = found.setdefault(key, [])
-            if value not in values or value_text(value) not in map(value_text, values):
-                values.append(value)
-    return {key: found[key] for key in dict.fromkeys([*order, *found]) if key in found}
+def values_by_key(points: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The different values of each key of some points."""
+    found: dict[str, dict[str, Any]] = {}
+    for point in points:
+        for key, value in point.items():
+            # 1, 1.0 and true are different, and lists are not hashable.
+            found.setdefault(key, {}).setdefault(repr(value), value)
+    return {key: list(values.values()) for key, values in found.items()}
 
 
 def facts_of(dataset: str) -> dict[str, Any]:
@@ -614,41 +632,59 @@ def refuse_bad_growth(given: Mapping[str, Any], config: Mapping[str, Any], keys:
 
 
 def refuse_bad_names(config: Mapping[str, Any], keys: Keys) -> None:
-    """Refuse names of parameters that mean something else, and outputs that are no paths of their
-    own.
+    """Refuse names of parameters that mean something else.
 
     Raises:
         Refusal: naming the key to change.
     """
-    together = set().union(*config["runs"]) - keys.axes.keys()
-    names = [*keys.parameters, *config["parameters"], *together]
-    for name in names:
-        if not isinstance(name, str) or not PARAMETER.fullmatch(name):
-            raise Refusal(f"config: runs: {shown(name)} is not {PATTERN_WORDS['parameters']}")
-        taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+    undeclared = {"parameters": config["parameters"],
+                  "runs": set().union(*config["runs"]) - keys.axes.keys()}  # fmt: skip
+    for key, names in undeclared.items():
+        for name in names:
+            if not isinstance(name, str) or not PARAMETER.fullmatch(name):
+                raise Refusal(f"config: {key}: {shown(name)} is not {PATTERN_WORDS['parameters']}")
+    taken = (*command.OF_EVALUATION, *COLUMNS, "world_size", "command", "run")
+    for name in (*keys.parameters, *itertools.chain(*undeclared.values())):
         if name in SHARED or name in taken:
             where = "give it beside program" if name in SHARED else "choose another name"
             raise Refusal(f"config: parameters.{name}: has a meaning of its own; {where}")
-    for path in config["outputs"]:
-        parts = PurePosixPath(path)
-        unfit = parts.is_absolute() or ".." in parts.parts or str(parts) == "."
-        # What begins with a dash is an option of a command.
-        unfit = unfit or path.startswith("-")
-        # Braces would be Snakemake's wildcards; stars are for a shell.
-        if unfit or not path.isprintable() or set(path) & set("{}*?[]"):
+
+
+def is_inside(path: PurePosixPath) -> bool:
+    """Whether a path leads to something in the folder that it is relative to."""
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def refuse_bad_outputs(config: Mapping[str, Any]) -> None:
+    """Refuse outputs that are not in the results folder, or that share files.
+
+    Raises:
+        Refusal: naming them.
+    """
+    outputs = [PurePosixPath(path) for path in config["outputs"]]
+    for text, path in zip(config["outputs"], outputs, strict=True):
+        # What begins with a dash is an option of a command; braces would be Snakemake's wildcards,
+        # and stars are for a shell.
+        unfit = text.startswith("-") or not text.isprintable() or set(text) & set("{}*?[]")
+        if unfit or not is_inside(path):
             raise Refusal(
-                f"config: outputs: {shown(path)} is not a path inside the results folder; give "
+                f"config: outputs: {shown(text)} is not a path inside the results folder; give "
                 "one such as model.pt, or a folder"
             )
-    refuse_bad_places(config)
-    outputs = [PurePosixPath(path) for path in config["outputs"]]
-    for number, path in enumerate(outputs):
-        for other in outputs[:number]:
-            if path == other or path in other.parents or other in path.parents:
-                raise Refusal(
-                    f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
-                    "one is inside the other; keep one of them"
-                )
+    for other, path in itertools.combinations(outputs, 2):
+        if path.is_relative_to(other) or other.is_relative_to(path):
+            raise Refusal(
+                f"config: outputs: {shown(str(path))} and {shown(str(other))} are the same, or "
+                "one is inside the other; keep one of them"
+            )
+
+
+def refuse_bad_files(config: Mapping[str, Any]) -> None:
+    """Refuse files that cannot lie in one folder.
+
+    Raises:
+        Refusal: naming one.
+    """
     names = [PurePosixPath(path).name for path in config["files"]]
     for path, name in zip(config["files"], names, strict=True):
         if not name or names.count(name) > 1 or name == MANIFEST:
@@ -666,37 +702,31 @@ def refuse_bad_places(config: Mapping[str, Any]) -> None:
     Raises:
         Refusal: naming the key.
     """
-    given = {"metrics": [config["metrics"]], "result": [config["result"]]}
-    for key, values in (given | {"snapshots": config["snapshots"]}).items():
-        for value in values:
-            if isinstance(value, Mapping) and "log" in value:
-                refuse_bad_patterns(patterns_of(value))
-                continue
-            if isinstance(value, Mapping):
-                value = value["tensorboard"]
-                if importlib.util.find_spec("tensorboard") is None:
-                    raise Refusal(
-                        "config: metrics.tensorboard: needs the package tensorboard beside "
-                        "Snakemake; install it there"
-                    )
-            if value is not None:
-                pattern = value.partition("#")[0]
-                path = PurePosixPath(pattern)
-                if name := re.search(r"\{\w+\}", pattern):
-                    raise Refusal(
-                        f"config: {key}: {shown(value)}: {name[0]} is not filled in here; the path "
-                        "is relative to the results folder, and * stands for any name"
-                    )
-                if (
-                    path.is_absolute()
-                    or ".." in path.parts
-                    or not path.parts
-                    or re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
-                ):
-                    raise Refusal(
-                        f"config: {key}: {shown(value)} is not a path inside the results folder; "
-                        "give one relative to it"
-                    )
+    metrics = config["metrics"]
+    if isinstance(metrics, Mapping):
+        if "log" in metrics:
+            refuse_bad_patterns(patterns_of(metrics))
+        elif importlib.util.find_spec("tensorboard") is None:
+            raise Refusal(
+                "config: metrics.tensorboard: needs the package tensorboard beside Snakemake; "
+                "install it there"
+            )
+        metrics = metrics.get("tensorboard")
+    given = {"metrics": [metrics], "result": [config["result"]], "snapshots": config["snapshots"]}
+    for key, values in given.items():
+        for value in filter(None, values):
+            pattern = value.partition("#")[0]
+            if name := re.search(r"\{\w+\}", pattern):
+                raise Refusal(
+                    f"config: {key}: {shown(value)}: {name[0]} is not filled in here; the path "
+                    "is relative to the results folder, and * stands for any name"
+                )
+            unfit = re.search(r"[^/]\*\*|\*\*[^/]|\0", pattern)
+            if unfit or not is_inside(PurePosixPath(pattern)):
+                raise Refusal(
+                    f"config: {key}: {shown(value)} is not a path inside the results folder; "
+                    "give one relative to it"
+                )
 
 
 def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> None:
@@ -705,8 +735,8 @@ def refuse_unknown_names(run: Run, config: Mapping[str, Any], keys: Keys) -> Non
     Raises:
         Refusal: naming it.
     """
-    absent = {"data"} if run.dataset is None else set()
-    absent |= set() if config["files"] else {"files"}
+    given = {"data": run.dataset, "files": config["files"]}
+    absent = {name for name, value in given.items() if not value}
     known = {*run.values, *keys.parameters}
     folders = {*command.FOLDERS, *command.OF_PROCESS} - absent
     command.refuse_unknown_names("arguments", run.command, known | folders)
@@ -740,11 +770,11 @@ def values_text(values: Sequence[Any]) -> str:
     )
 
 
-def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
+def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
     """Refuse a repeated value on an axis, and too many runs.
 
     Args:
-        pairs: number of runs in which keys vary together.
+        rows: number of those in which keys vary together.
 
     Raises:
         Refusal: naming the axis, or the number of runs.
@@ -758,7 +788,7 @@ def refuse_too_many(axes: Mapping[str, list[Any]], pairs: int) -> None:
                 + ("a value twice; give each value once" if same else "two values whose folders "
                    "would have one name; write one of them in another way")
             )  # fmt: skip
-    if (runs := math.prod(map(len, axes.values())) * max(1, pairs)) > MOST_RUNS:
+    if (runs := math.prod(map(len, axes.values())) * rows) > MOST_RUNS:
         raise Refusal(
             f"config: {' x '.join(axes)} make {runs:,} runs; an experiment has at most "
             f"{MOST_RUNS:,}; give some axes fewer values"

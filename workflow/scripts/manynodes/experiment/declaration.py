@@ -129,10 +129,10 @@ def folders_of(program: str) -> list[Path]:
     return [path, path.parent]
 
 
-def refuse_bad_growth(
+def refuse_bad_references(
     name: str, spec: Mapping[str, Any], parameters: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse a value that is to grow with the number of processes, and cannot.
+    """Refuse a parameter that another one is to decide, and cannot.
 
     Raises:
         ValueError: saying why.
@@ -175,7 +175,7 @@ def read_declaration(folder: Path) -> Declaration:
             if '"$ref":' in json.dumps(spec):
                 raise ValueError(f"{name}: $ref is not supported; write it out")
             jsonschema.Draft202012Validator.check_schema(spec)
-            refuse_bad_growth(name, spec, parameters)
+            refuse_bad_references(name, spec, parameters)
             if "default" in spec:
                 jsonschema.Draft202012Validator(spec).validate(spec["default"])
     except jsonschema.SchemaError as error:

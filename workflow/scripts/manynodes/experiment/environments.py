@@ -225,6 +225,11 @@ class UserEnvironment:
         path = self.prefix.absolute()
         return str(path if path.is_file() else path / "bin" / "python")
 
+    @property
+    def folder(self) -> Path:
+        """The folder that has its `bin`."""
+        return Path(self.interpreter).parents[1]
+
     def started(self, words: Sequence[str]) -> tuple[str, ...]:
         """The words of a command that starts in this environment; bash becomes the command."""
         lines = []
@@ -255,10 +260,10 @@ class UserEnvironment:
         """The variable that names the folder of its venv or of conda."""
         if self.prefix is None:
             return {}
-        folder = Path(self.interpreter).parents[1]
         if self.conda:
-            return {"CONDA_PREFIX": str(folder)}
-        return {"VIRTUAL_ENV": str(folder)} if (folder / "pyvenv.cfg").is_file() else {}
+            return {"CONDA_PREFIX": str(self.folder)}
+        is_venv = (self.folder / "pyvenv.cfg").is_file()
+        return {"VIRTUAL_ENV": str(self.folder)} if is_venv else {}
 
     @property
     def lines_of_prefix(self) -> list[str]:
@@ -324,8 +329,7 @@ class UserEnvironment:
             found.pop("PYTHONPATH", None)
         if self.prefix:
             path.insert(0, str(Path(self.interpreter).parent))
-            prefix = Path(self.interpreter).parents[1]
-            if any(prefix.glob("lib*/python*/site-packages/torch")):
+            if any(self.folder.glob("lib*/python*/site-packages/torch")):
                 found = without_our_torch(found)
             found |= self.of_prefix
         if self.uv:
@@ -361,8 +365,7 @@ class UserEnvironment:
                 remedy = f"run `uv sync --locked` in {self.uv}"
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
-            folder = Path(self.interpreter).parents[1]
-            missing = self.interpreter if folder.exists() else folder
+            missing = self.interpreter if self.folder.exists() else self.folder
             raise Refusal(f"config: environment: {missing} is not there; {remedy}")
         try:
             _ = self.image, self.answers_here and self.here
@@ -402,10 +405,9 @@ class UserEnvironment:
         """Changes with what pip lists in no RECORD: conda's packages, and single modules and .pth
         files of which somebody has changed the text. Not with what lies deeper, thousands of files.
         """
-        folder = Path(self.interpreter).parents[1]
         found = []
         for each in ("conda-meta/*.json", "lib/python*/site-packages/*"):
-            for path in sorted(folder.glob(each)):
+            for path in sorted(self.folder.glob(each)):
                 if is_file(path):
                     status = path.stat()
                     found.append((path.name, status.st_size, status.st_mtime_ns))

@@ -47,6 +47,11 @@ BYTES_PER_PARAMETER_SAVED = 30
 BYTES_PER_PARAMETER_READ = 20
 
 
+def beyond_usual(megabytes: float) -> int:
+    """MB that the usual memory has no room for."""
+    return max(0, int(megabytes) - USUAL_MB)
+
+
 def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
     """What `stage` and `train` ask for. Both ask for the same: they run in one job.
 
@@ -57,19 +62,18 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
     """
     batch = run.parameters.get("global_batch_size") if run.dataset else 0
     share = batch / run.world_size if isinstance(batch, int | float) else 0
-    pixels_mb = int(share * images.height * images.width * BYTES_PER_PIXEL / 1e6)
-    cache_mb = min(int(images.bytes / 1e6), MOST_CACHE_MB)
     process_mb = PROCESS_MB[run.device]
     if run.device != "cuda":  # a GPU's own memory holds them
-        process_mb += max(0, pixels_mb - USUAL_MB)
-    process_mb += max(0, int(parameters * BYTES_PER_PARAMETER / 1e6) - USUAL_MB)
-    saved_mb = max(0, int(parameters * BYTES_PER_PARAMETER_SAVED / 1e6) - USUAL_MB)
+        process_mb += beyond_usual(share * images.height * images.width * BYTES_PER_PIXEL / 1e6)
+    process_mb += beyond_usual(parameters * BYTES_PER_PARAMETER / 1e6)
+    node_mb = beyond_usual(parameters * BYTES_PER_PARAMETER_SAVED / 1e6)
+    node_mb += beyond_usual(min(images.bytes / 1e6, MOST_CACHE_MB))
     cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
     return Size(
         nodes=run.nodes,
         cpus=run.nproc_per_node * cpus,
         gpus=run.nproc_per_node if run.device == "cuda" else 0,
-        memory=run.nproc_per_node * process_mb + saved_mb + max(0, cache_mb - USUAL_MB),
+        memory=run.nproc_per_node * process_mb + node_mb,
         launches=True,
         scratch=int(images.bytes / 1e6),
     )
@@ -78,8 +82,8 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
 def evaluation_size(run: Run, _images: Images = USUAL, parameters: int = 0) -> Size:
     """What `evaluate` asks for: one process on one node."""
     gpus = 1 if run.device == "cuda" else 0
-    network_mb = max(0, int(parameters * BYTES_PER_PARAMETER_READ / 1e6) - USUAL_MB)
-    return Size(1, EVALUATE_CPUS, gpus, PROCESS_MB[run.device] + network_mb, launches=False)
+    memory = PROCESS_MB[run.device] + beyond_usual(parameters * BYTES_PER_PARAMETER_READ / 1e6)
+    return Size(1, EVALUATE_CPUS, gpus, memory, launches=False)
 
 
 def cpus_on_one_machine(run: Run, cores: int, gpus: int) -> int:

@@ -60,6 +60,9 @@ ZERO_FIRST = re.compile(r"-?0[0-9]")
 LIKE_A_HASH = re.compile(r"[0-9]{3,}e[0-9]+")
 # What YAML may need no quotes for in a list.
 PLAIN = re.compile(r"[\w./$~-]+")
+# Keys whose texts are words of a command, and what these cannot have: NUL, half a character.
+IN_COMMANDS = ("command", "arguments", "evaluate", "parameters", "runs")
+IN_NO_WORD = re.compile("[\0\ud800-\udfff]")
 MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
 # Of keys that are lists themselves, by their length.
 NUMBERS_WANTED = {
@@ -76,8 +79,7 @@ PATTERN_WORDS = {
     "scratch": "an absolute path, nor one that begins with $NAME or ~",
 }
 # Words of ours in a schema, which validators ignore.
-ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "counts",
-               "instead_of")  # fmt: skip
+ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "counts")
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,14 @@ class Keys:
 
     @cached_property
     def axes(self) -> dict[str, dict[str, Any]]:
-        """Of these, the keys that a list of values makes an axis."""
-        found = {
+        """Of these, the keys that a list of values makes an axis: those of a run, unless `axis` is
+        false.
+        """
+        return {
             key: spec["properties"]["name"] if key == "dataset" else spec
             for key, spec in self.properties.items()
+            if key in (*SHARED, *self.of_run) and spec.get("axis", True)
         }
-        return {key: spec for key, spec in found.items() if spec.get("axis", key in self.of_run)}
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -177,11 +181,10 @@ class Keys:
         resolved = with_defaults(given, self.properties)
         if without:
             resolved["dataset"] = None
-        for key, spec in self.properties.items():
-            if (other := spec.get("instead_of")) and resolved.get(key) is not None:
-                if config.get(other) is not None:
-                    raise Refusal(f"config: {key}: {other} is given too; keep one of them")
-                resolved[other] = None
+        if resolved["command"] is not None:
+            if config.get("program") is not None:
+                raise Refusal("config: command: program is given too; keep one of them")
+            resolved["program"] = None
         if self.built_in:
             resolved["program"] = BUILT_IN
         if isinstance(resolved["runs"], str):
@@ -347,11 +350,6 @@ def takes_list(spec: Mapping[str, Any]) -> bool:
     return "array" in kinds(spec)
 
 
-# Keys whose texts are words of a command, and what these cannot have: NUL, half a character.
-OF_PROGRAM = ("command", "arguments", "evaluate", "parameters", "runs")
-NO_WORD = re.compile("[\0\ud800-\udfff]")
-
-
 def refuse_oversized(config: Any) -> None:
     """Refuse a configuration that would only consume time and memory.
 
@@ -389,7 +387,7 @@ def refuse_oversized(config: Any) -> None:
                 f"config: {key}: a text of {len(value):,} characters is too long; use at most "
                 f"{LONGEST_TEXT:,}"
             )
-        elif isinstance(value, str) and key in OF_PROGRAM and NO_WORD.search(value):
+        elif isinstance(value, str) and key in IN_COMMANDS and IN_NO_WORD.search(value):
             raise Refusal(
                 f"config: {key}: {shown(value)} has a character that no command line can hold; "
                 "leave it out"
@@ -469,8 +467,8 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
     if error.validator == "pattern" and key.removeprefix("runs.") in PATTERN_WORDS:
         return f"config: {key}: {text} is not {PATTERN_WORDS[key.removeprefix('runs.')]}"
     if error.validator == "type":
-        form = instead(key, value, limit, schema)
-        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}{form}"
+        remedy = instead(key, value, limit, schema)
+        return f"config: {key or 'the file'}: {text} is not {type_words(limit)}{remedy}"
     # The schemas of declared parameters may have any word of JSON Schema.
     said = wording.get(str(error.validator), one_line(error.message, 120))
     return f"config: {key}: {said}"
@@ -484,15 +482,15 @@ def instead(key: str, value: Any, types: str | list[str], schema: Mapping[str, A
     if "array" in types:
         try:
             words = isinstance(value, str) and key in ("arguments", "command")
-            meant: Any = shlex.split(str(value)) if words else [value]
+            form: Any = shlex.split(str(value)) if words else [value]
         except ValueError:
             return ""
-        text = f"[{', '.join(map(in_yaml, meant))}]"
+        text = f"[{', '.join(map(in_yaml, form))}]"
     elif "object" in types and first:
-        meant, text = {first: value}, f"{{{first}: {in_yaml(value)}}}"
+        form, text = {first: value}, f"{{{first}: {in_yaml(value)}}}"
     else:
         return ""
-    good = jsonschema.Draft202012Validator(bare(schema)).is_valid(meant)
+    good = jsonschema.Draft202012Validator(bare(schema)).is_valid(form)
     return f"; write {text}" if good and len(text) <= MOST_WRITTEN else ""
 
 

@@ -40,15 +40,17 @@ def refuse_missing_archive(experiment: Experiment) -> None:
     Raises:
         Refusal: naming it.
     """
-    settings = experiment.config["dataset"] or {"archive": None, "source": "auto"}
-    archive = settings["archive"] if settings["source"] in ("auto", "archive") else None
+    settings = experiment.config["dataset"] or {}
+    archive = settings.get("archive")
+    if not archive or settings["source"] not in ("auto", "archive"):
+        return
     wanted = {
         run.dataset
         for run in experiment.runs.values()
         if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
     }
     fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
-    if archive and not fetched and not Path(archive).expanduser().is_file():
+    if not fetched and not Path(archive).expanduser().is_file():
         raise Refusal(
             f"config: dataset.archive: {archive} is not there, or not a file; give the path of "
             "the official archive"
@@ -98,12 +100,12 @@ def refuse_missing_program(experiment: Experiment) -> None:
 
 def refuse_unknown_program(experiment: Experiment) -> None:
     """Refuse a name that is neither a file nor a module, and a command that is not there."""
-    given = {key: experiment.config[key] for key in ("program", "evaluate")}
-    if isinstance(given["evaluate"], list):
-        given["evaluate"] = given["evaluate"][0]
-    for key, name in given.items():
+    evaluate = experiment.config["evaluate"]
+    if isinstance(evaluate, list):
+        evaluate = command.word_text(evaluate[0])
+    for key, name in (("program", experiment.config["program"]), ("evaluate", evaluate)):
         # One beside a configuration has its folder in front.
-        if name is None or name.endswith(".py") or "/" in name or ":" in name:
+        if name is None or not command.is_module_alone(name):
             continue
         if is_file(name) or not finds(experiment.environment, name):
             remedy = {

@@ -8,10 +8,9 @@ from typing import Any
 
 from manynodes.base.reading import is_file
 from manynodes.data.user.declaration import BY_FOLDER
+from manynodes.experiment.command import files_of_module, is_module_alone
 from manynodes.experiment.declaration import BUILT_IN
 from manynodes.experiment.keys import Keys
-
-OF_PYTHON = ("python", "conda", "uv")  # in `environment`
 
 
 def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
@@ -25,12 +24,10 @@ def with_program(config: Mapping[str, Any], folders: Sequence[Path]) -> dict[str
         """A Python file; or a module, with its folder if it lies beside a configuration."""
         if not isinstance(text, str) or text == BUILT_IN:
             return text
-        if text.endswith(".py") or "/" in text or ":" in text:
+        if not is_module_alone(text):
             return located(text, folders)
-        name = text.replace(".", "/")
         for folder in [*folders, Path()]:
-            candidates = (folder / f"{name}.py", folder / name / "__main__.py")
-            if any(map(is_file, candidates)):
+            if any(map(is_file, files_of_module(text, folder))):
                 return f"{os.path.relpath(folder)}:{text}"
         return text
 
@@ -65,8 +62,13 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         path = located(text, folders)
         return path if is_file(path) else text
 
+    def of_prefix(text: str) -> str:
+        return located(text, folders, only_there=True)
+
     forms: dict[str, Callable[[str], str]] = {
         "path": lambda text: located(text, folders),
+        "prefix": of_prefix,
+        "image": lambda text: of_prefix(text) if text.endswith(".sif") else of_word(text),
         "code": of_code,
         "command": of_word,
         "group": lambda text: text if text == BY_FOLDER else located(text, folders),
@@ -82,13 +84,6 @@ def with_paths(config: Mapping[str, Any], folders: Sequence[Path], keys: Keys) -
         return form(value) if isinstance(value, str) else value
 
     found = {key: changed(key, value, keys.properties) for key, value in config.items()}
-    if isinstance(given := config.get("environment"), Mapping):
-        for name, value in given.items():
-            prefix = name in OF_PYTHON or (name == "container" and str(value).endswith(".sif"))
-            if prefix and isinstance(value, str):
-                found["environment"][name] = located(value, folders, only_there=True)
-    if isinstance(table := config.get("runs"), str):
-        found["runs"] = located(table, folders)
     if isinstance(rows := config.get("runs"), list):
         found["runs"] = [
             with_paths(row, folders, keys) if isinstance(row, Mapping) else row for row in rows

@@ -103,14 +103,13 @@ def scale(key: Any, value: Any, keys: Keys) -> Callable[[float], Any]:
     if not low < high or (logarithmic and low <= 0):
         least = " and above 0" if logarithmic else ""
         raise Refusal(f"config: search: {key}: {shown(value)} must have a lower end first{least}")
-    types = kinds(keys.axes.get(key, {}))
+    spec = keys.axes.get(key, {})
+    types = kinds(spec)
     integer = "integer" in types and "number" not in types
     if integer and not (low.is_integer() and high.is_integer()):
         raise Refusal(
             f"config: search: {key}: {shown(value)} must have whole ends, as {key} is whole"
         )
-
-    spec = keys.axes.get(key, {})
     excluded = {spec.get("exclusiveMinimum"), spec.get("exclusiveMaximum")}
     # Three digits, for the names of folders; more for ends that are close to each other.
     close = max(abs(low), abs(high)) / (high - low)

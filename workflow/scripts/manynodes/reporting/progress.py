@@ -153,8 +153,7 @@ def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Pr
                        saved=since_save(state, user_program, now),
                        reason=f"{failed.stage}: {failed.line}")  # fmt: skip
     if trained:
-        evaluated = experiment.built_in or experiment.evaluation
-        if evaluated and not (folder / "evaluation.json").exists():
+        if experiment.has_evaluation and not (folder / "evaluation.json").exists():
             return replace(reached, state="trained")
         try:
             numbers = measures.line_of(experiment, name, results)
