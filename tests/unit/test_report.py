@@ -85,7 +85,7 @@ def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> N
     assert means["runs (n)"].tolist() == [1, 2]
     assert means["accuracy"].tolist() == ["90.00%", "80.00%"]
     # Student's t of one degree of freedom, 12.706, times 0.01.
-    assert means["± accuracy (95 %)"].tolist() == ["–", "12.71%"]
+    assert means["± accuracy (95%)"].tolist() == ["–", "12.71%"]
     assert "nan" not in page.table(means)
     assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"], True) is None
 

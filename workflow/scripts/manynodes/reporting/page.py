@@ -268,7 +268,7 @@ def means(
         if half.notna().any():
             # Also of means without decimals.
             spread = form if "%" in form else form_of(half.to_frame(column), column)
-            found[f"± {title} (95 %)"] = half.map(spread.format).where(half.notna(), "–")
+            found[f"± {title} (95%)"] = half.map(spread.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
 
 

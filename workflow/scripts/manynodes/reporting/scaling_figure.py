@@ -236,5 +236,5 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     more = "" if len(shown) == len(rows) else f" (the first {len(shown)} of {len(rows)} sizes)"
-    words = f"Accuracy by size{more}, 95 % interval of {images:,} images"
+    words = f"Accuracy by size{more}, 95% interval of {images:,} images"
     axes.set_title(words, loc="left", fontsize=11)
