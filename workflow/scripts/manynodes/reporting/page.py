@@ -17,8 +17,7 @@ from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import OF_SETTING
-from manynodes.reporting.results import VIEWS, shortened
-from manynodes.reporting.scaling import counted
+from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
 
 # A cell of a table, with the share of the runs that have it.

@@ -14,6 +14,7 @@ import pandas as pd
 
 from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.keys import SIZE
+from manynodes.reporting.results import counted
 from manynodes.reporting.step_model import Model, Step, fit, last_that_pays
 
 # What the sizes of one study may differ in; in its learning rate too if it is paired with them.
@@ -402,7 +403,3 @@ def in_words(row: dict[str, Any]) -> str:
     # The threads of a process with a GPU do little.
     parts += [] if row["gpus"] else [(row["threads"], "thread")]
     return " x ".join(counted(int(number), what) for number, what in parts)
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
