@@ -383,7 +383,7 @@ def test_long_names_lose_their_middle() -> None:
     matrix = confusion("r", ["short", "a_name_of_more_than_thirty_letters_$x$"], [[1, 0], [0, 1]])
     axes = result_figures.draw_confusion(matrix).axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert labels == ["short", "a_name_of_more…y_letters_$x$"]
+    assert labels == ["short", "a_name_of_mor…ty_letters_$x$"]
 
 
 def test_the_settings_leave_out_what_no_run_uses_and_say_how_images_were_made() -> None:

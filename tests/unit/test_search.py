@@ -127,7 +127,7 @@ def test_a_scale_names_the_values_that_were_used() -> None:
     )
     (axes, _bar) = (figure := draw_search(table, ["width", "kind"], "loss", "x")).axes
     assert [text.get_text() for text in axes.texts] == [
-        "64", "128", "256", "a", "a_long_…a_kind", "b",
+        "64", "128", "256", "a", "a_long…_a_kind", "b",
     ]  # fmt: skip
     assert figure.get_suptitle().endswith("the best with width 64  kind a")
 

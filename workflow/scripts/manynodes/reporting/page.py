@@ -86,7 +86,7 @@ def report(
         others=list(pictures.values()),
         undrawn=shortened(undrawn),
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
-        mistakes=[(each, mistaken(each)) for each in mistakes],
+        mistakes=mistakes,
         configuration=[*configuration(experiment.settings), *map(images_row, manifests)],
         incidents=incident_rows(tables["incidents"]),
         provenance=provenance(summary),
@@ -144,7 +144,7 @@ def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
 
 def rendered(**values: Any) -> str:
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    functions = {"table": table, "are_missing": are_missing}
+    functions = {"table": table, "picture": picture, "are_missing": are_missing}
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(functions | values)
 
 
@@ -479,10 +479,6 @@ def table(frame: pd.DataFrame) -> Markup:
         columns.append([head, *rows])
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
     return Markup(f'<div class="wide"><table>{lines}</table></div>')
-
-
-def mistaken(each: Mistake) -> Markup:
-    return picture(f"A test image of the class {each.true_name}.", each.picture, "png")
 
 
 def picture(drawn: str, content: bytes, form: str = "svg+xml") -> Markup:

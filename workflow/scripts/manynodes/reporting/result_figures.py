@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from itertools import count as numbers_from
 from typing import Any
 
 import matplotlib as mpl
@@ -29,6 +31,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
+from manynodes.base.errors import shortened
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle
@@ -143,7 +146,7 @@ def planned(data: FigureData) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """The name of each figure and what draws it."""
     for count, curves in by_count(data):
         for metric, splits in metrics_of(curves, count, data.axes).items():
-            yield metric, partial(draw_metric, data, curves, Metric(metric, count, splits))
+            yield metric, partial(draw_metric, data, curves, metric, count, splits)
     for column in data.measured if data.numeric else ():
         # The classifier's validation has its curve.
         if not (data.built_in and column == "val_accuracy"):
@@ -183,108 +186,100 @@ def metrics_of(
 def file_name(column: str, taken: Container[str]) -> str:
     """A name of a file for a column."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in column)[:100]
-    number = 2
-    while (unique := name if number == 2 else f"{name}-{number - 1}") in taken:
-        number += 1
-    return unique
+    names = chain([name], (f"{name}-{number}" for number in numbers_from(2)))
+    return next(unique for unique in names if unique not in taken)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric and the column of it for each split, which are drawn by their count."""
+    """A metric by its count, as all panels of a figure show it.
+
+    Attributes:
+        splits: its column for each split.
+        hue: the axis whose values have the colours; None if all runs have one.
+        values: all of that axis, in all panels; a single None without it.
+    """
 
     name: str
     count: str
     splits: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Hue:
-    """What the colours of a figure mean.
-
-    Attributes:
-        axis: whose values have them; None if all runs have one colour.
-        values: all of them, in all panels; a single None without an axis.
-    """
-
-    axis: str | None
+    hue: str | None
     values: Sequence[Any]
 
     @property
-    def few(self) -> bool:
-        """Whether a legend can name them."""
+    def has_legend(self) -> bool:
+        """Whether the values are few enough to be named."""
         return len(self.values) <= MOST_LINES
-
-    def colour_of(self, value: Any) -> Any:
-        return colour_of(self.values.index(value), len(self.values))
-
-    def groups(self, rows: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-        return list(rows.groupby(self.axis)) if self.axis else [(None, rows)]
 
 
 @mpl.rc_context(STYLE)
-def draw_metric(data: FigureData, curves: pd.DataFrame, metric: Metric) -> Figure:
+def draw_metric(
+    data: FigureData, curves: pd.DataFrame, name: str, count: str, splits: Mapping[str, str]
+) -> Figure:
     """A metric by its count, with a panel per combination of all axes but one; of too many, all
     settings in one.
     """
     settings = data.settings
-    axis = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
-    others = [name for name in settings if name != axis and curves[name].nunique() > 1]
+    hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
+    others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
     panels = list(curves.groupby(others)) if others else [((), curves)]
     each = ""
     if len(panels) > MOST_PANELS:
-        axis, others = unused("setting", "all", curves.columns), []
-        curves = curves.assign(**{axis: curves.groupby(settings).ngroup()})
+        hue, others = unused("setting", "all", curves.columns), []
+        curves = curves.assign(**{hue: curves.groupby(settings).ngroup()})
         panels, each = [((), curves)], ", a line per setting"
-    hue = Hue(axis, [value for value, _ in curves.groupby(axis)] if axis else [None])
+    values = [value for value, _ in curves.groupby(hue)] if hue else [None]
+    metric = Metric(name, count, splits, hue, values)
     figure, grid = panel_grid(len(panels), sharex=True)
-    if far_apart(curves[list(metric.splits.values())], metric.name):
+    if far_apart(curves[list(splits.values())], name):
         logarithmic(grid[0, 0])
     for axes, (place, panel) in zip(grid.flat, panels, strict=False):
-        draw_panel(axes, panel, data, hue, metric)
+        draw_panel(axes, panel, data, metric)
         axes.set_title(textwrap.fill(named(others, place), PANEL_CHARACTERS), fontsize=11)
-    if curves[metric.count].nunique() == 1:
+    if curves[count].nunique() == 1:
         # As long as the axis of which `draw_panel` sets points aside.
-        only = curves[metric.count].iloc[0]
+        only = curves[count].iloc[0]
         grid[0, 0].set_xlim(only - 0.5, only + 0.5)
-    if not each and not hue.few:
-        colour_bar(figure, grid, hue)
-    words = f"{metric.name} by {metric.count}{each}{spread_words(data.summary, settings)}"
+    if not each and not metric.has_legend:
+        colour_bar(figure, grid, metric)
+    words = f"{name} by {count}{each}{spread_words(data.summary, settings)}"
     finish(figure, grid, len(panels))
     entitle(figure, f"{data.title}: {words}", f"Curves of {words}.")
     return figure
 
 
-def colour_bar(figure: Figure, grid: Any, hue: Hue) -> None:
+def colour_bar(figure: Figure, grid: Any, metric: Metric) -> None:
     """What the colours mean where a legend would be too long: the first, middle and last value."""
-    several = len(hue.values)
+    several = len(metric.values)
     shade = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, several - 1), "viridis")
     # As wide beside several rows as beside one.
     bar = figure.colorbar(
-        shade, ax=grid.ravel().tolist(), label=str(hue.axis), aspect=20 * grid.shape[0]
+        shade, ax=grid.ravel().tolist(), label=str(metric.hue), aspect=20 * grid.shape[0]
     )
     named_ones = [0, several // 2, several - 1]
-    bar.set_ticks(named_ones, labels=[in_legend(hue.values[number]) for number in named_ones])
+    bar.set_ticks(named_ones, labels=[in_legend(metric.values[number]) for number in named_ones])
 
 
-def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, hue: Hue, metric: Metric) -> None:
+def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric) -> None:
     """Draw the curves of some runs."""
-    count, splits, several = metric.count, metric.splits, len(hue.values)
+    count, splits, values = metric.count, metric.splits, metric.values
+    groups = list(panel.groupby(metric.hue)) if metric.hue else [(None, panel)]
     summary = data.summary[data.summary["run"].isin(panel["run"])]
     single = panel[count].nunique() == 1
     style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
     views = [*{*summary["views"]} - {"plain"}] if data.built_in and "test" in splits else []
     result = unused(metric.name, "test", data.settings)
     said, room = set[str](), 0.0
-    if (tested := splits.get("test")) and hue.few:
+    if (tested := splits.get("test")) and metric.has_legend:
         counts = panel.loc[panel[tested].notna(), count].to_numpy(dtype=float)
-        room = room_for(counts, max(float(np.ptp(panel[count])), 1.0), several)
-    if hue.few:
-        name_colours(axes, hue)
-    for value, group in hue.groups(panel):
-        colour = hue.colour_of(value)
+        room = room_for(counts, max(float(np.ptp(panel[count])), 1.0), len(values))
+    if metric.has_legend:
+        name_colours(axes, metric)
+    for value, group in groups:
+        number = values.index(value)
+        colour = colour_of(number, len(values))
         # Points of several colours at the same place stand side by side.
-        aside = (hue.values.index(value) - (several - 1) / 2) * room
+        aside = (number - (len(values) - 1) / 2) * room
         for split, column in splits.items():
             if split == "test":
                 points = group.groupby(count)[column].agg(["mean", "min", "max"]).dropna()
@@ -312,11 +307,11 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, hue: Hue, metr
         axes.xaxis.set_major_locator(locator)
 
 
-def name_colours(axes: Axes, hue: Hue) -> None:
+def name_colours(axes: Axes, metric: Metric) -> None:
     """The values for a legend in their order, whichever of them this panel has."""
-    for value in hue.values:
-        axes.plot([], [], color=hue.colour_of(value), linewidth=3,
-                  label=named([hue.axis], [value]) if hue.axis else "all runs")  # fmt: skip
+    for number, value in enumerate(metric.values):
+        axes.plot([], [], color=colour_of(number, len(metric.values)), linewidth=3,
+                  label=named([metric.hue], [value]) if metric.hue else "all runs")  # fmt: skip
 
 
 def draw_runs(
@@ -570,7 +565,7 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         names = sorted(map(value_words, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
         heights = np.array([place[value_words(value)] for value in column])
-        texts = [(height, shortened(name, SCALE_CHARACTERS)) for name, height in place.items()]
+        texts = [(height, cut(name, SCALE_CHARACTERS)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
@@ -599,7 +594,7 @@ def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
     names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
-    labels = [shortened(name) for name in names]
+    labels = [cut(name) for name in names]
     few = len(matrix) <= MOST_NUMBERS
     if not few:
         order = by_similarity(matrix)
@@ -739,7 +734,7 @@ def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str])
     """The ROC curve, and precision by recall, of each class against the other."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
     for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
-        label = f"{shortened(name)} found by its probability"
+        label = f"{cut(name)} found by its probability"
         left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
         right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
     left.plot([0, 1], [0, 1], color="grey", linestyle="--")
@@ -814,13 +809,12 @@ def named(axes: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def in_legend(value: Any) -> str:
-    return shortened(value_words(value, 6))
+    return cut(value_words(value, 6))
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Without the middle of a long name."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[1 - half :]}"
+def cut(text: str, most: int = LONGEST) -> str:
+    """The text, without its middle if it is long."""
+    return text if len(text) <= most else shortened(text, most)
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
