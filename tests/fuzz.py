@@ -379,7 +379,9 @@ def hostile_config(path: Path, draw: Draw, canary: Path) -> None:
 
 
 EXPERIMENT = Experiment.from_config(CONFIG)
-PROGRAM_RUN = Experiment.from_config({"experiment": "program", "command": ["true"]}).runs["run"]
+OF_PROGRAM = Experiment.from_config(
+    {"experiment": "program", "command": ["true"], "evaluate": ["true"]}
+)
 
 
 def read_state(results: Path) -> None:
@@ -546,7 +548,7 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
     "evaluated": (
         tampered_json,
         f"{PROGRAM}/evaluated.json",
-        lambda results: read_measured(results / PROGRAM, PROGRAM_RUN, True),
+        lambda results: read_measured(OF_PROGRAM, results / PROGRAM),
     ),
     "progress": (
         tampered_bytes,
@@ -727,7 +729,7 @@ def make_material(folder: Path) -> Material:
     (results / "fuzz/experiment.json").write_text(json.dumps(CONFIG))
     folders = Folders(results / PROGRAM)
     asked = {"sources_sha256": "", "data_sha256": None, "files_sha256": None, "directory": None}
-    values = json.loads(PROGRAM_RUN.to_json())
+    values = json.loads(OF_PROGRAM.runs["run"].to_json())
     prepare(folders, values, asked, "exact", {"by": "process 1", "started": now()})
     (folders.work / "metrics.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
     (folders.work / "result.json").write_text('{"accuracy": 0.9, "loss": 0.25}')

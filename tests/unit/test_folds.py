@@ -142,6 +142,6 @@ def test_the_seeds_of_a_fold_count_once() -> None:
     assert found is not None
     assert found["folds (n)"].tolist() == [3]
     # Student's t of two degrees of freedom, 4.303, times 0.1 / sqrt(3).
-    assert found["± accuracy (95 %)"].tolist() == ["24.84%"]
+    assert found["± accuracy (95%)"].tolist() == ["24.84%"]
     runs = {((seed, str(fold)), 0): {"accuracy": value} for fold, seed, value in rows}
     assert difference("", "accuracy", runs, runs).before == pytest.approx((0.0015, 0.1015, 0.2015))

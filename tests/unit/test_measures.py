@@ -124,7 +124,7 @@ def test_two_numbers_of_one_name_have_two_names_everywhere() -> None:
     assert found.numbers(["lr"]) == {
         "accuracy": 0.93, "lr (result)": 1, "accuracy (evaluated)": 0.71,
     }  # fmt: skip
-    assert found.newest([]) == {"seconds (newest)": 3}
+    assert Measured({}, {}, {}, None, rows, {}).columns([]) == {"seconds (newest)": 3}
 
 
 def test_the_module_refuses_at_once_what_is_no_number(tmp_path, monkeypatch) -> None:

@@ -306,7 +306,7 @@ def test_a_finished_run_with_a_file_that_cannot_be_read_says_so_beside_the_other
         (tmp_path / FIRST / name).mkdir(parents=True)
     # The other files are as they should be.
     monkeypatch.setattr(
-        measures, "read_finished", lambda folder, *_: of_files(folder, ["predictions.csv"], 9)
+        measures, "read_finished", lambda _, folder: of_files(folder, ["predictions.csv"], 9)
     )
     found = look(tmp_path)
     assert found[FIRST].state == "done"

@@ -5,6 +5,7 @@ import math
 import warnings
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.metrics import telling_first
 from manynodes.reporting.numbers import Numbers, confusion, not_finite, results_of
+from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,16 +87,22 @@ def test_means_have_the_interval_of_their_seeds_and_one_seed_has_no_table() -> N
     assert means["runs (n)"].tolist() == [1, 2]
     assert means["accuracy"].tolist() == ["90.00%", "80.00%"]
     # Student's t of one degree of freedom, 12.706, times 0.01.
-    assert means["± accuracy (95 %)"].tolist() == ["–", "12.71%"]
+    assert means["± accuracy (95%)"].tolist() == ["–", "12.71%"]
     assert "nan" not in page.table(means)
     assert page.means(summary("plain", [0.9, 0.8], lr=[1, 2]), ["lr"], ["accuracy"], True) is None
+
+
+def draw(*data: Any) -> dict[str, Figure]:
+    """The figures of these values of FigureData, in its order."""
+    figures, _ = result_figures.draw(FigureData(*data))
+    return figures
 
 
 def drawn(table: pd.DataFrame, epochs: int, **columns: list) -> dict[str, Figure]:
     curve = curves(epochs, list(table["run"]), **columns)
     numeric = [axis for axis in columns if axis != "seed"]
     results = results_of(table, list(columns))
-    return result_figures.draw(curve, table, list(columns), numeric, results, "x", True)
+    return draw(curve, table, list(columns), numeric, results, "x", True)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +137,37 @@ def test_an_experiment_of_one_epoch_has_points() -> None:
     assert all(line.get_marker() not in ("None", None, "") for line in lines)
 
 
+def test_the_points_of_one_epoch_are_in_the_middle() -> None:
+    """Those of several settings stand side by side, and were at the ends of the axis."""
+    figure = drawn(summary("plain", [0.9, 0.8], nodes=[1, 2]), 1, nodes=[1, 2])["accuracy"]
+    assert figure.axes[0].get_xlim() == (0.5, 1.5)
+    places = {float(place) for line in figure.axes[0].lines for place in line.get_xdata()}
+    assert places == {0.9875, 1, 1.0125}
+
+
+def test_each_figure_has_a_sentence_on_what_is_drawn() -> None:
+    table = summary("plain", [0.9, 0.8], nodes=[1, 2])
+    figures = drawn(table, 2, nodes=[1, 2])
+    assert figures["accuracy"].get_label() == "Curves of accuracy by epoch (a single seed)."
+    assert figures["loss_by_axis"].get_label() == "Points of loss by nodes (a single seed)."
+
+
+def test_dollar_signs_are_no_formula() -> None:
+    """Neither in names nor in values; this one could not be drawn at all."""
+    columns = {"$a^$": ["$b_$", "c"]}
+    table = summary("plain", [0.9, 0.8], **columns)
+    curve = curves(2, list(table["run"]), **columns)
+    figure = draw(curve, table, list(columns), [], [], "x", True)["accuracy"]
+    figure.canvas.draw()
+    assert figure.legends[0].get_texts()[0].get_text() == "$a^$ $b_$"
+
+
+def test_every_run_has_its_place_by_the_values_of_its_axes() -> None:
+    table = summary("plain", [0.9, 0.8, 0.7], lr=[10.0, 2.0, 2.0], seed=[0, 1, 0])
+    assert page.in_order(table, ["lr", "seed"])["run"].tolist() == ["r2", "r1", "r0"]
+    assert page.in_order(table, [])["run"].tolist() == ["r0", "r1", "r2"]
+
+
 def test_a_small_difference_does_not_fill_the_figure() -> None:
     table = summary("plain", [0.8816, 0.8827], nodes=[1, 2]).assign(loss=[0.564, 0.568])
     figure = drawn(table, 2, nodes=[1, 2])
@@ -145,7 +184,7 @@ def test_any_columns_are_drawn_by_their_own_count() -> None:
          "cost $": [float("nan")] * 2 + [1], "never": float("nan")}
     )  # fmt: skip
     table = pd.DataFrame({"run": ["a", "b"], "score": [1.5, float("nan")]})
-    figures = result_figures.draw(curve, table, [], [], ["score"], "x", False)
+    figures = draw(curve, table, [], [], ["score"], "x", False)
     assert list(figures) == ["loss", "cost__"]
     assert figures["cost__"].axes[0].get_xlabel() == "step"
     assert page.result_sentence(table, [], ["score"], False) == (
@@ -160,7 +199,7 @@ def test_each_run_has_its_own_count_whatever_column_of_all_comes_first() -> None
                           "step": [none, none, 9, 10]})  # fmt: skip
     table = pd.DataFrame({"run": ["a", "b"]})
     counts = {"a": "row", "b": "step"}
-    figures = result_figures.draw(curve, table, [], [], [], "x", False, counts)
+    figures = draw(curve, table, [], [], [], "x", False, counts)
     assert [each.axes[0].get_xlabel() for each in figures.values()] == ["row", "step", "step"]
 
 
@@ -169,7 +208,7 @@ def test_a_mean_is_of_counts_that_all_runs_have() -> None:
         rows = [{"run": f"r{seed}", "seed": seed, "step": step, "loss": 10.0 - step - 5 * seed}
                 for seed, grid in enumerate(grids) for step in grid]  # fmt: skip
         curve, table = pd.DataFrame(rows), pd.DataFrame({"run": ["r0", "r1"], "seed": [0, 1]})
-        return result_figures.draw(curve, table, ["seed"], [], [], "x", False)["loss"]
+        return draw(curve, table, ["seed"], [], [], "x", False)["loss"]
 
     def lines_of(figure: Figure) -> list[tuple[list[float], list[float]]]:
         lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines]
@@ -194,7 +233,7 @@ def test_a_loss_that_is_minimized_and_one_that_is_measured_are_apart() -> None:
     table = summary("flip_shift", [0.9, 0.8]).rename(columns={"loss": "loss (test)"})
     table["loss"] = names = ["cross_entropy", "focal"]
     curve = curves(2, list(table["run"]), loss=names)
-    figure = result_figures.draw(curve, table, ["loss"], [], [], "x", True)["loss"]
+    figure = draw(curve, table, ["loss"], [], [], "x", True)["loss"]
     stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
     assert [list(star.get_ydata()) for star in stars if len(star.get_xdata())] == [[0.5]] * 2
 
@@ -202,7 +241,7 @@ def test_a_loss_that_is_minimized_and_one_that_is_measured_are_apart() -> None:
 def test_a_program_may_have_a_parameter_views() -> None:
     curve = pd.DataFrame({"run": ["a", "b"], "views": [1, 2], "epoch": 1, "loss": [0.5, 0.4]})
     table = pd.DataFrame({"run": ["a", "b"], "views": [1, 2], "rate": [2.5, 3.5], "attempts": 1})
-    figures = result_figures.draw(curve, table, ["views"], ["views"], ["rate"], "x", False)
+    figures = draw(curve, table, ["views"], ["views"], ["rate"], "x", False)
     assert figures["loss"].axes[0].get_ylabel() == "loss"
     shown = page.every_run(table, ["views"], ["rate"], False)
     assert shown["views"].tolist() == [1, 2]
@@ -344,7 +383,7 @@ def test_long_names_lose_their_middle() -> None:
     matrix = confusion("r", ["short", "a_name_of_more_than_thirty_letters_$x$"], [[1, 0], [0, 1]])
     axes = result_figures.draw_confusion(matrix).axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert labels == ["short", r"a_name_of_more…y_letters_\$x\$"]
+    assert labels == ["short", "a_name_of_mor…ty_letters_$x$"]
 
 
 def test_the_settings_leave_out_what_no_run_uses_and_say_how_images_were_made() -> None:
@@ -394,7 +433,7 @@ def test_where_runs_have_ended_their_mean_is_faint() -> None:
     curve = curves(4, list(table["run"]), seed=[0, 1])
     short = curve[(curve["run"] != table["run"][1]) | (curve["epoch"] <= 2)]
     for some, ends in ((curve, [[4]]), (short, [[2], [4]])):
-        (figure, *_) = result_figures.draw(some, table, ["seed"], [], [], "x", True).values()
+        (figure, *_) = draw(some, table, ["seed"], [], [], "x", True).values()
         lines = [line for line in figure.axes[0].lines
                  if line.get_linestyle() == ":" and len(line.get_xdata())]  # fmt: skip
         assert [list(line.get_xdata())[-1:] for line in lines] == ends
@@ -407,7 +446,7 @@ def test_many_ticks_and_a_long_title_leave_room_for_each_other() -> None:
     results = results_of(table, ["lr"])
     curve = curves(1, list(table["run"]), lr=values)
     title = "an experiment " * 20
-    figure = result_figures.draw(curve, table, ["lr"], ["lr"], results, title, True)
+    figure = draw(curve, table, ["lr"], ["lr"], results, title, True)
     axes = figure["accuracy_by_axis"].axes[0]
     figure["accuracy_by_axis"].canvas.draw()
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
@@ -432,8 +471,9 @@ def test_what_a_program_writes_first_is_not_what_counts() -> None:
     table = pd.DataFrame({"run": ["a", "b"], "lr": [0.1, 0.2], **wide})
     curve = pd.DataFrame({"run": ["a", "b"], "lr": [0.1, 0.2], "epoch": 1, "rate": [1.0, 2.0]})
     given = (curve, table, ["lr"], ["lr"], list(wide), "x", False)
-    assert next(iter(result_figures.draw(*given))) == "eval_accuracy_by_axis"
-    assert result_figures.left_out(*given) == [f"metric_{n}_by_axis" for n in range(22, 30)]
+    figures, left_out = result_figures.draw(FigureData(*given))
+    assert next(iter(figures)) == "eval_accuracy_by_axis"
+    assert left_out == [f"metric_{n}_by_axis" for n in range(22, 30)]
 
 
 def test_a_run_without_a_finite_number_is_named_and_leaves_a_gap() -> None:
@@ -462,7 +502,7 @@ def test_ranges_at_one_place_stand_side_by_side() -> None:
     table = summary("plain", [0.9, 0.8, 0.7, 0.6] * 2, **columns)
     curve = curves(1, list(table["run"]), **columns)
     given = (curve, table, list(columns), ["lr"], ["accuracy"], "x", True)
-    one, other = result_figures.draw(*given)["accuracy_by_axis"].axes[0].lines
+    one, other = draw(*given)["accuracy_by_axis"].axes[0].lines
     apart = other.get_xdata() - one.get_xdata()
     assert ((apart > 0) & (apart < 0.2)).all()
 
@@ -476,7 +516,7 @@ def test_a_legend_keeps_its_order_and_leaves_room_whatever_its_names() -> None:
     curve = curves(2, list(table["run"]), **columns)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = result_figures.draw(curve, table, list(columns), [], [], "x", True)["loss"]
+        figure = draw(curve, table, list(columns), [], [], "x", True)["loss"]
         figure.canvas.draw()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [label[-1] for label in labels[:3]] == ["1", "2", "3"]
@@ -488,7 +528,7 @@ def test_every_column_of_panels_has_its_numbers() -> None:
     columns = {"lr": [number for number in range(4) for _ in range(5)], "kind": list("abcde") * 4}
     table = summary("plain", [0.9] * 20, **columns)
     curve = curves(2, list(table["run"]), **columns)
-    figure = result_figures.draw(curve, table, list(columns), [], [], "x", True)["loss"]
+    figure = draw(curve, table, list(columns), [], [], "x", True)["loss"]
     figure.canvas.draw()
     shown = [any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks())
              for axes in figure.axes]  # fmt: skip
@@ -497,7 +537,7 @@ def test_every_column_of_panels_has_its_numbers() -> None:
 
 def test_numbers_far_apart_are_drawn_logarithmically() -> None:
     curve = pd.DataFrame({"run": "a", "step": [1, 2], "loss": [1e4, 1.0], "accuracy": [1e-4, 1.0]})
-    figures = result_figures.draw(curve, pd.DataFrame({"run": ["a"]}), [], [], [], "x", False)
+    figures = draw(curve, pd.DataFrame({"run": ["a"]}), [], [], [], "x", False)
     assert {name: each.axes[0].get_yscale() for name, each in figures.items()} == {
         "accuracy": "linear", "loss": "log",
     }  # fmt: skip
@@ -535,7 +575,7 @@ def test_a_single_seed_has_no_band_and_a_long_curve_few_points(tmp_path) -> None
     steps = np.arange(10_000)
     curve = pd.DataFrame({"run": "a", "step": steps, "loss": 2 + np.sin(steps)})
     table = pd.DataFrame({"run": ["a"]})
-    figure = result_figures.draw(curve, table, [], [], [], "日本", False)["loss"]
+    figure = draw(curve, table, [], [], [], "日本", False)["loss"]
     assert not figure.axes[0].collections
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -114,7 +114,7 @@ def test_advice_takes_the_smallest_size_that_is_near_the_best() -> None:
     table = scaling.sizes(experiment, measured(experiment, cpus=2, noise=0.01))
     (sentence,) = scaling.advice(experiment, table)
     assert sentence.startswith("1 node x 2 processes x 1 thread trains ")
-    assert "from 2 processes on, twice as many gain less than 10 %" in sentence
+    assert "from 2 processes on, twice as many gain less than 10%" in sentence
     assert "the limit of 1 node x 4 processes x 1 thread is shared CPUs" in sentence
     assert list(table["cpus"]) == [1, 1, 2, 2, 2, 2, 2, 2]
     assert list(table["sharing"]) == [1, 1, 1, 1, 1.5, 1.5, 2, 2]
@@ -127,7 +127,7 @@ def test_advice_doubts_what_cannot_be() -> None:
     # Somebody else's job ran beside the smaller one.
     found[0]["images_per_second"] /= 3
     doubt = scaling.advice(experiment, scaling.sizes(experiment, found))[-1]
-    assert doubt.startswith("An efficiency above 130 % shows")
+    assert doubt.startswith("An efficiency above 130% shows")
 
 
 def test_weak_scaling() -> None:

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
-from manynodes.reporting.result_figures import draw, draw_search
+from manynodes.reporting.result_figures import FigureData, draw, draw_search
 
 RANGES = {
     "learning_rate": "log(1e-3, 1)",
@@ -102,7 +102,7 @@ def test_many_settings_are_curves_in_one_panel() -> None:
         for name in names for epoch in (1, 2)
     )  # fmt: skip
     summary = curves[curves["epoch"] == 2][["run", "a", "b", "c", "loss"]]
-    figures = draw(curves, summary, ["a", "b", "c"], [], ["loss"], "x", False)
+    figures, _ = draw(FigureData(curves, summary, ["a", "b", "c"], [], ["loss"], "x", False))
     (panel,) = figures["loss"].axes
     assert sum(len(line.get_xdata()) == 2 for line in panel.lines) == len(names)
 
@@ -127,7 +127,7 @@ def test_a_scale_names_the_values_that_were_used() -> None:
     )
     (axes, _bar) = (figure := draw_search(table, ["width", "kind"], "loss", "x")).axes
     assert [text.get_text() for text in axes.texts] == [
-        "64", "128", "256", "a", "a_long_…a_kind", "b",
+        "64", "128", "256", "a", "a_long…_a_kind", "b",
     ]  # fmt: skip
     assert figure.get_suptitle().endswith("the best with width 64  kind a")
 
@@ -139,7 +139,8 @@ def test_many_values_have_a_narrow_bar_with_short_numbers() -> None:
         for value in values for kind in range(12) for epoch in (1, 2)
     )  # fmt: skip
     summary = curves[curves["epoch"] == 2][["run", "lr", "kind", "loss"]]
-    figure = draw(curves, summary, ["lr", "kind"], [], ["loss"], "x", False)["loss"]
+    data = FigureData(curves, summary, ["lr", "kind"], [], ["loss"], "x", False)
+    figure = draw(data)[0]["loss"]
     bar = figure.axes[-1]
     assert [text.get_text() for text in bar.get_yticklabels()] == ["0.123457", "1.97531", "3.7037"]
     figure.canvas.draw()

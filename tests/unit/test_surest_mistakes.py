@@ -129,6 +129,8 @@ def test_the_name_of_a_mistake_is_a_link_to_its_file(tmp_path: Path) -> None:
     )
     text = rendered(shown)
     assert "<script" not in text
+    assert text.count('alt="A test image of the class one."') == len(NAMES)
+    assert 'alt="Test images."' in text
     links = re.findall(r'<small><a href="(.*?)">(.*?)</a></small>', text)
     for name, (address, label) in zip(NAMES, links, strict=True):
         # As a browser resolves it.
@@ -150,7 +152,7 @@ def rendered(shown: list[mistakes.Mistake]) -> str:
         "incidents": pd.DataFrame(columns=["run", "time", "text"], dtype=str),
         "confusion": pd.DataFrame(confusion),
     }
-    figures = {"confusion": b"<svg/>"}
+    figures = {"confusion": ("Test images.", b"<svg/>")}
     return page.report(experiment, tables, ["accuracy"], None, figures, shown)
 
 
@@ -200,7 +202,7 @@ def test_two_classes_have_the_curves_of_each() -> None:
     assert list(figures) == ["calibration", "ranking"]
     (roc, precision) = figures["ranking"].axes
     labels = [line.get_label() for line in roc.lines[:2]]
-    assert labels == [r"a found by its probability", r"\$b found by its probability"]
+    assert labels == ["a found by its probability", "$b found by its probability"]
     assert roc.lines[0].get_ydata().tolist() == [0, 1, 1, 1]
     assert roc.lines[1].get_ydata().tolist() == [0, 0.5, 1, 1]
     assert precision.lines[0].get_ydata().tolist() == [1, 1, 0.5, 1 / 3]

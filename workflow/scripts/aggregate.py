@@ -89,10 +89,8 @@ def aggregate(args: argparse.Namespace) -> None:
     results = numbers.results_of(tables["summary"], experiment.axes)
     if not experiment.built_in:  # a program may write them in any order
         results = telling_first(results)
-    title = experiment.name
-    if missing is not None:
-        title += f" (partial: {page.are_missing(len(missing))})"
-    figures, undrawn = figures_of(experiment, runs, tables, results, title)
+    partial = "" if missing is None else f" (partial: {page.are_missing(len(missing))})"
+    figures, undrawn = figures_of(experiment, runs, tables, results, experiment.name + partial)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
     worst, seen = list[Mistake](), ""
@@ -109,13 +107,17 @@ def aggregate(args: argparse.Namespace) -> None:
     for name, table in tables.items():
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
-    made += write_figures(figures, args.output / "figures")
-    images = {path.stem: path.read_bytes() for path in made if path.suffix == ".svg"}
-    made.append(args.output / "report.html")
+    written = write_figures(figures, args.output / "figures")
+    pictures = {
+        path.stem: (str(figures[path.stem].get_label()), path.read_bytes())
+        for path in written
+        if path.suffix == ".svg"
+    }
+    made += [*written, args.output / "report.html"]
     manifests = [each.manifest for each in data.values()]
     warned = [page.not_finite(numbers.not_finite(runs)), seen]
     text = page.report(
-        experiment, tables, results, missing, images, worst, warned, manifests, undrawn
+        experiment, tables, results, missing, pictures, worst, warned, manifests, undrawn
     )
     atomic.write_text(made[-1], text)
     for name in {*numbers.TABLES} - {*tables}:
@@ -200,33 +202,35 @@ def figures_of(
     """The figures of the tables, by name, the most important first; and the names of those for
     which there are too many.
     """
-    summary = tables["summary"]
-    given = (
-        numbers.drawn(experiment, tables["curves"], runs),
-        summary, list(experiment.axes), experiment.numeric_axes, results, title,
-        experiment.built_in, {name: str(run.rows.columns[0]) for name, run in runs.items()
-                              if len(run.rows.columns)},
-    )  # fmt: skip
-    found = result_figures.draw(*given)
-    together = [key for key in experiment.axes if key in set().union(*experiment.config["runs"])]
-    left_out = {*result_figures.NOT_DRAWN, *["n"] * experiment.built_in}
-    measured = [key for key in results if key not in left_out and summary[key].notna().any()]
-    ranked = next((key for key in ("val_accuracy", *measured) if key in measured), None)
-    if len(experiment.config["runs"]) >= FEWEST and len(together) > 1 and ranked:
-        found["search"] = result_figures.draw_search(summary, together, ranked, title)
+    pairs = experiment.config["runs"]
+    together = [key for key in experiment.axes if key in set().union(*pairs)]
+    found, left_out = result_figures.draw(
+        result_figures.FigureData(
+            numbers.drawn(experiment, tables["curves"], runs),
+            tables["summary"],
+            list(experiment.axes),
+            experiment.numeric_axes,
+            results,
+            title,
+            experiment.built_in,
+            {name: str(run.rows.columns[0]) for name, run in runs.items() if len(run.rows.columns)},
+            together if len(pairs) >= FEWEST and len(together) > 1 else (),
+        )
+    )
     if "confusion" in tables:
         best = page.confused_run(tables["confusion"], experiment)
         found["confusion"] = result_figures.draw_confusion(tables["confusion"], best)
     if "scaling" in tables and experiment.built_in:
-        images = int(summary["n"].min())
+        images = int(tables["summary"]["n"].min())
         found["scaling"] = scaling_figure.draw(experiment, tables["scaling"], images, title)
     elif "scaling" in tables:
         found["scaling"] = scaling_figure.draw_programs(experiment, tables["scaling"], title)
-    return found, result_figures.left_out(*given)
+    return found, left_out
 
 
+@mpl.rc_context(STYLE)
 def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """Write each as PDF and as SVG, and remove those of an earlier report, which had more."""
+    """Write each as SVG and as PDF, and remove those of an earlier report, which had more."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     # Readers of an SVG have fonts for other scripts.
@@ -234,7 +238,7 @@ def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     for name, figure in figures.items():
         for form, dated in (("svg", "Date"), ("pdf", "CreationDate")):
             made.append(folder / f"{name}.{form}")
-            with mpl.rc_context(STYLE), atomic.replacing(made[-1]) as temporary:
+            with atomic.replacing(made[-1]) as temporary:
                 figure.savefig(temporary, format=form, metadata={dated: None})
             # The second form has the layout of the first: each layout draws everything once more.
             figure.set_layout_engine("none")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting.progress import Progress, interval, looks, read_record
-from manynodes.reporting.scaling import counted
+from manynodes.reporting.results import counted
 
 # By what needs a look most.
 COLOURS = {

@@ -132,9 +132,8 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
         Refusal: a file is damaged.
     """
     try:
-        run = experiment.runs[folder.name]
         if experiment.built_in:
-            finished = read_finished(folder, run, experiment.config["test_views"])
+            finished = read_finished(experiment, folder)
             about, evaluation = finished.about, finished.evaluation
             found = {
                 "accuracy": evaluation["accuracy"],
@@ -145,9 +144,8 @@ def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict
             if evaluation["views"] == "plain":
                 del found["accuracy, one view"]
             return found, about | {"views": evaluation["views"]}
-        measured = read_measured(folder, run, bool(experiment.evaluation))
-        found = measured.numbers(experiment.axes) or measured.newest(experiment.axes)
-        numbers = found | {"seconds": measured.about["seconds"]}
+        measured = read_measured(experiment, folder)
+        numbers = measured.columns(experiment.axes) | {"seconds": measured.about["seconds"]}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         return finite, measured.about
     except FileNotFoundError:

@@ -115,16 +115,15 @@ def final(experiment: Experiment, folder: Path, last: int) -> list[Point]:
     Args:
         last: its last step. With `best`, the classifier publishes an earlier one.
     """
-    run = experiment.runs[folder.name]
     try:
         if not experiment.built_in:
-            measured = read_measured(folder, run, bool(experiment.evaluation))
+            measured = read_measured(experiment, folder)
             return [
                 (last, f"result/{key}", value)
                 for key, value in measured.numbers(experiment.axes).items()
                 if not math.isnan(value)
             ]
-        found = read_finished(folder, run, experiment.config["test_views"])
+        found = read_finished(experiment, folder)
         epoch = int(found.about["metrics"]["epoch"])
         return [(epoch, f"{key}/test", found.evaluation[key]) for key in ("accuracy", "loss")]
     except (FileNotFoundError, Refusal):

@@ -24,6 +24,8 @@ STYLE: dict[Any, Any] = {
     # Text as text: in an SVG in any script, in a PDF such that it can be edited.
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
+    # What stands between two dollar signs is no formula.
+    "text.parse_math": False,
     # With these settings the same table gives the same bytes.
     "svg.hashsalt": "ddp",
 }
@@ -32,16 +34,16 @@ STYLE: dict[Any, Any] = {
 TITLE_CHARACTERS = 8.5  # of a title, for each inch
 
 
-def entitle(figure: Figure, words: str) -> None:
-    """Give it a title, in as many lines as it needs."""
+def entitle(figure: Figure, words: str, drawn: str) -> None:
+    """Give it a title, in as many lines as it needs, and a label for who cannot see it.
+
+    Args:
+        drawn: a sentence.
+    """
+    figure.set_label(drawn)
     width = int(TITLE_CHARACTERS * figure.get_figwidth())
     lines = textwrap.fill(words, width, break_on_hyphens=False)
-    figure.suptitle(plain(lines), x=0.02, ha="left", fontweight="bold")
-
-
-def plain(text: str) -> str:
-    """For matplotlib, which reads a formula between two dollar signs."""
-    return text.replace("$", r"\$")
+    figure.suptitle(lines, x=0.02, ha="left", fontweight="bold")
 
 
 def colour_of(number: int, groups: int) -> Any:

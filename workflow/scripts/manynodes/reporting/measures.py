@@ -11,7 +11,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason
 from manynodes.base.reading import MOST, NotAFile, parse_form, read_bytes, read_json
 from manynodes.checkpointing.incidents import EMPTY
-from manynodes.experiment.config import COLUMNS, REPEATS, Experiment, Run
+from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting.metrics import LARGEST, Row, newest, read_metrics
 from manynodes.reporting.results import accuracy_line, read_about_of, read_finished
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
@@ -111,9 +111,9 @@ class Measured:
         """
         return named({"result": self.result, "evaluated": self.evaluation}, axes)
 
-    def newest(self, axes: Collection[str]) -> dict[str, float]:
-        """Those that a program has come to that writes no result."""
-        return named({"newest": newest(self.metrics)}, axes)
+    def columns(self, axes: Collection[str]) -> dict[str, float]:
+        """The same, or of a program that writes no result the newest of its rows."""
+        return self.numbers(axes) or named({"newest": newest(self.metrics)}, axes)
 
 
 def named(origins: Mapping[str, Mapping[str, float]], axes: Collection[str]) -> dict[str, float]:
@@ -136,17 +136,18 @@ def unused(name: str, origin: str, taken: Collection[str]) -> str:
     return name
 
 
-def read_measured(folder: Path, run: Run, evaluated: bool) -> Measured:
+def read_measured(experiment: Experiment, folder: Path) -> Measured:
     """The numbers of a run, after comparing its files with each other.
 
     Args:
-        evaluated: whether the experiment has an evaluation.
+        folder: of the run.
 
     Raises:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged, or of another run.
     """
-    about = read_about_of(folder, run)
+    about = read_about_of(folder, experiment.runs[folder.name])
+    evaluated = bool(experiment.evaluation)
     names = ["run.json", *["evaluation.json"] * evaluated]
     sums = of_files(folder, names, MOST)
     # Of its outputs, which may be large, only those that are evaluated are hashed.
@@ -210,12 +211,11 @@ def line_of(experiment: Experiment, name: str, results: Path) -> str:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged, or of another run.
     """
-    folder, run = results / name, experiment.runs[name]
+    folder = results / name
     if experiment.built_in:
-        views = experiment.config["test_views"]
-        return accuracy_line(read_finished(folder, run, views).evaluation)
-    found = read_measured(folder, run, bool(experiment.evaluation))
-    numbers = found.numbers(experiment.axes) or found.newest(experiment.axes)
+        return accuracy_line(read_finished(experiment, folder).evaluation)
+    found = read_measured(experiment, folder)
+    numbers = found.columns(experiment.axes)
     said = ", ".join(f"{key} {value:.6g}" for key, value in numbers.items())
     if experiment.evaluation and not found.evaluation:
         return f"{said or 'finished'}; its evaluation left no number"

@@ -55,31 +55,29 @@ def read(experiment: Experiment, name: str, results: Path) -> Numbers:
         Refusal: a file of the run is missing, damaged, or of another run.
     """
     try:
-        axes = ["run", *experiment.axes]
-        if experiment.built_in:
-            views = experiment.config["test_views"]
-            return of_classifier(results / name, experiment.runs[name], views, axes)
-        return of_program(results / name, experiment.runs[name], bool(experiment.evaluation), axes)
+        read_run = of_classifier if experiment.built_in else of_program
+        return read_run(experiment, results / name)
     except FileNotFoundError as error:
         raise Refusal(f"{error.filename} is not there; run the same command again") from None
 
 
-def of_classifier(folder: Path, run: Run, views: str, axes: Collection[str]) -> Numbers:
+def of_classifier(experiment: Experiment, folder: Path) -> Numbers:
     """Test accuracy and loss, the kept epochs beside its rows, and the confusion matrix. The loss
     has the name of an axis if the runs differ in what they minimize.
     """
-    found = read_finished(folder, run, views)
-    evaluation, rows = found.evaluation, counted(found.rows)
+    found = read_finished(experiment, folder)
+    evaluation, rows = found.evaluation, table_of(found.rows)
     published = {"epoch": found.about["metrics"]["epoch"]} | evaluation["plain"]
     kept = pd.DataFrame([*evaluation["checkpoints"], published])[["epoch", "loss", "accuracy"]]
     kept = kept.drop_duplicates("epoch")
     kept = kept.rename(columns={"loss": "test_loss", "accuracy": "test_accuracy"})
     results = evaluated(evaluation)
-    if run.best:
+    if experiment.runs[folder.name].best:
         results["epoch"] = found.about["metrics"]["epoch"]
     if (validated := found.about["metrics"]["val_accuracy"]) is not None:
         results["val_accuracy"] = validated
     results["images_per_second"] = rows["images_per_second"].mean()
+    axes = ["run", *experiment.axes]
     results = {unused(key, "test", axes): value for key, value in results.items()}
     rows = rows.merge(kept, on="epoch", how="left", validate="one_to_one")
     confusion = (evaluation["class_names"], evaluation["confusion_matrix"])
@@ -97,16 +95,16 @@ def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     return found | {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
 
 
-def of_program(folder: Path, run: Run, evaluated: bool, axes: Collection[str]) -> Numbers:
+def of_program(experiment: Experiment, folder: Path) -> Numbers:
     """The numbers that it has written. One of the evaluation's may have the name of one of the
     training's, and any of them that of one of the axes.
     """
-    found = read_measured(folder, run, evaluated)
-    results = found.numbers(axes) or found.newest(axes)
-    return Numbers(found.about, {**results}, counted(found.metrics), found.confusion, found.sums)
+    found = read_measured(experiment, folder)
+    results: dict[str, Any] = {**found.columns(experiment.axes)}
+    return Numbers(found.about, results, table_of(found.metrics), found.confusion, found.sums)
 
 
-def counted(rows: Sequence[Row]) -> pd.DataFrame:
+def table_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a table, with whole epochs and steps as whole numbers."""
     table = pd.DataFrame(rows).astype(float)
     whole = [key for key in COUNTS if key in table and (table[key] % 1 == 0).all()]
@@ -241,7 +239,7 @@ def drawn(experiment: Experiment, table: pd.DataFrame, runs: Mapping[str, Number
 
 def accuracy(matrix: list[list[int]]) -> float:
     """Share of the diagonal."""
-    return sum(row[label] for label, row in enumerate(matrix)) / max(1, sum(map(sum, matrix)))
+    return float(np.trace(matrix) / max(1, np.sum(matrix)))
 
 
 def confusion(run: str, names: list[str], matrix: list[list[int]]) -> pd.DataFrame:

@@ -17,8 +17,7 @@ from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import OF_SETTING
-from manynodes.reporting.results import VIEWS, shortened
-from manynodes.reporting.scaling import counted
+from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
 
 # A cell of a table, with the share of the runs that have it.
@@ -50,7 +49,7 @@ def report(
     tables: Mapping[str, pd.DataFrame],
     results: Sequence[str],
     missing: pd.DataFrame | None,
-    figures: Mapping[str, bytes],
+    figures: Mapping[str, tuple[str, bytes]],
     mistakes: Sequence[Mistake] = (),
     warned: Sequence[str] = (),
     manifests: Sequence[Mapping[str, Any]] = (),
@@ -62,20 +61,20 @@ def report(
         tables: those of `numbers.tables`.
         results: columns of the summary with the results.
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
-        figures: SVG files by name, the most important first.
+        figures: by name, the most important first: a sentence on what is drawn, and an SVG file.
         mistakes: of the most accurate run.
         warned: sentences such as of `in_train`; empty ones are left out.
         manifests: of the data sets.
         undrawn: names of figures that were left out.
     """
-    summary, sizes = tables["summary"], tables.get("scaling")
-    scales = scaling if experiment.built_in else speed_up
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
-    pictures = {name: picture(name, content) for name, content in figures.items()}
-    scaled, confused = pictures.pop("scaling", ""), pictures.pop("confusion", "")
-    # Another program's numbers may have these names.
-    judged = [pictures.pop(each, "") for each in ("calibration", "ranking") if experiment.built_in]
-    best = confused_run(tables["confusion"], experiment) if confused else ""
+    summary = in_order(tables["summary"], list(experiment.axes))
+    pictures = {name: picture(*figure) for name, figure in figures.items()}
+    sections: dict[str, Any] = {}
+    if "scaling" in tables:
+        sections |= scaling_section(experiment, tables["scaling"], pictures)
+    if "confusion" in tables:
+        sections |= confusion_section(experiment, tables["confusion"], pictures, manifests)
     return rendered(
         title=experiment.name,
         result=result_sentence(summary, settings, results, experiment.built_in),
@@ -84,27 +83,57 @@ def report(
         first=pictures.pop(next(iter(pictures), ""), ""),
         means=means(summary, settings, results, experiment.built_in),
         runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
-        advice=[] if sizes is None else scales.advice(experiment, sizes),
-        scaling=scaled,
-        sizes=None if sizes is None else scales.shown(experiment, sizes),
-        meaning=scaling.COLUMNS_MEAN if experiment.built_in else "",
         others=list(pictures.values()),
         undrawn=shortened(undrawn),
-        confusion=confused,
         repeats=" and ".join(f"{axis}s" for axis in REPEATS if axis in experiment.axes) or "runs",
-        best=best,
-        chosen=confused and is_chosen(tables["confusion"], experiment),
-        worth=class_sentence(tables["confusion"], manifests) if confused else "",
-        guess=guess_sentence(tables["confusion"], best) if confused else "",
-        judged=judged,
-        mistakes=[(each, picture(each.predicted_name, each.picture, "png")) for each in mistakes],
-        classes=by_class(tables["confusion"]) if confused else None,
-        listed=listed_sentence(tables["confusion"]) if confused else "",
-        pairs=confusions(tables["confusion"]) if confused else None,
+        mistakes=mistakes,
         configuration=[*configuration(experiment.settings), *map(images_row, manifests)],
         incidents=incident_rows(tables["incidents"]),
         provenance=provenance(summary),
-    )  # fmt: skip
+        **sections,
+    )
+
+
+def in_order(summary: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
+    """The runs by their values of the axes, which other tables are grouped by."""
+    if not axes:
+        return summary
+    place = summary.groupby(axes, dropna=False).ngroup()
+    return summary.iloc[place.argsort(kind="stable")]
+
+
+def scaling_section(
+    experiment: Experiment, sizes: pd.DataFrame, pictures: dict[str, Markup]
+) -> dict[str, Any]:
+    """What the page says of the sizes; its figure is taken out of the others."""
+    scales = scaling if experiment.built_in else speed_up
+    return {
+        "scaling": pictures.pop("scaling"),
+        "advice": scales.advice(experiment, sizes),
+        "sizes": scales.shown(experiment, sizes),
+        "meaning": scaling.COLUMNS_MEAN if experiment.built_in else "",
+    }
+
+
+def confusion_section(
+    experiment: Experiment,
+    confused: pd.DataFrame,
+    pictures: dict[str, Markup],
+    manifests: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What the page says of the classes; its figures are taken out of the others."""
+    best = confused_run(confused, experiment)
+    return {
+        "confusion": pictures.pop("confusion"),
+        "best": best,
+        "chosen": is_chosen(confused, experiment),
+        "worth": class_sentence(confused, manifests),
+        "guess": guess_sentence(confused, best),
+        "judged": [pictures.pop(each, "") for each in ("calibration", "ranking")],
+        "classes": by_class(confused),
+        "listed": listed_sentence(confused),
+        "pairs": confusions(confused),
+    }
 
 
 def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +144,7 @@ def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
 
 def rendered(**values: Any) -> str:
     template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    functions = {"table": table, "are_missing": are_missing}
+    functions = {"table": table, "picture": picture, "are_missing": are_missing}
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(functions | values)
 
 
@@ -268,7 +297,7 @@ def means(
         if half.notna().any():
             # Also of means without decimals.
             spread = form if "%" in form else form_of(half.to_frame(column), column)
-            found[f"± {title} (95 %)"] = half.map(spread.format).where(half.notna(), "–")
+            found[f"± {title} (95%)"] = half.map(spread.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
 
 
@@ -452,6 +481,11 @@ def table(frame: pd.DataFrame) -> Markup:
     return Markup(f'<div class="wide"><table>{lines}</table></div>')
 
 
-def picture(name: str, content: bytes, form: str = "svg+xml") -> Markup:
+def picture(drawn: str, content: bytes, form: str = "svg+xml") -> Markup:
+    """An image of the page.
+
+    Args:
+        drawn: a sentence for who cannot see it.
+    """
     source = f"data:image/{form};base64,{base64.b64encode(content).decode()}"
-    return Markup(f'<img alt="{escape(name.replace("_", " "))}" src="{source}">')
+    return Markup(f'<img alt="{escape(drawn)}" src="{source}">')

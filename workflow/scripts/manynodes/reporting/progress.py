@@ -26,6 +26,7 @@ from manynodes.reporting.results import form_of, read_about
 RECORD = "experiment.json"  # of the newest command on an experiment
 JOBS = "jobs.json"  # the scheduler's jobs of a command that runs
 STARTED = ("preflight.log", "logs")  # what a run's job makes first
+SAVES = ("running", "interrupted", "failed")  # states of which the last save is shown
 MOST_COUNT = 2**53  # of epochs or steps; a larger float is not exact
 
 
@@ -125,60 +126,71 @@ def queued(each: Progress, job: dict[str, Any]) -> Progress:
 
 def read_one(experiment: Experiment, name: str, results: Path, now: float) -> Progress:
     """The progress of one run, from its folder among the results."""
-    folder, run, user_program = results / name, experiment.runs[name], not experiment.built_in
-    state = folder / "state"
-    owner = None
-    with suppress(OSError):
-        owner = look(state / "owner.json")
-    alive = owner is not None and not owner.record.released and now - owner.touched / 1e9 < LEASE
+    folder = results / name
     rows = read_rows(rows_so_far(folder))
     last = rows[-1] if rows else {}
-    count, counts = count_of(last), next(iter(last), "epoch")
-    total = run.parameters.get(f"{counts}s")
+    counts = next(iter(last), "epoch")
+    total = experiment.runs[name].parameters.get(f"{counts}s")
     epochs = total if isinstance(total, int) else None
-    reached = Progress(name, "waiting", epoch=count, epochs=epochs, counts=counts,
+    reached = Progress(name, "waiting", epoch=count_of(last), epochs=epochs, counts=counts,
                        numbers=in_words(last))  # fmt: skip
-    trained = (folder / "run.json").exists()
-    if owner and alive:
-        saved = since_save(state, user_program, now)
-        left = time_left(rows, epochs)
-        each = replace(reached, state="running", where=owner.record.host, left=left, saved=saved)
-        live = read_quietly(state / LIVE, "live")
-        return with_live(each, live) if live else each
+    found = with_state(reached, experiment, folder, time_left(rows, epochs), now)
+    if found.state not in SAVES:
+        return found
+    return replace(found, saved=since_save(folder / "state", not experiment.built_in, now))
+
+
+def with_state(
+    reached: Progress, experiment: Experiment, folder: Path, left: float | None, now: float
+) -> Progress:
+    """What a run has reached, with the state that its files show; if it is done, its results.
+
+    Args:
+        folder: of the run.
+        left: seconds that it needs at the speed of its rows.
+    """
+    run, owner, silent = experiment.runs[folder.name], None, math.inf
+    with suppress(OSError):
+        if seen := look(folder / "state/owner.json"):
+            owner, silent = seen.record, now - seen.touched / 1e9
+    if owner and not owner.released and silent < LEASE:
+        found = replace(reached, state="running", where=owner.host, left=left)
+        live = read_quietly(folder / "state" / LIVE, "live")
+        return with_live(found, live) if live else found
     failed = failure.read(folder)
+    reason = f"{failed.stage}: {failed.line}" if failed else ""
     if failed and failed.again == failure.Again.NO and failed.time >= ended(folder, run):
         # Perhaps of another training that was to replace its results.
         preempted = failed.kind == failure.Kind.PREEMPTED
-        return replace(reached, state="interrupted" if preempted else "failed",
-                       saved=since_save(state, user_program, now),
-                       reason=f"{failed.stage}: {failed.line}")  # fmt: skip
-    if trained:
-        if experiment.has_evaluation and not (folder / "evaluation.json").exists():
-            return replace(reached, state="trained")
-        try:
-            numbers = measures.line_of(experiment, name, results)
-        except FileNotFoundError as error:
-            numbers = f"{error.filename} is not there; run the same command again"
-        except OSError as error:
-            numbers = os_error_line(error)
-        except Refusal as refusal:
-            numbers = str(refusal)
-        # Beside them there may be rows of an attempt that was to replace them.
-        published = read_rows(folder / "metrics.csv")
-        count = count_of(published[-1]) if published else None
-        return replace(reached, state="done", epoch=count, numbers=numbers)
-    if owner and owner.record.released and now - owner.touched / 1e9 < BETWEEN:
-        saved = since_save(state, user_program, now)
-        return replace(reached, state="running", where=owner.record.host, saved=saved)
+        return replace(reached, state="interrupted" if preempted else "failed", reason=reason)
+    if (folder / "run.json").exists():
+        return with_results(reached, experiment, folder)
+    if owner and owner.released and silent < BETWEEN:
+        return replace(reached, state="running", where=owner.host)
     if owner or failed:
-        reason = f"{failed.stage}: {failed.line}" if failed else ""
-        if owner and not reason:
-            reason = f"{owner.record.who} is not heard of any more"
-        saved = since_save(state, user_program, now)
-        return replace(reached, state="interrupted", saved=saved, reason=reason)
+        silence = f"{owner.who} is not heard of any more" if owner else ""
+        return replace(reached, state="interrupted", reason=reason or silence)
     # A program without files and data has no stage.
     started = any((folder / each).exists() for each in ("stage.log", "staging.json", *STARTED))
     return replace(reached, state="staging" if started else "waiting", epoch=None, numbers="")
+
+
+def with_results(reached: Progress, experiment: Experiment, folder: Path) -> Progress:
+    """A trained run, with its numbers if it is evaluated."""
+    if experiment.has_evaluation and not (folder / "evaluation.json").exists():
+        return replace(reached, state="trained")
+    try:
+        numbers = measures.line_of(experiment, folder.name, folder.parent)
+    except FileNotFoundError as error:
+        numbers = f"{error.filename} is not there; run the same command again"
+    except OSError as error:
+        numbers = os_error_line(error)
+    except Refusal as refusal:
+        numbers = str(refusal)
+    # Beside them there may be rows of an attempt that was to replace them.
+    published = read_rows(folder / "metrics.csv")
+    count = count_of(published[-1]) if published else None
+    return replace(reached, state="done", epoch=count, numbers=numbers)
 
 
 def ended(folder: Path, run: Run) -> str:

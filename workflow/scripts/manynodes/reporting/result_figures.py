@@ -9,7 +9,10 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from itertools import count as numbers_from
 from typing import Any
 
 import matplotlib as mpl
@@ -25,11 +28,13 @@ from matplotlib.ticker import (
     MaxNLocator,
     NullLocator,
     PercentFormatter,
+    StrMethodFormatter,
 )
 
+from manynodes.base.errors import shortened
 from manynodes.experiment.config import REPEATS
 from manynodes.experiment.log_lines import COUNTS
-from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle, plain
+from manynodes.reporting.figures import PALETTE, STYLE, colour_of, entitle
 from manynodes.reporting.measures import unused
 from manynodes.reporting.metrics import is_share, telling_first
 from manynodes.reporting.predictions import Predictions
@@ -85,75 +90,80 @@ LEAST_RANGE = 0.02  # of an axis of accuracies
 EDGE = 0.03  # of its range
 
 
-def draw(*given: Any) -> dict[str, Figure]:
-    """The figures of `planned`, by the names of their files, without those of `left_out`."""
-    figures: dict[str, Figure] = {}
-    with mpl.rc_context(STYLE):
-        for column, make in planned(*given)[:MOST_FIGURES]:
-            figures[file_name(column, {*figures, *RESERVED})] = make()
-    return figures
+@dataclass(frozen=True)
+class FigureData:
+    """What the figures of an experiment are drawn from.
 
-
-def left_out(*given: Any) -> list[str]:
-    """The names of those of `planned` that are not drawn, because there are too many."""
-    return [column for column, _ in planned(*given)[MOST_FIGURES:]]
-
-
-def planned(
-    curves: pd.DataFrame,
-    summary: pd.DataFrame,
-    axes: Sequence[str],
-    numeric: Sequence[str],
-    results: Sequence[str],
-    title: str,
-    built_in: bool,
-    counts: Mapping[str, str] | None = None,
-) -> list[tuple[str, Callable[[], Figure]]]:
-    """The name of each figure and what draws it, first those that say how good a network is.
-
-    Args:
+    Attributes:
+        curves: the rows of all runs.
+        summary: a row per run.
         axes: of the experiment.
         numeric: those with two or more numbers, except seeds.
-        results: columns of the summary.
+        results: columns of the summary with measured numbers.
+        title: of all figures.
         built_in: whether the numbers are the classifier's.
         counts: the column that counts in each run; without it, the first one with numbers.
+        searched: axes in which the runs vary together, as points of a search; empty for none.
     """
-    settings = [axis for axis in axes if axis not in REPEATS]
-    found: list[tuple[str, Callable[[], Figure]]] = [
-        (
-            metric,
-            partial(draw_metric, some, summary, settings, count, metric, splits, title, built_in),
-        )
-        for count, some in by_count(curves, axes, counts or {})
-        for metric, splits in metrics_of(some, count, axes).items()
-    ]
-    # The classifier's validation has its curve.
-    without = {*NOT_DRAWN, *((*OF_CLASSIFIER, "val_accuracy") if built_in else ())}
-    found += [
-        (f"{column}_by_axis", partial(draw_by_axis, summary, settings, numeric, column, title))
-        for column in (results if numeric else ())
-        if column not in without and summary[column].notna().any()
-    ]
-    return telling_first(found, by=lambda each: each[0])
+
+    curves: pd.DataFrame
+    summary: pd.DataFrame
+    axes: Sequence[str]
+    numeric: Sequence[str]
+    results: Sequence[str]
+    title: str
+    built_in: bool
+    counts: Mapping[str, str] = field(default_factory=dict)
+    searched: Sequence[str] = ()
+
+    @property
+    def settings(self) -> list[str]:
+        return [axis for axis in self.axes if axis not in REPEATS]
+
+    @property
+    def measured(self) -> list[str]:
+        """The results that are figures of their own."""
+        left_out = {*NOT_DRAWN, *(OF_CLASSIFIER if self.built_in else ())}
+        return [key for key in self.results
+                if key not in left_out and self.summary[key].notna().any()]  # fmt: skip
 
 
-def by_count(
-    curves: pd.DataFrame, axes: Collection[str], counts: Mapping[str, str]
-) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The curves of the runs with the same count, for each such column.
-
-    Args:
-        counts: as of `draw`.
+def draw(data: FigureData) -> tuple[dict[str, Figure], list[str]]:
+    """The figures by the names of their files, first those that say how good a network is; and the
+    names of those that are not drawn, because there are too many.
     """
+    plan = telling_first(planned(data), by=lambda each: each[0])
+    figures: dict[str, Figure] = {}
+    for name, make in plan[:MOST_FIGURES]:
+        figures[file_name(name, {*figures, *RESERVED})] = make()
+    ranked = next((key for key in ("val_accuracy", *data.measured) if key in data.measured), None)
+    if data.searched and ranked:
+        figures["search"] = draw_search(data.summary, data.searched, ranked, data.title)
+    return figures, [name for name, _ in plan[MOST_FIGURES:]]
+
+
+def planned(data: FigureData) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """The name of each figure and what draws it."""
+    for count, curves in by_count(data):
+        for metric, splits in metrics_of(curves, count, data.axes).items():
+            yield metric, partial(draw_metric, data, curves, metric, count, splits)
+    for column in data.measured if data.numeric else ():
+        # The classifier's validation has its curve.
+        if not (data.built_in and column == "val_accuracy"):
+            yield f"{column}_by_axis", partial(draw_by_axis, data, column)
+
+
+def by_count(data: FigureData) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The curves of the runs with the same count, for each such column."""
     groups: dict[str, list[pd.DataFrame]] = {}
-    for name, run in curves.groupby("run", sort=False):
+    for name, run in data.curves.groupby("run", sort=False):
         columns = [
             column
             for column in run.columns
-            if column not in ("run", *axes) and run[column].notna().any()
+            if column not in ("run", *data.axes) and run[column].notna().any()
         ]
         if columns:
-            count = counts.get(str(name))
+            count = data.counts.get(str(name))
             groups.setdefault(count if count in columns else columns[0], []).append(run)
     for count, runs in groups.items():
         yield count, pd.concat(runs)
@@ -176,88 +186,95 @@ def metrics_of(
 def file_name(column: str, taken: Container[str]) -> str:
     """A name of a file for a column."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in column)[:100]
-    number = 2
-    while (unique := name if number == 2 else f"{name}-{number - 1}") in taken:
-        number += 1
-    return unique
+    names = chain([name], (f"{name}-{number}" for number in numbers_from(2)))
+    return next(unique for unique in names if unique not in taken)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A metric by its count, as all panels of a figure show it.
+
+    Attributes:
+        splits: its column for each split.
+        hue: the axis whose values have the colours; None if all runs have one.
+        values: all of that axis, in all panels; a single None without it.
+    """
+
+    name: str
+    count: str
+    splits: Mapping[str, str]
+    hue: str | None
+    values: Sequence[Any]
+
+    @property
+    def has_legend(self) -> bool:
+        """Whether the values are few enough to be named."""
+        return len(self.values) <= MOST_LINES
+
+
+@mpl.rc_context(STYLE)
 def draw_metric(
-    curves: pd.DataFrame,
-    summary: pd.DataFrame,
-    settings: Sequence[str],
-    count: str,
-    metric: str,
-    splits: dict[str, str],
-    title: str,
-    built_in: bool,
+    data: FigureData, curves: pd.DataFrame, name: str, count: str, splits: Mapping[str, str]
 ) -> Figure:
     """A metric by its count, with a panel per combination of all axes but one; of too many, all
     settings in one.
     """
+    settings = data.settings
     hue = max(settings, key=lambda axis: curves[axis].nunique(), default=None)
     others = [axis for axis in settings if axis != hue and curves[axis].nunique() > 1]
     panels = list(curves.groupby(others)) if others else [((), curves)]
+    each = ""
     if len(panels) > MOST_PANELS:
         hue, others = unused("setting", "all", curves.columns), []
-        curves = curves.assign(**{hue: curves.groupby(list(settings)).ngroup()})
-        panels = [((), curves)]
-    figure, grid = panel_grid(len(panels), sharex=True)
+        curves = curves.assign(**{hue: curves.groupby(settings).ngroup()})
+        panels, each = [((), curves)], ", a line per setting"
     values = [value for value, _ in curves.groupby(hue)] if hue else [None]
-    if far_apart(curves[list(splits.values())], metric):
-        grid[0, 0].set_yscale("log")
+    metric = Metric(name, count, splits, hue, values)
+    figure, grid = panel_grid(len(panels), sharex=True)
+    if far_apart(curves[list(splits.values())], name):
+        logarithmic(grid[0, 0])
     for axes, (place, panel) in zip(grid.flat, panels, strict=False):
-        of_panel = summary[summary["run"].isin(panel["run"])]
-        result = unused(metric, "test", settings)
-        draw_panel(axes, panel, of_panel, hue, values, count, metric, splits, result, built_in)
+        draw_panel(axes, panel, data, metric)
         axes.set_title(textwrap.fill(named(others, place), PANEL_CHARACTERS), fontsize=11)
-    if hue in settings and len(values) > MOST_LINES:
-        colour_bar(figure, grid, str(hue), values)
-    each = "" if hue in settings or not hue else ", a line per setting"
-    words = f"{title}: {metric} by {count}{each}{spread_words(summary, settings)}"
-    finish(figure, grid, len(panels), words)
+    if curves[count].nunique() == 1:
+        # As long as the axis of which `draw_panel` sets points aside.
+        only = curves[count].iloc[0]
+        grid[0, 0].set_xlim(only - 0.5, only + 0.5)
+    if not each and not metric.has_legend:
+        colour_bar(figure, grid, metric)
+    words = f"{name} by {count}{each}{spread_words(data.summary, settings)}"
+    finish(figure, grid, len(panels))
+    entitle(figure, f"{data.title}: {words}", f"Curves of {words}.")
     return figure
 
 
-def colour_bar(figure: Figure, grid: Any, hue: str, values: Sequence[Any]) -> None:
+def colour_bar(figure: Figure, grid: Any, metric: Metric) -> None:
     """What the colours mean where a legend would be too long: the first, middle and last value."""
-    several = len(values)
+    several = len(metric.values)
     shade = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, several - 1), "viridis")
     # As wide beside several rows as beside one.
     bar = figure.colorbar(
-        shade, ax=grid.ravel().tolist(), label=plain(hue), aspect=20 * grid.shape[0]
+        shade, ax=grid.ravel().tolist(), label=str(metric.hue), aspect=20 * grid.shape[0]
     )
     named_ones = [0, several // 2, several - 1]
-    bar.set_ticks(named_ones, labels=[in_legend(values[number]) for number in named_ones])
+    bar.set_ticks(named_ones, labels=[in_legend(metric.values[number]) for number in named_ones])
 
 
-def draw_panel(
-    axes: Axes,
-    panel: pd.DataFrame,
-    summary: pd.DataFrame,
-    hue: str | None,
-    values: Sequence[Any],
-    count: str,
-    metric: str,
-    splits: dict[str, str],
-    result: str,
-    built_in: bool,
-) -> None:
-    """Draw one panel.
-
-    Args:
-        values: all that have a colour, in all panels; one None without `hue`.
-        result: the column of the summary with the metric on the test split.
-    """
-    groups: list[tuple[Any, pd.DataFrame]] = list(panel.groupby(hue)) if hue else [(None, panel)]
+def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric) -> None:
+    """Draw the curves of some runs."""
+    count, splits, values = metric.count, metric.splits, metric.values
+    groups = list(panel.groupby(metric.hue)) if metric.hue else [(None, panel)]
+    summary = data.summary[data.summary["run"].isin(panel["run"])]
     single = panel[count].nunique() == 1
     style = {split: SPLITS[split][1] | (ONE_POINT[split] if single else {}) for split in splits}
-    views = [*{*summary["views"]} - {"plain"}] if built_in and "test" in splits else []
+    views = [*{*summary["views"]} - {"plain"}] if data.built_in and "test" in splits else []
+    result = unused(metric.name, "test", data.settings)
     said, room = set[str](), 0.0
-    if (tested := splits.get("test")) and len(values) <= MOST_LINES:
+    if (tested := splits.get("test")) and metric.has_legend:
         counts = panel.loc[panel[tested].notna(), count].to_numpy(dtype=float)
         room = room_for(counts, max(float(np.ptp(panel[count])), 1.0), len(values))
-    name_colours(axes, hue, values)
+    if metric.has_legend:
+        name_colours(axes, metric)
     for value, group in groups:
         number = values.index(value)
         colour = colour_of(number, len(values))
@@ -283,18 +300,18 @@ def draw_panel(
         axes.plot([], [], color="grey", alpha=FAINT if text == FEWER else None, label=text)
     for name in views:
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", **STAR)
-    axes.set(xlabel=plain(count), ylabel=plain(metric))
-    if is_share(metric, panel[list(splits.values())].to_numpy(dtype=float).flat):
+    axes.set(xlabel=count, ylabel=metric.name)
+    if is_share(metric.name, panel[list(splits.values())].to_numpy(dtype=float).flat):
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     if locator := count_locator(panel[count]):
         axes.xaxis.set_major_locator(locator)
 
 
-def name_colours(axes: Axes, hue: str | None, values: Sequence[Any]) -> None:
-    """The values for a legend in their order, whichever of them this panel has; not too many."""
-    for number, value in enumerate(values if len(values) <= MOST_LINES else ()):
-        axes.plot([], [], color=colour_of(number, len(values)), linewidth=3,
-                  label=named([hue], [value]) if hue else "all runs")  # fmt: skip
+def name_colours(axes: Axes, metric: Metric) -> None:
+    """The values for a legend in their order, whichever of them this panel has."""
+    for number, value in enumerate(metric.values):
+        axes.plot([], [], color=colour_of(number, len(metric.values)), linewidth=3,
+                  label=named([metric.hue], [value]) if metric.hue else "all runs")  # fmt: skip
 
 
 def draw_runs(
@@ -370,21 +387,17 @@ def draw_curve(axes: Axes, points: pd.DataFrame, end: float, style: dict[str, An
     return len(rest) > 1
 
 
-def draw_by_axis(
-    summary: pd.DataFrame,
-    settings: Sequence[str],
-    numeric: Sequence[str],
-    column: str,
-    title: str,
-) -> Figure:
+@mpl.rc_context(STYLE)
+def draw_by_axis(data: FigureData, column: str) -> Figure:
     """A result against each numeric axis, one line per combination of the other settings."""
-    groups_of = [groups_without(summary, settings, axis) for axis in numeric]
+    summary, numeric = data.summary, data.numeric
+    groups_of = [groups_without(data, axis) for axis in numeric]
     alone, most = len(numeric) == 1, max(map(len, groups_of))
     explained = most <= (MOST_LINES if alone else MOST_IN_PANEL)
     below = 0 if alone or not explained else LINE * most
     figure, grid = panel_grid(len(numeric), sharex=False, below=below)
     if far_apart(summary[[column]], column):
-        grid[0, 0].set_yscale("log")
+        logarithmic(grid[0, 0])
     share = is_share(column, summary[column].to_numpy(dtype=float))
     partly = False
     for axes, axis, groups in zip(grid.flat, numeric, groups_of, strict=False):
@@ -397,23 +410,24 @@ def draw_by_axis(
             # Below the name of the axis, however high the panel is.
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=5.5,
                         fontsize=8, ncols=2 if short else 1)  # fmt: skip
-        axes.set_xlabel(plain(axis))
-        axes.set_ylabel(plain(column))
+        axes.set_xlabel(axis)
+        axes.set_ylabel(column)
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         least_range(axes, share)
     each = "" if explained else ", a line per setting of the others"
-    words = f"{title}: {column} by setting{each}{spread_words(summary, settings)}"
+    words = f"{each}{spread_words(summary, data.settings)}"
     words += ", open: of those that have a number" if partly else ""
-    finish(figure, grid, len(numeric), words, legend=alone)
+    finish(figure, grid, len(numeric), legend=alone)
+    entitle(figure, f"{data.title}: {column} by setting{words}",
+            f"Points of {column} by {' and by '.join(numeric)}{words}.")  # fmt: skip
     return figure
 
 
-def groups_without(
-    summary: pd.DataFrame, settings: Sequence[str], axis: str
-) -> list[tuple[str, pd.DataFrame]]:
+def groups_without(data: FigureData, axis: str) -> list[tuple[str, pd.DataFrame]]:
     """The name and the runs of each setting of all axes but one."""
-    others = [name for name in settings if name != axis and summary[name].nunique() > 1]
+    summary = data.summary
+    others = [name for name in data.settings if name != axis and summary[name].nunique() > 1]
     if not others:
         return [("all runs", summary)]
     return [(named(others, setting), group) for setting, group in summary.groupby(others)]
@@ -461,6 +475,12 @@ def far_apart(numbers: pd.DataFrame, name: str) -> bool:
     return bool(wide) and not is_share(name, values)
 
 
+def logarithmic(axes: Axes) -> None:
+    """Let the height be logarithmic, its numbers as elsewhere."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
     """An axis with the values of the runs as ticks, as far as their labels leave room for each
     other; logarithmic if they are far apart.
@@ -494,6 +514,7 @@ def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:
     axes.xaxis.set_major_formatter(FixedFormatter([texts[number] for number in kept]))
 
 
+@mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False})
 def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: str) -> Figure:
     """Every run as a line through its values of some keys, in the colour of its result (parallel
     coordinates).
@@ -506,26 +527,24 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
     values = np.where(np.isfinite(values), values, np.nan)
     # The best ones on top.
     order = np.argsort(-values if LOWER.search(result) else values)
-    with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False}):
-        figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
-        heights = np.column_stack(
-            [draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)]
-        )
-        shade = mpl.cm.ScalarMappable(
-            mpl.colors.Normalize(np.nanmin(values), np.nanmax(values)), "viridis"
-        )
-        shown = order[np.isfinite(values[order])]
-        for row in shown:
-            axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
-        axes.set_xticks(range(len(keys)), [plain(key) for key in keys])
-        axes.set_yticks([])
-        axes.set_xlim(-0.3, len(keys) - 0.6)
-        form = PercentFormatter(1) if is_share(result, values) else None
-        figure.colorbar(shade, ax=axes, format=form, label=plain(result))
-        missing = len(values) - len(shown)
-        words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
-        best = [f", the best with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
-        entitle(figure, "".join([f"{title}: {result} by setting", *best, words]))
+    figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
+    heights = np.column_stack([draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)])
+    shade = mpl.cm.ScalarMappable(
+        mpl.colors.Normalize(np.nanmin(values), np.nanmax(values)), "viridis"
+    )
+    shown = order[np.isfinite(values[order])]
+    for row in shown:
+        axes.plot(range(len(keys)), heights[row], color=shade.to_rgba(values[row]), alpha=0.9)
+    axes.set_xticks(range(len(keys)), list(keys))
+    axes.set_yticks([])
+    axes.set_xlim(-0.3, len(keys) - 0.6)
+    form = PercentFormatter(1) if is_share(result, values) else None
+    figure.colorbar(shade, ax=axes, format=form, label=result)
+    missing = len(values) - len(shown)
+    words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
+    best = [f", the best with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
+    drawn = f"A line per run through its {', '.join(keys)}, in the colour of its {result}."
+    entitle(figure, "".join([f"{title}: {result} by setting", *best, words]), drawn)
     return figure
 
 
@@ -546,7 +565,7 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         names = sorted(map(value_words, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
         heights = np.array([place[value_words(value)] for value in column])
-        texts = [(height, shortened(name, SCALE_CHARACTERS)) for name, height in place.items()]
+        texts = [(height, cut(name, SCALE_CHARACTERS)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
@@ -562,6 +581,7 @@ def as_number(name: str) -> tuple[float, str]:
         return math.inf, name
 
 
+@mpl.rc_context(STYLE | {"axes.grid": False})
 def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
     """The confusion matrix of one run; colour is the share of the true class.
 
@@ -574,7 +594,7 @@ def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
     names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
-    labels = [shortened(name) for name in names]
+    labels = [cut(name) for name in names]
     few = len(matrix) <= MOST_NUMBERS
     if not few:
         order = by_similarity(matrix)
@@ -582,31 +602,31 @@ def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     named_ones = len(matrix) <= MOST_NAMES
     size = 6.4 if few else min(18 if named_ones else 12, 3 + 0.16 * len(matrix))
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
-        # Every class has its own pixel in the file, however many there are.
-        picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1, interpolation="none")
-        if few:
-            for (row, column), images in np.ndenumerate(matrix):
-                colour = "white" if share[row, column] > 0.5 else "#222"
-                axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center",
-                          fontsize=9, color=colour)  # fmt: skip
-        if named_ones:
-            font = None if few else 7
-            # By its end, however wide another font makes it.
-            axes.set_xticks(range(len(matrix)), labels, rotation=45 if few else 90, ha="right",
-                            va="center", rotation_mode="anchor", fontsize=font)  # fmt: skip
-            axes.set_yticks(range(len(matrix)), labels, fontsize=font)
-        else:
-            axes.set_xticks([])
-            axes.set_yticks([])
-        neighbours = "" if few else ", ordered so that classes that are confused are neighbours"
-        axes.set_xlabel("predicted class")
-        axes.set_ylabel(f"true class{neighbours}")
-        figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
-                        shrink=0.8)  # fmt: skip
-        entitle(figure, f"Test images of {of}")
-        return figure
+    figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
+    # Every class has its own pixel in the file, however many there are.
+    picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    if few:
+        for (row, column), images in np.ndenumerate(matrix):
+            colour = "white" if share[row, column] > 0.5 else "#222"
+            axes.text(column, row, f"{images:.0f}" if images else "", ha="center", va="center",
+                      fontsize=9, color=colour)  # fmt: skip
+    if named_ones:
+        font = None if few else 7
+        # By its end, however wide another font makes it.
+        axes.set_xticks(range(len(matrix)), labels, rotation=45 if few else 90, ha="right",
+                        va="center", rotation_mode="anchor", fontsize=font)  # fmt: skip
+        axes.set_yticks(range(len(matrix)), labels, fontsize=font)
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    neighbours = "" if few else ", ordered so that classes that are confused are neighbours"
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel(f"true class{neighbours}")
+    figure.colorbar(picture, format=PercentFormatter(1), label="share of the true class",
+                    shrink=0.8)  # fmt: skip
+    words = f"Test images of {of}"
+    entitle(figure, words, f"{words}, by true and by predicted class.")
+    return figure
 
 
 def by_similarity(matrix: np.ndarray) -> np.ndarray:
@@ -680,53 +700,58 @@ def ranking(positive: np.ndarray, score: np.ndarray) -> pd.DataFrame:
     )
 
 
+@mpl.rc_context(STYLE)
 def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
     """Accuracy by probability (Guo et al., 2017), above the share of the images with it."""
-    with mpl.rc_context(STYLE):
-        figure, (above, below) = plt.subplots(
-            2, 1, figsize=(6.2, 5.4), sharex=True, height_ratios=(3, 1), layout="constrained"
-        )
-        n = bins["images"].sum()
-        error = (bins["images"] * (bins["accuracy"] - bins["probability"]).abs()).sum() / n
-        above.bar(bins["left"], bins["accuracy"], 1 / BINS, align="edge", color=PALETTE[0],
-                  edgecolor="white", label="accuracy")  # fmt: skip
-        above.plot([0, 1], [0, 1], color="#222", linestyle="--", label="perfectly calibrated")
-        above.set_ylim(0, 1)
-        above.set_ylabel("accuracy")
-        below.bar(bins["left"], bins["images"] / n, 1 / BINS, align="edge", color="grey",
-                  edgecolor="white")  # fmt: skip
-        below.set_ylabel("images")
-        below.set_xlabel("probability of the predicted class")
-        below.set_xlim(0, 1)
-        for axis in (above.yaxis, below.yaxis, below.xaxis):
-            axis.set_major_formatter(PercentFormatter(1, decimals=0))
-        figure.legend(loc="outside lower center", ncols=2)
-        entitle(figure, f"Calibration of {run}, expected error {error:.2%}")
-        return figure
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(6.2, 5.4), sharex=True, height_ratios=(3, 1), layout="constrained"
+    )
+    n = bins["images"].sum()
+    error = (bins["images"] * (bins["accuracy"] - bins["probability"]).abs()).sum() / n
+    above.bar(bins["left"], bins["accuracy"], 1 / BINS, align="edge", color=PALETTE[0],
+              edgecolor="white", label="accuracy")  # fmt: skip
+    above.plot([0, 1], [0, 1], color="#222", linestyle="--", label="perfectly calibrated")
+    above.set_ylim(0, 1)
+    above.set_ylabel("accuracy")
+    below.bar(bins["left"], bins["images"] / n, 1 / BINS, align="edge", color="grey",
+              edgecolor="white")  # fmt: skip
+    below.set_ylabel("images")
+    below.set_xlabel("probability of the predicted class")
+    below.set_xlim(0, 1)
+    for axis in (above.yaxis, below.yaxis, below.xaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    figure.legend(loc="outside lower center", ncols=2)
+    drawn = (
+        "Bars of the accuracy by the probability of the predicted class; below them the share of "
+        "the images with it."
+    )
+    entitle(figure, f"Calibration of {run}, expected error {error:.2%}", drawn)
+    return figure
 
 
+@mpl.rc_context(STYLE)
 def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
     """The ROC curve, and precision by recall, of each class against the other."""
-    with mpl.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
-        for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
-            label = f"{shortened(name)} found by its probability"
-            left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
-            right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
-        left.plot([0, 1], [0, 1], color="grey", linestyle="--")
-        left.set_xlabel("false positive rate")
-        left.set_ylabel("true positive rate")
-        right.set_xlabel("recall")
-        right.set_ylabel("precision")
-        for axes in (left, right):
-            axes.set_xlim(-0.01, 1.01)
-            axes.set_ylim(-0.01, 1.01)
-            axes.set_aspect("equal")
-            axes.xaxis.set_major_formatter(PercentFormatter(1))
-            axes.yaxis.set_major_formatter(PercentFormatter(1))
-        figure.legend(loc="outside lower center", ncols=2)
-        entitle(figure, f"Images of each class of {run}, by their probability")
-        return figure
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
+    for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
+        label = f"{cut(name)} found by its probability"
+        left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
+        right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
+    left.plot([0, 1], [0, 1], color="grey", linestyle="--")
+    left.set_xlabel("false positive rate")
+    left.set_ylabel("true positive rate")
+    right.set_xlabel("recall")
+    right.set_ylabel("precision")
+    for axes in (left, right):
+        axes.set_xlim(-0.01, 1.01)
+        axes.set_ylim(-0.01, 1.01)
+        axes.set_aspect("equal")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    figure.legend(loc="outside lower center", ncols=2)
+    drawn = "Curves of true by false positive rate, and of precision by recall, of each class."
+    entitle(figure, f"Images of each class of {run}, by their probability", drawn)
+    return figure
 
 
 def least_range(axes: Axes, share: bool) -> None:
@@ -758,13 +783,13 @@ def panel_grid(panels: int, sharex: bool, below: float = 0) -> tuple[Figure, Any
     )
 
 
-def finish(figure: Figure, grid: Any, panels: int, title: str, legend: bool = True) -> None:
+def finish(figure: Figure, grid: Any, panels: int, legend: bool = True) -> None:
+    """Hide what no panel is drawn on, and give all panels one legend."""
     for empty in grid.flat[panels:]:
         empty.set_visible(False)
     for column in grid.T:
         lowest = [axes for axes in column if axes.get_visible()][-1]
         lowest.tick_params(labelbottom=True)
-    entitle(figure, title)
     labelled = {
         label: handle
         for axes in grid.flat
@@ -780,17 +805,16 @@ def finish(figure: Figure, grid: Any, panels: int, title: str, legend: bool = Tr
 
 def named(axes: Sequence[str], values: Sequence[Any]) -> str:
     pairs = zip(axes, values, strict=True)
-    return "  ".join(f"{plain(axis)} {in_legend(value)}" for axis, value in pairs)
+    return "  ".join(f"{axis} {in_legend(value)}" for axis, value in pairs)
 
 
 def in_legend(value: Any) -> str:
-    return shortened(value_words(value, 6))
+    return cut(value_words(value, 6))
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Without the middle of a long name."""
-    half = most // 2
-    return plain(text if len(text) <= most else f"{text[:half]}…{text[1 - half :]}")
+def cut(text: str, most: int = LONGEST) -> str:
+    """The text, without its middle if it is long."""
+    return text if len(text) <= most else shortened(text, most)
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:

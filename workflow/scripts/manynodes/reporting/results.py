@@ -12,7 +12,7 @@ from manynodes.base import atomic, failure
 from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import MOST, read_json
 from manynodes.experiment.command import apart
-from manynodes.experiment.config import Run, default_run
+from manynodes.experiment.config import Experiment, Run, default_run
 from manynodes.reporting.metrics import Row, read_metrics
 from manynodes.reporting.sums import EVALUATE, REMAKE, of_files, refuse_changed
 
@@ -136,17 +136,18 @@ class Finished:
     sums: dict[str, str]
 
 
-def read_finished(folder: Path, run: Run, views: str) -> Finished:
+def read_finished(experiment: Experiment, folder: Path) -> Finished:
     """The files of a run, after comparing each with the others: the one reader for all that shows
     its numbers.
 
     Args:
-        views: of the experiment's configuration.
+        folder: of the run.
 
     Raises:
         FileNotFoundError: it is not finished.
         Refusal: a file is damaged or of another run.
     """
+    run = experiment.runs[folder.name]
     about = read_about_of(folder, run)
     evaluation = read_evaluation(folder / "evaluation.json")
     kept = {
@@ -159,7 +160,7 @@ def read_finished(folder: Path, run: Run, views: str) -> Finished:
         ("checkpoints", kept, of_run),
         ("data_sha256", evaluation["data_sha256"], about["data_sha256"]),
         ("dataset", evaluation["dataset"], run.dataset),
-        ("views", evaluation["views"], views),
+        ("views", evaluation["views"], experiment.config["test_views"]),
     ):
         if found != known:
             raise Refusal(
@@ -236,6 +237,10 @@ def replacement_line(experiment: str, changes: dict[str, str]) -> str:
 def shortened(words: Sequence[str], separator: str = ", ", most: int = 4) -> str:
     more = f"{separator}and {len(words) - most} more" if len(words) > most else ""
     return separator.join(words[:most]) + more
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def why_missing(name: str, folder: Path) -> Missing:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from manynodes.experiment.config import Experiment, Run
 from manynodes.experiment.keys import SIZE
+from manynodes.reporting.results import counted
 from manynodes.reporting.step_model import Model, Step, fit, last_that_pays
 
 # What the sizes of one study may differ in; in its learning rate too if it is paired with them.
@@ -269,7 +270,7 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         found.append(f"{setting}: {sentence}" if setting else sentence)
     if (pd.to_numeric(table["strong_efficiency"]) > DOUBTFUL).any():
         found.append(
-            f"An efficiency above {100 * DOUBTFUL:.0f} % shows that other work has slowed the "
+            f"An efficiency above {DOUBTFUL:.0%} shows that other work has slowed the "
             "smaller sizes: measure again."
         )
     return found
@@ -328,12 +329,12 @@ def strong_sentence(study: Sequence[dict[str, Any]], model: Model | None) -> str
     text += (
         ", the most of all sizes"
         if chosen is best
-        else f", within 10 % of the most ({best['images_per_second']:,.0f}, {in_words(best)})"
+        else f", within 10% of the most ({best['images_per_second']:,.0f}, {in_words(best)})"
     )
     if model is not None and model.error <= OFF:
         pays, most = pays_up_to(study, model), largest(study)["processes"]
         text += (
-            f"; from {counted(pays, 'process')} on, twice as many gain less than 10 %"
+            f"; from {counted(pays, 'process')} on, twice as many gain less than 10%"
             if pays <= most
             else f"; more than {counted(most, 'process')} would gain more"
         )
@@ -402,7 +403,3 @@ def in_words(row: dict[str, Any]) -> str:
     # The threads of a process with a GPU do little.
     parts += [] if row["gpus"] else [(row["threads"], "thread")]
     return " x ".join(counted(int(number), what) for number, what in parts)
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")

@@ -25,6 +25,7 @@ LEAST_MAPPED = 4  # sizes of a map
 Rows = list[dict[str, Any]]
 
 
+@mpl.rc_context(STYLE)
 def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -> Figure:
     """The panels for which the sizes suffice.
 
@@ -64,22 +65,23 @@ def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -
     panels.append(lambda axes: draw_accuracy(axes, rows, images))
     columns = min(PANEL_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
-    with mpl.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            lines,
-            columns,
-            figsize=(6.2 * columns, 4.4 * lines),
-            squeeze=False,
-            layout="constrained",
-        )
-        for panel, axes in zip(panels, grid.flat, strict=False):
-            panel(axes)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_visible(False)
-        entitle(figure, f"{title}: scaling")
-        return figure
+    figure, grid = plt.subplots(
+        lines,
+        columns,
+        figsize=(6.2 * columns, 4.4 * lines),
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, axes in zip(panels, grid.flat, strict=False):
+        panel(axes)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    drawn = [axes.get_title(loc="left") for axes in grid.flat[: len(panels)]]
+    entitle(figure, f"{title}: scaling", f"{'; '.join(drawn)}.")
+    return figure
 
 
+@mpl.rc_context(STYLE)
 def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Figure:
     """Speed-up by processes, or by CPUs if their number varies, with the ideal.
 
@@ -94,25 +96,25 @@ def draw_programs(experiment: Experiment, table: pd.DataFrame, title: str) -> Fi
     def units(row: Mapping[str, Any]) -> int:
         return int(row["processes"] * (row["cpus_per_proc"] if by_cpus else 1))
 
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-        for number, (name, rows) in enumerate(settings.items()):
-            colour = colour_of(number, len(settings))
-            at = [units(row) for row in rows]
-            reached = [row["speed_up"] for row in rows]
-            axes.plot(at, reached, "o", color=colour, label=name)
-            keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
-            names = ["x".join(str(row[key]) for key in keys) for row in rows]
-            label_points(axes, at, reached, names, colour)
-            ideal = [row["speed_up"] / row["efficiency"] for row in rows]
-            axes.plot(at, ideal, "--", color="grey", linewidth=1)
-        axes.plot([], [], "--", color="grey", label="ideal")
-        axes.set_xlabel("CPUs" if by_cpus else "processes")
-        ticks(axes, [units(row) for rows in settings.values() for row in rows])
-        speed_up_axis(axes)
-        axes.legend(fontsize=9)
-        entitle(figure, f"{title}: scaling")
-        return figure
+    figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    for number, (name, rows) in enumerate(settings.items()):
+        colour = colour_of(number, len(settings))
+        at = [units(row) for row in rows]
+        reached = [row["speed_up"] for row in rows]
+        axes.plot(at, reached, "o", color=colour, label=name)
+        keys = ["nodes", "nproc_per_node", *["cpus_per_proc"] * by_cpus]
+        names = ["x".join(str(row[key]) for key in keys) for row in rows]
+        label_points(axes, at, reached, names, colour)
+        ideal = [row["speed_up"] / row["efficiency"] for row in rows]
+        axes.plot(at, ideal, "--", color="grey", linewidth=1)
+    axes.plot([], [], "--", color="grey", label="ideal")
+    by = "CPUs" if by_cpus else "processes"
+    axes.set_xlabel(by)
+    ticks(axes, [units(row) for rows in settings.values() for row in rows])
+    speed_up_axis(axes)
+    axes.legend(fontsize=9)
+    entitle(figure, f"{title}: scaling", f"Points of the speed-up by {by}, beside the ideal.")
+    return figure
 
 
 def draw_strong(axes: Axes, studies: dict[str, Rows]) -> None:
@@ -236,5 +238,5 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     more = "" if len(shown) == len(rows) else f" (the first {len(shown)} of {len(rows)} sizes)"
-    words = f"Accuracy by size{more}, 95 % interval of {images:,} images"
+    words = f"Accuracy by size{more}, 95% interval of {images:,} images"
     axes.set_title(words, loc="left", fontsize=11)

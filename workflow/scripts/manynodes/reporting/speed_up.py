@@ -12,7 +12,8 @@ import pandas as pd
 
 from manynodes.experiment.config import REPEATS, Experiment, Run
 from manynodes.experiment.keys import SIZE
-from manynodes.reporting.scaling import counted, rows_of
+from manynodes.reporting.results import counted
+from manynodes.reporting.scaling import rows_of
 
 RATE = "_per_second"
 # Rates of something else than the training.
