@@ -72,7 +72,8 @@ def test_the_ranking_of_two_classes_against_scikit_learn(digits: int) -> None:
 
 
 def test_the_average_precision_is_shown_with_the_class_that_it_is_of() -> None:
-    plain = {"n": 5, "views": "plain", "accuracy": 0.8, "loss": 0.5}
+    plain = {"n": 5, "views": "plain", "accuracy": 0.8, "loss": 0.5,
+             "confusion_matrix": [[2, 1], [0, 2]]}  # fmt: skip
     two = {"class_names": ["crack_a", "none"], "average_precision": [0.7, 0.9], "roc_auc": 0.8}
     found = numbers.evaluated(plain | two | {"plain": plain})
     columns = ["average_precision (crack_a)", "average_precision (none)"]

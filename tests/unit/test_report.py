@@ -18,7 +18,7 @@ import aggregate
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
 from manynodes.reporting.metrics import telling_first
-from manynodes.reporting.numbers import Numbers, confusion, not_finite, results_of
+from manynodes.reporting.numbers import Numbers, confusion, not_finite, over_classes, results_of
 from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
 
@@ -302,6 +302,9 @@ def test_the_means_over_classes_are_those_of_scikit_learn(matrix) -> None:
         balanced = metrics.balanced_accuracy_score(true, predicted)
     f1 = metrics.f1_score(true, predicted, average="macro", zero_division=0)
     assert sentence.endswith(f"Balanced accuracy {balanced:.2%}, macro F1 {f1:.2%}.")
+    means = over_classes(np.asarray(matrix, float))
+    wanted = {"balanced_accuracy": pytest.approx(balanced), "macro_f1": pytest.approx(f1)}
+    assert means == ({} if len({sum(row) for row in matrix}) == 1 else wanted)
     right = metrics.accuracy_score(true, predicted)
     assert sentence.startswith(f"Accuracy {right:.2%}; of {len(pairs)} images, the 95% interval ")
     most = max(map(sum, matrix)) / len(pairs)

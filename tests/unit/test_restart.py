@@ -229,6 +229,26 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     )
 
 
+def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -> None:
+    """What it would save would be of two programs, and the record would name one."""
+    script, module = tmp_path / "program.py", tmp_path / "beside.py"
+    module.write_text("VALUE = 1\n")
+    script.write_text(
+        "import beside, launched\n"
+        "launched.state.mkdir(parents=True, exist_ok=True)\n"
+        "(launched.state / 'file').write_text('saved')\n"
+        f"open('{module}', 'w').write('VALUE = 2\\n')\n"
+        "raise ValueError('never')\n"
+    )
+    done = launched_program(script, tmp_path / "run", 1, "--restart")
+    assert done.returncode == 1
+    assert "starting again" not in done.stderr
+    assert "; the program's files have changed since it began" in done.stderr
+    done = launched_program(script, tmp_path / "other", 1, "--sources", "0" * 64)
+    assert done.returncode == 1
+    assert "changed since this command began; run the same command again" in done.stderr
+
+
 @pytest.mark.parametrize("fruitless", [2, 3])
 def test_a_program_that_has_saved_is_given_up_after_three_starts_that_save_nothing(
     tmp_path, fruitless: int

@@ -38,6 +38,7 @@ rule train:
         resume=SETTINGS["resume"],
         # Change no result, so they train nothing again; what does is part of `sources`.
         environment=json.dumps(EXPERIMENT.environment.pinned),
+        locked=EXPERIMENT.environment.identity,
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         reads=json.dumps(
             {key: SETTINGS[key] for key in ("metrics", "result", "snapshots")}
@@ -79,7 +80,7 @@ rule train:
         " --output {params.results:q}"
         " --run {params.run:q}"
         " --settings {resources.settings:q}"
-        " --sources={params.sources}{params.places}{params.packed}{params.directory}"
+        " --sources={params.sources} --locked={resources.locked}{params.places}{params.packed}{params.directory}"
         " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --reads {resources.reads:q}"

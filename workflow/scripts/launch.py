@@ -193,6 +193,7 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--run", default="{}", metavar="JSON", help="the values that decide its result")
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
     of_run("--sources", default="", metavar="SHA256", help="of its program")
+    of_run("--locked", default="", metavar="SHA256", help="what of its environment is in --sources")
     of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
     of_run("--scratch", nargs="*", default=[], metavar="FOLDER",
@@ -296,13 +297,22 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     from manynodes.programs import attempt
 
     ended, requeued = has_ended(args), job.restarts > 0
-    if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell, requeued):
+    if not attempt.begin(task_of(args), args.resume, job.owner, tell, requeued):
         if args.log:
             failures.end(args.log.parent)
         return False
     if ended:
         remove_logs(args.rank_logs, args.log, True, begun=True)
     return True
+
+
+def has_changed(args: argparse.Namespace) -> bool:
+    """Whether the files of a run's program are others than those that this launch began with."""
+    if not args.trains:
+        return False
+    from manynodes.programs import attempt
+
+    return attempt.has_changed(task_of(args))
 
 
 @dataclass(frozen=True)
@@ -348,6 +358,9 @@ class Program:
             elif short == MOST_SHORT:
                 said = f"the last {short} starts lasted less than {SHORT} s each"
                 failure = first.failure.then(said)
+                first = replace(first, failure=failure, again=False, in_place=False)
+            elif first.in_place and has_changed(args):
+                failure = first.failure.then("the program's files have changed since it began")
                 first = replace(first, failure=failure, again=False, in_place=False)
             in_place = args.restart and first.in_place and not stop.asked
             if not (in_place and self.has_time() and not stop.asked):
@@ -628,6 +641,8 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         directory=args.directory,
         environment=parse_option("--environment", args.environment),
         reads=parse_option("--reads", args.reads),
+        sources=args.sources,
+        locked=args.locked,
         evaluates=args.evaluate,
         token=args.token,
     )

@@ -235,6 +235,11 @@ def words_sha256(words: Sequence[str], other_python: bool, directory: str | None
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
+def with_locked(words: str, locked: str) -> str:
+    """SHA-256 of a program from `words_sha256` and its environment's `identity`."""
+    return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
+
+
 def module_of(words: Sequence[str]) -> str | None:
     """The module that the words start; None for a file."""
     return words[2].rpartition(":")[2] if len(words) > 2 and words[1] == "-m" else None

@@ -371,8 +371,7 @@ class Experiment:
         words = command.words_sha256(
             command.command(self.config), not self.environment.is_ours, self.config["directory"]
         )
-        locked = self.environment.identity
-        return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
+        return command.with_locked(words, self.environment.identity)
 
     @cached_property
     def evaluation_sha256(self) -> str:

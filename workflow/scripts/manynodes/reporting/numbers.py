@@ -92,7 +92,25 @@ def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: evaluation[key] for key in keys if key in evaluation}
     named = zip(evaluation["class_names"], evaluation.get("average_precision", ()), strict=False)
     found |= {f"average_precision ({printable(name)})": value for name, value in named}
+    found |= over_classes(np.asarray(evaluation["confusion_matrix"], float))
     return found | {f"plain_{key}": evaluation["plain"][key] for key in ("accuracy", "loss")}
+
+
+def over_classes(matrix: np.ndarray) -> dict[str, float]:
+    """Balanced accuracy and macro F1 as scikit-learn defines them, where classes have different
+    numbers of images; with equal numbers the first one is the accuracy.
+
+    Args:
+        matrix: images by true class (row) and predicted class.
+    """
+    true, predicted, right = matrix.sum(axis=1), matrix.sum(axis=0), matrix.diagonal()
+    if true.min() == true.max():
+        return {}
+    there, seen = true > 0, true + predicted > 0
+    return {
+        "balanced_accuracy": float((right[there] / true[there]).mean()),
+        "macro_f1": float((2 * right[seen] / (true + predicted)[seen]).mean()),
+    }
 
 
 def of_program(experiment: Experiment, folder: Path) -> Numbers:

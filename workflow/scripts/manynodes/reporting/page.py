@@ -40,6 +40,8 @@ TITLES = {
     "images_per_second": "images/s",
     "top5_accuracy": "accuracy, top 5",
     "roc_auc": "ROC AUC",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
     "average_precision": "average precision",
 }
 
