@@ -502,7 +502,10 @@ def test_keys_vary_together_in_runs_and_are_combined_with_the_axes(tmp_path) -> 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"runs": [{"nodes": 1}, {"nodes": 2, "seed": 1}]}, "seed is not in all of them"),
+        (
+            {"runs": [{"nodes": 1}, {"nodes": 2, "seed": 1}]},
+            "runs: not in all of them: seed; give them",
+        ),
         ({"runs": [{"nodes": 1}, {"nodes": 1.0}]}, "is there twice; give it once"),
         ({"runs": [{"nodes": 1}], "nodes": [1, 2]}, "nodes is an axis too; keep one of the two"),
         ({"runs": [{"nodess": 1}]}, "runs.nodess: unknown key; did you mean nodes?"),

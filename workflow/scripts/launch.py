@@ -483,7 +483,8 @@ class Program:
         note(args, failure.line)
         preempted = failure.kind == Kind.PREEMPTED
         if preempted and failure.again == Again.NO:
-            failure = failure.then("run the same command again")
+            longer = " (if its time was up: with a longer runtime of evaluate)" * args.evaluate
+            failure = failure.then(f"run the same command again{longer}")
         record(args, failure)
         write(log, *first.details, f"launch: {failure.line}")
         verb = "was interrupted" if preempted else "failed"

@@ -131,14 +131,17 @@ class FinishedRuns:
                      "experiment name to keep both")  # fmt: skip
 
     def tell_other_packages(self) -> None:
-        """Name the packages of a finished run that its environment has in another version now."""
-        if not self.experiment.environment.answers_here:
-            return
+        """Name the packages of a finished run that its environment has in another version now, and
+        a changed `setup`.
+        """
+        environment = self.experiment.environment
         for name in self.experiment.runs:
             # `check_results` refuses one that is damaged.
             with suppress(FileNotFoundError, Refusal):
                 before = read_json(self.results / name / "environment.json", "environment", "")
-                if changed := changed_packages(before, self.experiment.environment.here):
+                setup = {"setup_sha256": environment.setup_sha256}
+                now = environment.here if environment.answers_here else before | setup
+                if changed := changed_packages(before, now):
                     tell(f"{self.experiment.name}/{name}: since it was trained, {changed}")
                 return
 

@@ -131,16 +131,21 @@ def warm_start(classifier: Classifier, path: Path, tell: Callable[[str], None]) 
                 "bring both to one range, such as 0 to 255"
             )
     classifier.load_state_dict(good, strict=False)
+    # Another program's file has no normalisation of the images, and nothing of it is missing there.
+    wanted = {name: tensor for name, tensor in own.items()
+              if name.startswith(NETWORK) or name in given}  # fmt: skip
     anew = [
         f"{name} {tuple(tensor.shape)}"
         + (f", there {tuple(given[name].shape)}" if name in given else "")
-        for name, tensor in own.items()
+        for name, tensor in wanted.items()
         if name not in good
     ]
     unused = sorted(set(given) - set(own))
-    words = f"initial_weights: {len(good)} of {len(own)} tensors from {path}"
+    words = f"initial_weights: {len(good)} of {len(wanted)} tensors from {path}"
     if anew:
         words += f"; these do not fit and start anew: {'; '.join(anew)}"
+    if len(wanted) < len(own):
+        words += "; images are normalised by the mean and std of these training images"
     if unused:
         words += f"; these are not used: {', '.join(unused)}"
     tell(words)

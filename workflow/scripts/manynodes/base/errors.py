@@ -64,7 +64,7 @@ def shortened(text: str, most: int) -> str:
 def shown(value: object) -> str:
     """A value from outside, as short JSON."""
     try:
-        return one_line(json.dumps(value, default=str), 40)
+        return one_line(json.dumps(value, default=str, ensure_ascii=False), 40)
     except (ValueError, TypeError, RecursionError):
         # Python cannot format whole numbers of more than 4300 digits.
         return "a value too large to show"

@@ -92,7 +92,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
         except OSError as error:
             line = os_error_line(error)
             reasons.append(line if error.filename else f"{folder}: {line}")
-    reason = "; ".join(reasons) or "no scratch folder is set on this node"
+    # $TMPDIR may be /tmp.
+    reason = "; ".join(dict.fromkeys(reasons)) or "no scratch folder is set on this node"
     refuse_damaged(source)
     return report(source.path, "fallback", reason)
 

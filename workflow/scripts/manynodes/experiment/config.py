@@ -521,8 +521,8 @@ def product(
     """
     for row in rows:
         if row.keys() != rows[0].keys():
-            key = next(iter(row.keys() ^ rows[0].keys()))
-            raise Refusal(f"config: runs: {key} is not in all of them; give it in each run")
+            keys = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            raise Refusal(f"config: runs: not in all of them: {keys}; give them in each run")
         for key in row:
             if key in axes:
                 raise Refusal(f"config: runs: {key} is an axis too; keep one of the two")

@@ -203,6 +203,14 @@ class UserEnvironment:
         given = self.conda or self.python
         return Path(given) if given else None
 
+    @property
+    def setup_sha256(self) -> str:
+        """SHA-256 of what its shell and its container are told, which may have secrets; empty
+        without either. What they set may change the result, and nothing else would show it.
+        """
+        told = json.dumps([self.setup, self.options])
+        return hashlib.sha256(told.encode()).hexdigest() if self.setup or self.options else ""
+
     def at(self, folder: Path) -> "UserEnvironment":
         """The same with its Python in another folder."""
         if self.conda:
@@ -528,11 +536,12 @@ def look(
         why = f"; {before} may have ended the shell before it began" if silent else ""
         raise Refusal(f"{python[0]} does not answer{why}: {said[-1]}")
     if missing := found.pop("missing"):
+        remedy = "correct environment" if environment.prefix else "give environment.python"
         raise Refusal(
             f"{found['interpreter']} ({found['python']}) has no module {missing[0]}, which the "
-            "program imports; install it there, or correct environment"
+            f"program imports; install it there, or {remedy}"
         )
-    return found | {"imports": list(imports)}
+    return found | {"imports": list(imports), "setup_sha256": environment.setup_sha256}
 
 
 def content_of(file: IO[str]) -> str:
@@ -553,6 +562,8 @@ def answer_in(text: str) -> dict[str, Any] | None:
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages, from environment.json."""
     image = {"image": record["image"]} if "image" in record else {}
+    if setup := record.get("setup_sha256"):
+        image["environment.setup"] = setup[:12]
     return {"python": record.get("python") or "none"} | image | record.get("distributions", {})
 
 

@@ -42,6 +42,7 @@ from manynodes.data.user.writing import (
     Remarks,
     chosen_for_test,
     finish,
+    may_lack_classes,
     named,
     progress,
 )
@@ -230,25 +231,46 @@ def list_images(
     if groups:
         in_test = {groups[path] for paths in splits["test"] for path in paths}
         tell(f"{len(set(groups.values())):,} groups, {len(in_test):,} of them in test")
-    for split, of_classes in splits.items():
-        for number, paths in enumerate(of_classes):
-            if not paths:
-                remedy = "add some, or remove the class"
-                if groups and user_data.test_fraction:
-                    remedy = "give another dataset.test_fraction or split_seed"
-                    every = [path for each in splits.values() for path in each[number]]
-                    if len(those := {groups[path] for path in every}) == 1:
-                        remedy = f"all are of the group {shown(those.pop())}; a class needs two"
-                raise Refusal(
-                    f"dataset.folder: the class {shown(names[number])} has no {split} images in "
-                    f"{user_data.path}; {remedy}"
-                )
+    refuse_empty(user_data, names, splits, groups, tell)
     extra = {
         key: {path.relative_to(user_data.path): value for path, value in values.items()}
         for key, values in (("groups", groups), ("weights", found.weights))
     }
     listings = {split: mixed(of_classes) for split, of_classes in splits.items()}
     return tuple(names), listings, extra
+
+
+def refuse_empty(
+    user_data: UserData,
+    names: Sequence[str],
+    splits: Mapping[str, Sequence[Sequence[Path]]],
+    groups: Mapping[Path, str],
+    tell: Callable[[str], None],
+) -> None:
+    """Refuse a class without images in a split. Only the test images of a table, such as those of
+    another site, may lack a class if they have two others.
+
+    Raises:
+        Refusal: naming the class.
+    """
+    for split, of_classes in splits.items():
+        for number in [number for number, paths in enumerate(of_classes) if not paths]:
+            name = shown(names[number])
+            if split == "test" and may_lack_classes(user_data) and sum(map(bool, of_classes)) > 1:
+                tell(f"warning: the class {name} has no test images: no result says how good it is")
+                continue
+            remedy = "add some, or remove the class"
+            if groups and user_data.test_fraction:
+                remedy = "give another dataset.test_fraction or split_seed"
+                every = [path for each in splits.values() for path in each[number]]
+                if len(those := {groups[path] for path in every}) == 1:
+                    remedy = f"all are of the group {shown(those.pop())}; a class needs two"
+            key, where = (
+                ("table", user_data.table) if user_data.table else ("folder", user_data.path)
+            )
+            raise Refusal(
+                f"dataset.{key}: the class {name} has no {split} images in {where}; {remedy}"
+            )
 
 
 def write_extra(

@@ -91,7 +91,8 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
         split = found[path].get("split", "all")
         if split not in paths:
             raise Refusal(
-                f"dataset.table: {table} has the split {shown(split)}; use train and test"
+                f"dataset.table: {table} has the split {shown(split)}; use train and test, and "
+                "validation_fraction or folds to validate on a part of train"
             )
         paths[split][number[found[path]["label"]]].append(path)
     if user_data.group and "group" in next(iter(found.values())):

@@ -125,6 +125,11 @@ def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
     return np.random.default_rng((user_data.split_seed, number)).permutation(n)[:count]
 
 
+def may_lack_classes(user_data: UserData) -> bool:
+    """Whether the test images need not be of all classes: a table says which they are."""
+    return user_data.table is not None and user_data.test_fraction is None
+
+
 def write_labels(
     user_data: UserData, folder: Path, names: Sequence[str], labels: Mapping[str, Sequence[int]]
 ) -> None:
@@ -140,7 +145,8 @@ def write_labels(
         raise Refusal(f"dataset.{user_data.kind}: there is one class; two or more are needed")
     for split, of_split in labels.items():
         found = np.asarray(of_split, label_type(len(names)))
-        if empty := np.flatnonzero(np.bincount(found, minlength=len(names)) == 0).tolist():
+        empty = np.flatnonzero(np.bincount(found, minlength=len(names)) == 0).tolist()
+        if empty and not (split == "test" and may_lack_classes(user_data)):
             remedy = "add some, or remove the class"
             if empty == [0] and names[0] == "0":
                 remedy = "add some, or count the labels from 0"

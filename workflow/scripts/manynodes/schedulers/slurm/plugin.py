@@ -32,6 +32,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.processes import ignore_interrupts
+from manynodes.base.reading import is_file
 from manynodes.schedulers.base import SPARE_MB, TellState
 from manynodes.schedulers.slurm.commands import ENDED, UNREACHABLE, answer
 
@@ -144,7 +145,9 @@ class Follower:
         def on_error(info: Any, msg: str | None = None, **options: Any) -> None:
             self.jobs.pop(info.external_jobid, None)
             self.failures[info.job] = reason_of(msg or "")
-            self.logs[info.job] = str((info.aux or {}).get("slurm_logfile") or "")
+            # A job that was cancelled before it began has none.
+            log = str((info.aux or {}).get("slurm_logfile") or "")
+            self.logs[info.job] = log if is_file(log) else ""
             failed(info, msg=msg, **options)
 
         def on_cancel(_known: list[Any]) -> None:
