@@ -145,6 +145,17 @@ def test_the_points_of_one_epoch_are_in_the_middle() -> None:
     assert places == {0.9875, 1, 1.0125}
 
 
+def test_a_panel_of_one_epoch_takes_no_tick_from_the_others() -> None:
+    """They share their axes."""
+    columns = {"a": [1, 2, 3], "b": ["x", "x", "y"]}
+    curve = curves(4, ["r0", "r1", "r2"], **columns)
+    curve = curve[(curve["run"] != "r2") | (curve["epoch"] == 1)]
+    table = summary("plain", [0.9] * 3, **columns)
+    figure = draw(curve, table, list(columns), [], [], "x", True)["accuracy"]
+    figure.canvas.draw()
+    assert len(figure.axes[0].get_xticks()) > 3
+
+
 def test_each_figure_has_a_sentence_on_what_is_drawn() -> None:
     table = summary("plain", [0.9, 0.8], nodes=[1, 2])
     figures = drawn(table, 2, nodes=[1, 2])

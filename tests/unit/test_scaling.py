@@ -155,6 +155,7 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert list(scaling.sizes(rates, measured(rates))["runs"]) == [1] * 4
     lines = scaling.shown(experiment, table).set_index("")
     assert "model" not in lines.index
+    assert scaling.meaning(table).startswith("Input: the share of a step in which ")
     assert list(lines.loc["setting"]) == ["weight_decay 0.0"] * 2 + ["weight_decay 0.1"] * 2
     assert len(scaling_figure.draw(experiment, table, 360, "study").axes) == 2
 
@@ -286,3 +287,12 @@ def test_the_ideal_is_a_straight_line_and_sizes_of_one_place_share_a_label() -> 
     (axes,) = scaling_figure.draw_programs(experiment, table, "mine").axes
     assert axes.get_xscale() == axes.get_yscale() == "log"
     assert sorted(text.get_text() for text in axes.texts) == ["1x1", "1x8, 8x1", "8x8"]
+
+
+def test_dollar_signs_of_a_setting_are_no_formula() -> None:
+    experiment = program(nodes=[1, 2], parameters={"cost": ["$a^$", "b"]})
+    table = speed_up.sizes(experiment, dict.fromkeys(experiment.runs, ({}, 100.0)))
+    figure = scaling_figure.draw_programs(experiment, table, "mine")
+    figure.canvas.draw()
+    legend = figure.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["cost $a^$", "cost b", "ideal"]

@@ -479,7 +479,7 @@ def test_the_report_is_one_page_that_needs_no_network(done) -> None:
     # The result comes first, then the figure; everything else after.
     order = [
         'class="result"',
-        'alt="accuracy"',
+        'alt="Curves of accuracy by epoch (a single seed)."',
         "Every run",
         "<h2>Scaling",
         "Confusion matrix",

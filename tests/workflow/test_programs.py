@@ -62,9 +62,13 @@ def test_results_curves_and_evaluation_become_tables_figures_and_a_page(loop: Pa
     curves = list(csv.DictReader(io.StringIO((loop / "curves.csv").read_text())))
     assert [float(row["epoch"]) for row in curves] == [1, 2, 3, 4, 5] * 2
     page = (loop / "report.html").read_text()
-    for name in ("loss", "accuracy", "accuracy_by_axis"):
+    for name, drawn in (
+        ("loss", "Curves of loss by epoch"),
+        ("accuracy", "Curves of accuracy by epoch"),
+        ("accuracy_by_axis", "Points of accuracy by lr"),
+    ):
         assert (loop / f"figures/{name}.svg").exists()
-        assert f'alt="{name.replace("_", " ")}"' in page
+        assert f'alt="{drawn} (a single seed)."' in page
     assert "Confusion matrix of the most accurate run, lr~" in page
     assert (loop / "lr~0.1/outputs/model.pt").exists()
 
@@ -457,7 +461,7 @@ def test_a_seed_that_diverged_is_counted_and_sizes_are_compared(place: Checkout)
     assert "scaling: By the seconds of the whole program, its start included" in said
     page = (place.path / "results/diverged/report.html").read_text()
     assert "0.5 (1 of 2 runs)" in page
-    assert 'alt="scaling"' in page
+    assert 'alt="Points of the speed-up by processes, beside the ideal."' in page
     sizes = csv.DictReader(io.StringIO((place.path / "results/diverged/scaling.csv").read_text()))
     assert [(row["processes"], row["runs"]) for row in sizes] == [("1", "2"), ("2", "2")]
     command = ["workflow/scripts/difference.py", *["results/diverged"] * 2]

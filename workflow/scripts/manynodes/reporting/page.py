@@ -113,7 +113,7 @@ def scaling_section(
         "scaling": pictures.pop("scaling"),
         "advice": scales.advice(experiment, sizes),
         "sizes": scales.shown(experiment, sizes),
-        "meaning": scaling.COLUMNS_MEAN if experiment.built_in else "",
+        "meaning": scaling.meaning(sizes) if experiment.built_in else "",
     }
 
 

@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
-    Locator,
     MaxNLocator,
     NullLocator,
     PercentFormatter,
@@ -231,15 +230,12 @@ def draw_metric(
     values = [value for value, _ in curves.groupby(hue)] if hue else [None]
     metric = Metric(name, count, splits, hue, values)
     figure, grid = panel_grid(len(panels), sharex=True)
-    if far_apart(curves[list(splits.values())], name):
-        logarithmic(grid[0, 0])
+    # Of all panels, which share their axes.
+    scale_of_results(grid[0, 0], curves[list(splits.values())], name)
     for axes, (place, panel) in zip(grid.flat, panels, strict=False):
         draw_panel(axes, panel, data, metric)
         axes.set_title(textwrap.fill(named(others, place), PANEL_CHARACTERS), fontsize=11)
-    if curves[count].nunique() == 1:
-        # As long as the axis of which `draw_panel` sets points aside.
-        only = curves[count].iloc[0]
-        grid[0, 0].set_xlim(only - 0.5, only + 0.5)
+    scale_of_counts(grid[0, 0], curves[count])
     if not each and not metric.has_legend:
         colour_bar(figure, grid, metric)
     words = f"{name} by {count}{each}{spread_words(data.summary, settings)}"
@@ -301,10 +297,6 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric
     for name in views:
         axes.plot([], [], color="grey", label=f"test, {VIEWS.get(name, name)}", **STAR)
     axes.set(xlabel=count, ylabel=metric.name)
-    if is_share(metric.name, panel[list(splits.values())].to_numpy(dtype=float).flat):
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-    if locator := count_locator(panel[count]):
-        axes.xaxis.set_major_locator(locator)
 
 
 def name_colours(axes: Axes, metric: Metric) -> None:
@@ -366,11 +358,16 @@ def room_for(places: np.ndarray, whole: float, groups: int) -> float:
     return min(ASIDE * whole, MOST_ASIDE * whole / groups, nearest / groups)
 
 
-def count_locator(counts: pd.Series) -> Locator | None:
-    """Where an axis of counts has its ticks; None for matplotlib's choice."""
+def scale_of_counts(axes: Axes, counts: pd.Series) -> None:
+    """Ticks at whole numbers; a single count in the middle of an axis of length 1, by which
+    `draw_panel` sets points aside.
+    """
     if counts.nunique() == 1:
-        return FixedLocator([counts.max()])
-    return MaxNLocator(integer=True) if (counts % 1 == 0).all() else None
+        only = counts.iloc[0]
+        axes.set_xlim(only - 0.5, only + 0.5)
+        axes.xaxis.set_major_locator(FixedLocator([only]))
+    elif (counts % 1 == 0).all():
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_curve(axes: Axes, points: pd.DataFrame, end: float, style: dict[str, Any]) -> bool:
@@ -396,9 +393,7 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
     explained = most <= (MOST_LINES if alone else MOST_IN_PANEL)
     below = 0 if alone or not explained else LINE * most
     figure, grid = panel_grid(len(numeric), sharex=False, below=below)
-    if far_apart(summary[[column]], column):
-        logarithmic(grid[0, 0])
-    share = is_share(column, summary[column].to_numpy(dtype=float))
+    share = scale_of_results(grid[0, 0], summary[[column]], column)
     partly = False
     for axes, axis, groups in zip(grid.flat, numeric, groups_of, strict=False):
         values = sorted(map(float, summary[axis].unique()))
@@ -412,8 +407,6 @@ def draw_by_axis(data: FigureData, column: str) -> Figure:
                         fontsize=8, ncols=2 if short else 1)  # fmt: skip
         axes.set_xlabel(axis)
         axes.set_ylabel(column)
-        if share:
-            axes.yaxis.set_major_formatter(PercentFormatter(1))
         least_range(axes, share)
     each = "" if explained else ", a line per setting of the others"
     words = f"{each}{spread_words(summary, data.settings)}"
@@ -467,18 +460,19 @@ def draw_groups(
     return partly
 
 
-def far_apart(numbers: pd.DataFrame, name: str) -> bool:
-    """Whether numbers differ so much that an axis of them is logarithmic; shares never do."""
+def scale_of_results(axes: Axes, numbers: pd.DataFrame, name: str) -> bool:
+    """A height in percent for shares, and logarithmic for other numbers that are far apart; returns
+    whether they are shares.
+    """
     values = numbers.to_numpy(dtype=float)
     values = values[np.isfinite(values)]
-    wide = len(values) and values.min() > 0 and values.max() / values.min() >= WIDE_MEASURED
-    return bool(wide) and not is_share(name, values)
-
-
-def logarithmic(axes: Axes) -> None:
-    """Let the height be logarithmic, its numbers as elsewhere."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    share = is_share(name, values)
+    if share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    elif len(values) and values.min() > 0 and values.max() / values.min() >= WIDE_MEASURED:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    return share
 
 
 def scale_of_values(axes: Axes, values: Sequence[float], inches: float) -> None:

@@ -243,11 +243,21 @@ def step_of(row: dict[str, Any]) -> Step:
     )  # fmt: skip
 
 
-COLUMNS_MEAN = (
-    "Model: images/s of a model of a step, fitted to these sizes; communication: its share of a "
-    "step. Input: the share in which a rank waits for pixels. s to target: seconds until the "
-    "highest validation accuracy that all runs of a setting reach."
-)
+# Of columns that are not in every table.
+MEANINGS = {
+    "model_images_per_second": "Model: images/s of a model of a step, fitted to these sizes.",
+    "communication_share": "Communication: its share of a step.",
+    "input_share": "Input: the share of a step in which a rank waits for pixels.",
+    "seconds_to_target": (
+        "s to target: seconds until the highest validation accuracy that all runs of a setting "
+        "reach."
+    ),
+}
+
+
+def meaning(sizes: pd.DataFrame) -> str:
+    """What the columns mean that the page shows of a table as `sizes` returns it."""
+    return " ".join(text for key, text in MEANINGS.items() if sizes[key].notna().any())
 
 
 def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
