@@ -753,7 +753,7 @@ FILES = {
     ),
     "Arabic digit": (
         "experiment: a\nseed: '٣'\n".encode(),
-        r'config: seed: "\u0663" is not a whole number',
+        'config: seed: "٣" is not a whole number',
     ),
     "surrogate": (
         rb'experiment: "\ud800"',

@@ -567,7 +567,9 @@ def test_a_state_dict_of_torch_s_own_is_read_without_running_anything(
     run = changes(files, initial_weights=str(tmp_path / "net.pt"), epochs=1)
     done = Training(tmp_path / "run", shapes, **run)
     assert done.end() == 0
-    assert "16 of 18 tensors" in done.said
+    assert "16 of 16 tensors" in done.said
+    assert "start anew" not in done.said
+    assert "images are normalised by the mean and std of these training images" in done.said
     (tmp_path / "net.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch here'\ntR.")
     hostile = Training(tmp_path / "hostile", shapes, **run)
     assert hostile.end() == 1
@@ -585,7 +587,7 @@ def test_a_checkpoint_of_another_program_is_read_or_told_its_prefix(tmp_path: Pa
     assert set(given) == {f"network.{name}" for name in state}
     told: list[str] = []
     weights.warm_start(classifier, path, told.append)
-    assert f"{len(state)} of {len(state) + 2} tensors" in told[0]
+    assert f"{len(state)} of {len(state)} tensors" in told[0]
     torch.save({f"backbone.{name}": each for name, each in state.items()}, path)
     with pytest.raises(Refusal, match=r"all names begin with backbone\. there; save it without"):
         weights.warm_start(classifier, path, told.append)

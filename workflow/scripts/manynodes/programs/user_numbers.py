@@ -208,7 +208,10 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             found = inside(json.loads(text), place)
         else:
             reader = csv.DictReader(io.StringIO(text, newline=""))
-            refuse_separator(path, reader.fieldnames or ())
+            header = reader.fieldnames or ()
+            refuse_separator(path, header)
+            if twice := [name for name in header if name and header.count(name) > 1]:
+                raise Refusal(f"metrics: {path} has two columns {shown(twice[0])}; rename one")
             found = []
             for row in reader:
                 if None in row:
