@@ -34,7 +34,7 @@ OPERATIONS = {
 }  # fmt: skip
 # Seconds after which a mutant counts as caught: it hangs.
 LIMIT = 600
-# Files of tests for one mutant: those that name its module most often.
+# Files of tests for one mutant.
 MOST_FILES = 5
 # Of pytest: a wrong command, no tests.
 NO_ANSWER = (4, 5)
@@ -121,8 +121,8 @@ def evaluated(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def tests_of(root: Path, path: str) -> list[str]:
-    """The unit tests that name a module or run a program; those of the modules that import it, if
-    none does.
+    """The unit tests that name a module or run a program, then those of the modules that import
+    it, up to MOST_FILES: a module with one test of its own is mostly tested through others.
     """
     modules = {
         str(file.relative_to(root)): file.read_text()
@@ -133,19 +133,20 @@ def tests_of(root: Path, path: str) -> list[str]:
         str(file.relative_to(root)): file.read_text()
         for file in (root / "tests/unit").glob("test_*.py")
     }
+    chosen: list[str] = []
     searched, near = set(), {path}
-    while near:
+    while near and len(chosen) < MOST_FILES:
         searched |= near
         named = [re.compile(naming(module)) for module in near]
         counts = {
             test: sum(len(n.findall(text)) for n in named) for test, text in tests.items()
         }  # fmt: skip
-        if found := sorted(filter(counts.get, counts), key=lambda test: (-counts[test], test)):
-            return found[:MOST_FILES]
+        found = sorted(filter(counts.get, counts), key=lambda test: (-counts[test], test))
+        chosen += [test for test in found if test not in chosen]
         near = {
             module for module, text in modules.items() if any(n.search(text) for n in named)
         } - searched  # fmt: skip
-    return sorted(tests)[:MOST_FILES]
+    return (chosen or sorted(tests))[:MOST_FILES]
 
 
 def naming(path: str) -> str:
