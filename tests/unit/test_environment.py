@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
-from manynodes.experiment.environments import UserEnvironment, look
+from manynodes.experiment.environments import UserEnvironment, changed_packages, look
 from manynodes.programs.folders import Folders
 from manynodes.programs.rank import looked, note_other_packages, started
 from manynodes.programs.task import Task
@@ -256,6 +257,14 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     line = "continued with other packages: numpy 2.3.5 -> 2.4.0"
     assert said == [f"warning: {line}"]
     assert [(each.kind, each.text) for each in incidents.read(folders.state)] == [("inexact", line)]
+    # What `setup` exports is in no package; a record of an earlier version does not say it.
+    one, other = (
+        record | {"setup_sha256": UserEnvironment.of({"setup": text}).setup_sha256}
+        for text in ("", "export PRECISION=bf16")
+    )
+    assert changed_packages(record, other) == ""
+    assert changed_packages(one, one) == ""
+    assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
 
 
 def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_path: Path) -> None:

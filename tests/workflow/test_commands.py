@@ -110,7 +110,8 @@ REFUSED = [
         "--group-components: every run is a job of its own size; leave the option out",
     ),
     (
-        ["--set-resources", "train:nodes=3"],
+        # Another resource of the rule leaves its nodes as they are.
+        ["--set-resources", "stage:runtime=5", "train:nodes=3"],
         "--set-resources train:nodes=3: the run has nodes: 1; change nodes in the configuration "
         "instead",
     ),

@@ -206,15 +206,19 @@ def figures_of(
     together = [key for key in experiment.axes if key in set().union(*pairs)]
     found, left_out = result_figures.draw(
         result_figures.FigureData(
-            numbers.drawn(experiment, tables["curves"], runs),
-            tables["summary"],
-            list(experiment.axes),
-            experiment.numeric_axes,
-            results,
-            title,
-            experiment.built_in,
-            {name: str(run.rows.columns[0]) for name, run in runs.items() if len(run.rows.columns)},
-            together if len(pairs) >= FEWEST and len(together) > 1 else (),
+            curves=numbers.drawn(experiment, tables["curves"], runs),
+            summary=tables["summary"],
+            axes=list(experiment.axes),
+            numeric=experiment.numeric_axes,
+            results=results,
+            title=title,
+            built_in=experiment.built_in,
+            counts={
+                name: str(run.rows.columns[0])
+                for name, run in runs.items()
+                if len(run.rows.columns)
+            },
+            searched=together if len(pairs) >= FEWEST and len(together) > 1 else (),
         )
     )
     if "confusion" in tables:

@@ -84,7 +84,9 @@ def refuse_other_geometry(workflow: Any, experiment: Experiment) -> None:
 def set_resource(workflow: Any, rule: str, name: str) -> str | None:
     """The value that the command gives to a resource of a rule; None if it gives none."""
     given = workflow.resource_settings.overwrite_resources.get(rule, {}).get(name)
-    return None if given is None else str(getattr(given, "raw", given))
+    # Snakemake has an object for each resource of a rule for which the command gives any.
+    value = getattr(given, "raw", given)
+    return None if value is None else str(value)
 
 
 def refuse_wrong_hosts(workflow: Any, experiment: Experiment) -> None:

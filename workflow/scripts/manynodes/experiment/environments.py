@@ -26,6 +26,7 @@ from manynodes.base.temporary import file_without_a_name
 # Seconds for a Python that lies on a cold network file system.
 PATIENCE = 300
 MOST_PACKAGES = 5  # named in a line
+SETUP = "environment.setup"  # beside packages, what stands for `setup` and `options`
 # What changes where Python looks for modules.
 OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -397,7 +398,9 @@ class UserEnvironment:
         """Changes with the packages that are installed in it; empty if it cannot be asked here."""
         if not self.answers_here:
             return ""
-        text = json.dumps(packages_of(self.here), sort_keys=True)
+        packages = {name: version for name, version in packages_of(self.here).items()
+                    if name != SETUP}  # fmt: skip
+        text = json.dumps(packages, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -562,8 +565,8 @@ def answer_in(text: str) -> dict[str, Any] | None:
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
     """The versions of Python and of all packages, from environment.json."""
     image = {"image": record["image"]} if "image" in record else {}
-    if setup := record.get("setup_sha256"):
-        image["environment.setup"] = setup[:12]
+    if "setup_sha256" in record:
+        image[SETUP] = record["setup_sha256"][:12] or "none"
     return {"python": record.get("python") or "none"} | image | record.get("distributions", {})
 
 
@@ -580,6 +583,8 @@ def other_packages(
         f"{name} {'/'.join(before.get(name, none))} -> {'/'.join(after.get(name, none))}"
         for name in sorted({*before, *after}, key=str.lower)
         if before.get(name) != after.get(name)
+        # A record of an earlier version does not say it.
+        and not (name == SETUP and {None} & {before.get(name), after.get(name)})
     ]
     more = f" and {len(found) - MOST_PACKAGES} more" * (len(found) > MOST_PACKAGES)
     return ", ".join(found[:MOST_PACKAGES]) + more

@@ -165,4 +165,5 @@ def is_share(name: str, values: Iterable[float]) -> bool:
         values: all numbers that are shown together.
     """
     finite = [value for value in values if math.isfinite(value)]
-    return "accuracy" in name and bool(finite) and min(finite) >= 0 and max(finite) <= 1
+    named = "accuracy" in name or name == "macro_f1"
+    return named and bool(finite) and min(finite) >= 0 and max(finite) <= 1

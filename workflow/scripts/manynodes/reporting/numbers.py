@@ -97,20 +97,27 @@ def evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def over_classes(matrix: np.ndarray) -> dict[str, float]:
-    """Balanced accuracy and macro F1 as scikit-learn defines them, where classes have different
-    numbers of images; with equal numbers the first one is the accuracy.
+    """Balanced accuracy and macro F1, as scikit-learn defines them.
 
     Args:
         matrix: images by true class (row) and predicted class.
     """
     true, predicted, right = matrix.sum(axis=1), matrix.sum(axis=0), matrix.diagonal()
-    if true.min() == true.max():
-        return {}
     there, seen = true > 0, true + predicted > 0
     return {
         "balanced_accuracy": float((right[there] / true[there]).mean()),
         "macro_f1": float((2 * right[seen] / (true + predicted)[seen]).mean()),
     }
+
+
+def without_copies(summary: pd.DataFrame) -> pd.DataFrame:
+    """The summary without the means over classes if all classes have equally many test images in
+    every run: then the balanced accuracy is the accuracy.
+    """
+    if "balanced_accuracy" not in summary:
+        return summary
+    equal = np.isclose(summary["balanced_accuracy"], summary["accuracy"], rtol=0, atol=1e-9)
+    return summary.drop(columns=["balanced_accuracy", "macro_f1"]) if equal.all() else summary
 
 
 def of_program(experiment: Experiment, folder: Path) -> Numbers:
@@ -136,7 +143,7 @@ def tables(experiment: Experiment, runs: Mapping[str, Numbers]) -> dict[str, pd.
         [axes[name] | summary_row(experiment.runs[name], each) for name, each in runs.items()]
     )
     found = {
-        "summary": summary,
+        "summary": without_copies(summary),
         "curves": pd.concat(
             [curves(axes[name], each.rows) for name, each in runs.items()], ignore_index=True
         ),

@@ -293,7 +293,9 @@ def means(
         form = form_of(grouped[[column]].mean(), column)
         title = title_of(column, built_in)
         found[title] = grouped[column].agg(
-            lambda values, form=form: form.format(values.mean()) + missing_words(values)
+            lambda values, form=form: (
+                form.format(values.mean()) + missing_words(values) if values.notna().any() else "–"
+            )
         )
         half = grouped[column].agg(half_width)
         if half.notna().any():

@@ -11,8 +11,6 @@ import textwrap
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-from itertools import count as numbers_from
 from typing import Any
 
 import matplotlib as mpl
@@ -53,7 +51,7 @@ ONE_POINT = {"train": {"marker": "^"}, "": {"marker": "o"}, "val": {"marker": "s
 STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": "none"}
 # Not drawn: other counts and the time; of the classifier, numbers that only go with others.
 NOT_DRAWN = (*COUNTS, "seconds")
-OF_CLASSIFIER = ("n", "plain_accuracy", "plain_loss")
+OF_CLASSIFIER = ("n", "plain_accuracy", "plain_loss", "balanced_accuracy", "macro_f1")
 # Names of figures that are not of a column.
 RESERVED = ("confusion", "scaling", "search", "calibration", "ranking")
 PANEL_COLUMNS = 3
@@ -185,8 +183,10 @@ def metrics_of(
 def file_name(column: str, taken: Container[str]) -> str:
     """A name of a file for a column."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in column)[:100]
-    names = chain([name], (f"{name}-{number}" for number in numbers_from(2)))
-    return next(unique for unique in names if unique not in taken)
+    unique, number = name, 2
+    while unique in taken:
+        unique, number = f"{name}-{number}", number + 1
+    return unique
 
 
 @dataclass(frozen=True)
@@ -472,6 +472,8 @@ def scale_of_results(axes: Axes, numbers: pd.DataFrame, name: str) -> bool:
     elif len(values) and values.min() > 0 and values.max() / values.min() >= WIDE_MEASURED:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        # It would write TeX, which is not parsed.
+        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
     return share
 
 
