@@ -229,6 +229,24 @@ def test_a_program_that_always_saves_and_fails_is_given_up(tmp_path) -> None:
     )
 
 
+def test_a_file_that_a_program_writes_is_none_of_its_code(tmp_path) -> None:
+    script, written = tmp_path / "program.py", tmp_path / "last.txt"
+    written.write_text("0")
+    script.write_text(
+        "import launched, pathlib, sys\n"
+        "file = pathlib.Path(sys.argv[1])\n"
+        "file.write_text(str(int(file.read_text()) + 1))\n"
+        "(launched.state / 'file').write_text(file.read_text())\n"
+        "sys.exit(file.read_text() == '1')\n"
+    )
+    done = program(
+        "launch", "--nodes", 1, "--restart", "--output", tmp_path / "run",
+        "--", "python", script, written,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "starting again, with what was saved (start 2" in done.stderr
+
+
 def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -> None:
     """What it would save would be of two programs, and the record would name one."""
     script, module = tmp_path / "program.py", tmp_path / "beside.py"
@@ -244,9 +262,9 @@ def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -
     assert done.returncode == 1
     assert "starting again" not in done.stderr
     assert "; the program's files have changed since it began" in done.stderr
-    done = launched_program(script, tmp_path / "other", 1, "--sources", "0" * 64)
+    done = launched_program(script, tmp_path / "other", 1, "--code", "0" * 64)
     assert done.returncode == 1
-    assert "changed since this command began; run the same command again" in done.stderr
+    assert "changed since this command began; put them back and run the same" in done.stderr
 
 
 @pytest.mark.parametrize("fruitless", [2, 3])

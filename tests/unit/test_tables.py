@@ -140,6 +140,26 @@ def test_a_table_that_cannot_be_used(
     assert line in refused(flat, tmp_path / "data", table=str(table))
 
 
+def test_test_images_of_a_table_may_lack_a_class_but_not_all_but_one(
+    flat: Path, tmp_path: Path
+) -> None:
+    """As those of another hospital, say."""
+    rare = {"train-circle-000.png,circle": "train-circle-000.png,selten ä"}
+    at = {"table": str(changed(tmp_path / "labels.csv", rare))}
+    done = fetch(flat, tmp_path / "data", **at)
+    assert done.returncode == 0, done.stderr
+    line = "warning: classes without test images, of which no result tells: selten ä"
+    assert line in done.stderr
+    data = DataFolder.read(tmp_path / "data")
+    assert "selten ä" in data.manifest["class_names"]
+    assert len(set(data.split("train")[1].tolist())) == 1 + len(set(data.split("test")[1].tolist()))
+    # With the images of all other classes unreadable, one is left.
+    for path in flat.glob("test-c*.png"):
+        path.write_bytes(b"no image")
+    line = refused(flat, tmp_path / "other", **at, skip_unreadable=True)
+    assert "has no test images" in line
+
+
 def test_a_file_that_is_no_table_is_refused(flat: Path, tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     text = table.read_text()

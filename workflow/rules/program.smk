@@ -38,7 +38,7 @@ rule train:
         resume=SETTINGS["resume"],
         # Change no result, so they train nothing again; what does is part of `sources`.
         environment=json.dumps(EXPERIMENT.environment.pinned),
-        locked=EXPERIMENT.environment.identity,
+        code=EXPERIMENT.code_sha256,
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
         reads=json.dumps(
             {key: SETTINGS[key] for key in ("metrics", "result", "snapshots")}
@@ -80,7 +80,7 @@ rule train:
         " --output {params.results:q}"
         " --run {params.run:q}"
         " --settings {resources.settings:q}"
-        " --sources={params.sources} --locked={resources.locked}{params.places}{params.packed}{params.directory}"
+        " --sources={params.sources} --code={resources.code}{params.places}{params.packed}{params.directory}"
         " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --reads {resources.reads:q}"

@@ -193,7 +193,8 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
     of_run("--run", default="{}", metavar="JSON", help="the values that decide its result")
     of_run("--settings", default="{}", metavar="JSON", help="the other values of its parameters")
     of_run("--sources", default="", metavar="SHA256", help="of its program")
-    of_run("--locked", default="", metavar="SHA256", help="what of its environment is in --sources")
+    of_run("--code", default="", metavar="SHA256",
+        help="of the program's code; refuse if it is another now")  # fmt: skip
     of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
     of_run("--scratch", nargs="*", default=[], metavar="FOLDER",
@@ -291,13 +292,21 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     """Begin an attempt at the run; returns whether its program is to be started.
 
     Raises:
-        Refusal: as `attempt.begin`.
+        Refusal: as `attempt.begin`; or the program's code is not the one of --code.
     """
     # Only here: it needs numpy, 0.2 s of a CPU.
     from manynodes.programs import attempt
 
+    code = attempt.code_of(task_of(args))
+    if code != (args.code or code):
+        raise Refusal(
+            "the program's files have changed since this command began; put them back and run the "
+            "same command again, or give the experiment another name"
+        )
+    # For `has_changed`.
+    args.code = code
     ended, requeued = has_ended(args), job.restarts > 0
-    if not attempt.begin(task_of(args), args.resume, job.owner, tell, requeued):
+    if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell, requeued):
         if args.log:
             failures.end(args.log.parent)
         return False
@@ -307,12 +316,14 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
 
 
 def has_changed(args: argparse.Namespace) -> bool:
-    """Whether the files of a run's program are others than those that this launch began with."""
-    if not args.trains:
-        return False
+    """Whether the files of a run's program are others than those that this launch began with; not
+    if they cannot be read now.
+    """
     from manynodes.programs import attempt
 
-    return attempt.has_changed(task_of(args))
+    with suppress(Refusal, OSError):
+        return attempt.code_of(task_of(args)) != str(args.code)
+    return False
 
 
 @dataclass(frozen=True)
@@ -359,10 +370,11 @@ class Program:
                 said = f"the last {short} starts lasted less than {SHORT} s each"
                 failure = first.failure.then(said)
                 first = replace(first, failure=failure, again=False, in_place=False)
-            elif first.in_place and has_changed(args):
-                failure = first.failure.then("the program's files have changed since it began")
-                first = replace(first, failure=failure, again=False, in_place=False)
             in_place = args.restart and first.in_place and not stop.asked
+            if in_place and args.trains and has_changed(args):
+                # What it would save would be of two programs.
+                failure = first.failure.then("the program's files have changed since it began")
+                first, in_place = replace(first, failure=failure, again=False), False
             if not (in_place and self.has_time() and not stop.asked):
                 self.explain_and_end(first, log, stop)
             # Processes that outlived their supervisor.
@@ -642,8 +654,6 @@ def task_of(args: argparse.Namespace, all_values: bool = False) -> Task:
         directory=args.directory,
         environment=parse_option("--environment", args.environment),
         reads=parse_option("--reads", args.reads),
-        sources=args.sources,
-        locked=args.locked,
         evaluates=args.evaluate,
         token=args.token,
     )

@@ -64,7 +64,8 @@ def shortened(text: str, most: int) -> str:
 def shown(value: object) -> str:
     """A value from outside, as short JSON."""
     try:
-        return one_line(json.dumps(value, default=str, ensure_ascii=False), 40)
+        # Unusual blanks are shown as escapes too: `one_line` would make blanks of them.
+        return one_line(printable(json.dumps(value, default=str, ensure_ascii=False)), 40)
     except (ValueError, TypeError, RecursionError):
         # Python cannot format whole numbers of more than 4300 digits.
         return "a value too large to show"

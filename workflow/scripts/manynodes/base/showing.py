@@ -14,7 +14,9 @@ def show(stream: IO[AnyStr] | None, text: AnyStr) -> None:
     if stream is None:  # it was closed when Python started
         return
     try:
-        stream.write(text)
+        # A stream without a buffer (PYTHONUNBUFFERED) may take a part, if a signal comes meanwhile.
+        while text:
+            text = text[stream.write(text) or len(text) :]
         stream.flush()
     except OSError:
         send_nowhere(stream)

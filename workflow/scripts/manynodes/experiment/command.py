@@ -56,8 +56,8 @@ def is_module_alone(program: str) -> bool:
 
 def files_of_module(module: str, folder: Path) -> tuple[Path, Path]:
     """The files in a folder that Python may run for a module."""
-    path = folder / module.replace(".", "/")
-    return path.with_name(f"{path.name}.py"), path / "__main__.py"
+    path = module.replace(".", "/")
+    return folder / f"{path}.py", folder / path / "__main__.py"
 
 
 def here(path: str) -> str:
@@ -181,15 +181,19 @@ def place_of(word: str, directory: str | None) -> str:
     return str(folder / path) if folder and there else path
 
 
-def files_of(words: Sequence[str], directory: str | None) -> list[str]:
+def files_of(words: Sequence[str], directory: str | None, only_code: bool = False) -> list[str]:
     """The files among the words of a command; of those in the folder where it starts, which may be
-    files that it writes, Python, what can be executed, and what an interpreter is given.
+    files that it writes, only code: Python, what can be executed, what an interpreter is given.
+
+    Args:
+        only_code: also of the others.
     """
     found: list[str] = []
     for before, word in pairwise(["", *words]):
         path = place_of(word, directory)
         from_here = path == word.removeprefix(HERE)
-        if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
+        taken = from_here and not only_code
+        if is_file(path) and (taken or is_script(path) or INTERPRETER.match(Path(before).name)):
             found.append(path)
     return found
 
@@ -202,13 +206,19 @@ def is_script(path: str) -> bool:
     return False
 
 
-def words_sha256(words: Sequence[str], other_python: bool, directory: str | None = None) -> str:
+def words_sha256(
+    words: Sequence[str],
+    other_python: bool,
+    directory: str | None = None,
+    only_code: bool = False,
+) -> str:
     """SHA-256 of the files that a command names: a Python program with what it imports from
     beside it, or the files of another command.
 
     Args:
         other_python: as of `local_sources`.
         directory: where the program starts; None for its results folder.
+        only_code: without other files, which the program may write itself.
     """
     first, *rest = [place_of(word, directory) for word in words]
     if first == PYTHON and rest and rest[0] == "-m":
@@ -223,7 +233,7 @@ def words_sha256(words: Sequence[str], other_python: bool, directory: str | None
         file = Path(rest[0])
         file = file.resolve() if file.is_symlink() else file
         return sources_sha256(local_sources(file, other_python=other_python))
-    given = [Path(word).resolve() for word in files_of(words, directory)]
+    given = [Path(word).resolve() for word in files_of(words, directory, only_code)]
     # A program may be there to be started only.
     digests = [
         sources_sha256(local_sources(path, other_python=other_python))
@@ -233,11 +243,6 @@ def words_sha256(words: Sequence[str], other_python: bool, directory: str | None
         if os.access(path, os.R_OK)
     ]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
-
-
-def with_locked(words: str, locked: str) -> str:
-    """SHA-256 of a program from `words_sha256` and its environment's `identity`."""
-    return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
 
 def module_of(words: Sequence[str]) -> str | None:

@@ -371,7 +371,14 @@ class Experiment:
         words = command.words_sha256(
             command.command(self.config), not self.environment.is_ours, self.config["directory"]
         )
-        return command.with_locked(words, self.environment.identity)
+        locked = self.environment.identity
+        return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
+
+    @cached_property
+    def code_sha256(self) -> str:
+        """The same of its code alone, which must not change while a command runs."""
+        words, other_python = command.command(self.config), not self.environment.is_ours
+        return command.words_sha256(words, other_python, self.config["directory"], only_code=True)
 
     @cached_property
     def evaluation_sha256(self) -> str:

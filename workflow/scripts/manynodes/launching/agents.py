@@ -190,13 +190,21 @@ def watched(pid: int | None) -> Callable[[], bool]:
 
     def start() -> str:
         # Another process may get the number, but not the start.
-        with suppress(OSError):
+        try:
             fields = stat_of(pid)
-            return "" if fields[0] in "ZX" else fields[STARTED]
-        return ""
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+        return "" if fields[0] in "ZX" else fields[STARTED]
 
     begun = start()
-    return lambda: not begun or start() != begun
+
+    def has_ended() -> bool:
+        # Of a machine that is out of files for now, nothing is known.
+        with suppress(OSError):
+            return not begun or start() != begun
+        return False
+
+    return has_ended
 
 
 def stopping_signals() -> list[signal.Signals]:

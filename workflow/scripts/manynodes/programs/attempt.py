@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal
 from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
-from manynodes.experiment.command import place_of, real_folder, with_locked, words_sha256
+from manynodes.experiment.command import place_of, real_folder, words_sha256
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.programs.folders import REPOSITORY, Folders, begun_by, prepare, read_request
+from manynodes.programs.folders import REPOSITORY, Folders, begun_by, prepare
 from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
 
@@ -22,6 +21,7 @@ SITE = ("device", "cpus_per_proc", "world_size")
 
 def begin(
     task: Task,
+    sources: str,
     resume: str,
     owner: str,
     tell: Callable[[str], None],
@@ -31,6 +31,7 @@ def begin(
 
     Args:
         task: its `values` are those that decide the result; its `token` is noted.
+        sources: SHA-256 of the program; empty if it is to be found out.
         resume: `exact`, `anyway` or `fresh`, as in config/README.md.
         owner: who begins.
         tell: gets a line if there was an attempt before.
@@ -41,17 +42,14 @@ def begin(
         Whether the program is to be started: if it has ended, only its results were refused.
 
     Raises:
-        Refusal: the state there was made by other code, with other parameters or from other files;
-            or the program is not the one that Snakemake has recorded.
+        Refusal: the state there was made by other code, with other parameters or from other files.
     """
     by_hand = {"command": list(task.command)}
     request = {key: value for key, value in (by_hand | dict(task.values)).items()
                if key not in SITE}  # fmt: skip
-    request["sources_sha256"] = sources_of(task)
-    if task.sources and task.sources != request["sources_sha256"]:
-        raise Refusal(
-            "the program's files have changed since this command began; run the same command again"
-        )
+    request["sources_sha256"] = sources or words_sha256(
+        task.command, not UserEnvironment.of(task.environment).is_ours, task.directory
+    )
     request["directory"] = task.directory
     request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None
@@ -74,21 +72,10 @@ def begin(
     return True
 
 
-def sources_of(task: Task) -> str:
-    """SHA-256 of the program as its files are now, with what is locked in its environment."""
+def code_of(task: Task) -> str:
+    """SHA-256 of the program's code as its files are now."""
     other_python = not UserEnvironment.of(task.environment).is_ours
-    return with_locked(words_sha256(task.command, other_python, task.directory), task.locked)
-
-
-def has_changed(task: Task) -> bool:
-    """Whether the program's files are others than when its attempt began: what they would save now
-    would be of two programs.
-    """
-    try:
-        began = read_request(Folders(task.output))["request"]
-        return bool(sources_of(task) != began["sources_sha256"])
-    except Refusal:
-        return True
+    return words_sha256(task.command, other_python, task.directory, only_code=True)
 
 
 def folder_of(words: Sequence[str], directory: str | None) -> Path | None:

@@ -21,8 +21,6 @@ class Task:
         packed: folder of the packed environment; None unless it is to be staged.
         scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
         directory: where the program starts; None for its results folder.
-        sources: SHA-256 of the program, as Snakemake knows it; empty for none.
-        locked: what of its environment is in `sources`.
         environment: of the program, as in the configuration; None for the Python that runs this.
         reads: the keys `metrics` and `snapshots` of the experiment.
         evaluates: the program evaluates a finished training.
@@ -39,8 +37,6 @@ class Task:
     directory: str | None = None
     environment: Mapping[str, Any] | None = None
     reads: Mapping[str, Any] = field(default_factory=dict)
-    sources: str = ""
-    locked: str = ""
     evaluates: bool = False
     token: str = ""
 

@@ -166,7 +166,9 @@ def describe(host: str, command: Sequence[str]) -> dict[str, Any]:
         return {"problem": f"cannot be reached: {said[-1] if said else 'ssh failed'}"}
     with suppress(ValueError, IndexError):
         # A login shell may have printed something before.
-        return json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
+        if isinstance(found, dict):
+            return found
     # Not killed by a signal.
     if not said and done.returncode >= 0:
         return {

@@ -231,7 +231,7 @@ def list_images(
     if groups:
         in_test = {groups[path] for paths in splits["test"] for path in paths}
         tell(f"{len(set(groups.values())):,} groups, {len(in_test):,} of them in test")
-    refuse_empty(user_data, names, splits, groups, tell)
+    refuse_empty(user_data, names, splits, groups)
     extra = {
         key: {path.relative_to(user_data.path): value for path, value in values.items()}
         for key, values in (("groups", groups), ("weights", found.weights))
@@ -245,7 +245,6 @@ def refuse_empty(
     names: Sequence[str],
     splits: Mapping[str, Sequence[Sequence[Path]]],
     groups: Mapping[Path, str],
-    tell: Callable[[str], None],
 ) -> None:
     """Refuse a class without images in a split. Only the test images of a table, such as those of
     another site, may lack a class if they have two others.
@@ -257,7 +256,6 @@ def refuse_empty(
         for number in [number for number, paths in enumerate(of_classes) if not paths]:
             name = shown(names[number])
             if split == "test" and may_lack_classes(user_data) and sum(map(bool, of_classes)) > 1:
-                tell(f"warning: the class {name} has no test images: no result says how good it is")
                 continue
             remedy = "add some, or remove the class"
             if groups and user_data.test_fraction:

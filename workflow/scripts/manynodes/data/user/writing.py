@@ -131,7 +131,11 @@ def may_lack_classes(user_data: UserData) -> bool:
 
 
 def write_labels(
-    user_data: UserData, folder: Path, names: Sequence[str], labels: Mapping[str, Sequence[int]]
+    user_data: UserData,
+    folder: Path,
+    names: Sequence[str],
+    labels: Mapping[str, Sequence[int]],
+    tell: Callable[[str], None],
 ) -> None:
     """Write the labels of both splits.
 
@@ -139,14 +143,18 @@ def write_labels(
         names: of the classes.
 
     Raises:
-        Refusal: there is one class, or a class has no images in a split.
+        Refusal: there is one class, or a class has no images in a split that needs all.
     """
     if len(names) < 2:
         raise Refusal(f"dataset.{user_data.kind}: there is one class; two or more are needed")
     for split, of_split in labels.items():
         found = np.asarray(of_split, label_type(len(names)))
         empty = np.flatnonzero(np.bincount(found, minlength=len(names)) == 0).tolist()
-        if empty and not (split == "test" and may_lack_classes(user_data)):
+        if split == "test" and may_lack_classes(user_data) and len(names) - len(empty) > 1:
+            if empty:
+                lacking = named([names[number] for number in empty])
+                tell(f"warning: classes without test images, of which no result tells: {lacking}")
+        elif empty:
             remedy = "add some, or remove the class"
             if empty == [0] and names[0] == "0":
                 remedy = "add some, or count the labels from 0"
@@ -180,7 +188,7 @@ def finish(
         Refusal: as `write_labels`.
     """
     train, test = (files[split] for split in SPLITS)
-    write_labels(user_data, train.path.parent, names, labels)
+    write_labels(user_data, train.path.parent, names, labels, tell)
     if user_data.test_fraction is None:
         tell_other_ranges(files, tell)
     shared, copies, others = equal_images(train, test, labels["train"])

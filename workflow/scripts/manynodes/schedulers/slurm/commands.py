@@ -1,5 +1,6 @@
 """Asking Slurm through its own commands."""
 
+import errno
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ UNREACHABLE = re.compile(
     r"authentication error|endpoint|temporarily unavailable|no answer within",
     re.IGNORECASE,
 )
+# Why a command cannot be started now, on a node with too many processes, say.
+BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What scancel and squeue say of a job that has ended.
 ENDED = re.compile(r"already|nvalid job id")
 
@@ -53,7 +56,8 @@ def ask_scontrol(*arguments: str) -> str:
             "go to where it is, or use profiles/local"
         ) from None
     except OSError as failed:
-        # Such as too many processes on this node.
+        if failed.errno not in BUSY:
+            raise Refusal(f"scontrol: {failed.strerror}") from None
         raise Unanswered(f"scontrol: {failed.strerror}") from None
     except subprocess.TimeoutExpired:
         error = "Unable to contact slurm controller: no answer within 60 s"
