@@ -264,7 +264,7 @@ def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -
     assert "; the program's files have changed since it began" in done.stderr
     done = launched_program(script, tmp_path / "other", 1, "--code", "0" * 64)
     assert done.returncode == 1
-    assert "changed since this command began; put them back and run the same" in done.stderr
+    assert "changed since this command began; run the same command again" in done.stderr
 
 
 @pytest.mark.parametrize("fruitless", [2, 3])

@@ -297,15 +297,15 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     # Only here: it needs numpy, 0.2 s of a CPU.
     from manynodes.programs import attempt
 
+    ended, requeued = has_ended(args), job.restarts > 0
     code = attempt.code_of(task_of(args))
-    if code != (args.code or code):
+    if code != (args.code or code) and not ended:
         raise Refusal(
-            "the program's files have changed since this command began; put them back and run the "
-            "same command again, or give the experiment another name"
+            "the program's files have changed since this command began; run the same command "
+            "again, or, if runs have ended with the old files, put those back"
         )
     # For `has_changed`.
     args.code = code
-    ended, requeued = has_ended(args), job.restarts > 0
     if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell, requeued):
         if args.log:
             failures.end(args.log.parent)

@@ -14,7 +14,7 @@ def show(stream: IO[AnyStr] | None, text: AnyStr) -> None:
     if stream is None:  # it was closed when Python started
         return
     try:
-        # A stream without a buffer (PYTHONUNBUFFERED) may take a part, if a signal comes meanwhile.
+        # Of bytes, a stream without a buffer (PYTHONUNBUFFERED) may take a part, if a signal comes.
         while text:
             text = text[stream.write(text) or len(text) :]
         stream.flush()

@@ -22,6 +22,7 @@ NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
 INTERPRETER = re.compile(r"(python|(ba)?sh)[\d.]*$")
+SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake
 
@@ -181,26 +182,37 @@ def place_of(word: str, directory: str | None) -> str:
     return str(folder / path) if folder and there else path
 
 
-def files_of(words: Sequence[str], directory: str | None, only_code: bool = False) -> list[str]:
+def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     """The files among the words of a command; of those in the folder where it starts, which may be
-    files that it writes, only code: Python, what can be executed, what an interpreter is given.
-
-    Args:
-        only_code: also of the others.
+    files that it writes, Python, what can be executed, and what an interpreter is given.
     """
     found: list[str] = []
     for before, word in pairwise(["", *words]):
         path = place_of(word, directory)
         from_here = path == word.removeprefix(HERE)
-        taken = from_here and not only_code
-        if is_file(path) and (taken or is_script(path) or INTERPRETER.match(Path(before).name)):
+        if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
             found.append(path)
     return found
 
 
+def code_of(words: Sequence[str], directory: str | None) -> list[str]:
+    """Those of `files_of` that no program writes to: what is started, and scripts. On some file
+    systems any file can be executed.
+    """
+    started = place_of(words[0], directory)
+    return [
+        path
+        for path in files_of(words, directory)
+        if path == started or Path(path).suffix in SCRIPTS or has_interpreter(path)
+    ]
+
+
 def is_script(path: str) -> bool:
-    if path.endswith(".py") or os.access(path, os.X_OK):
-        return True
+    return path.endswith(".py") or os.access(path, os.X_OK) or has_interpreter(path)
+
+
+def has_interpreter(path: str) -> bool:
+    """Whether a file begins with `#!`."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(2) == b"#!"
     return False
@@ -233,7 +245,8 @@ def words_sha256(
         file = Path(rest[0])
         file = file.resolve() if file.is_symlink() else file
         return sources_sha256(local_sources(file, other_python=other_python))
-    given = [Path(word).resolve() for word in files_of(words, directory, only_code)]
+    files = (code_of if only_code else files_of)(words, directory)
+    given = [Path(word).resolve() for word in files]
     # A program may be there to be started only.
     digests = [
         sources_sha256(local_sources(path, other_python=other_python))

@@ -360,13 +360,14 @@ def class_sentence(confused: pd.DataFrame, manifests: Sequence[Mapping[str, Any]
     largest = str(found.reset_index().loc[int(found["images"].argmax()), "true_name"])
     grouped = any(manifest["settings"].get("groups") for manifest in manifests)
     tested = int((found["images"] > 0).sum())
-    few = f"; {tested} of {len(found)} classes have test images" * (tested < len(found))
+    few = f"{tested} of {len(found)} classes have test images. " * (tested < len(found))
     narrow = ", if they were independent; images of a group are alike, so it is wider" * grouped
     return (
         f"Accuracy {right / n:.2%}; of {n:,} images, the 95% interval is {low:.2%} to {high:.2%}"
         f"{narrow}. "
         f"{found['images'].max() / n:.2%} of them are of the largest class, {largest}. "
-        f"Balanced accuracy {found['recall'].mean():.2%}, macro F1 {found['F1'].mean():.2%}{few}."
+        f"{few}Balanced accuracy {found['recall'].mean():.2%}, "
+        f"macro F1 {found['F1'].mean():.2%}."
     )
 
 

@@ -23,6 +23,7 @@ from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
     MaxNLocator,
+    NullFormatter,
     NullLocator,
     PercentFormatter,
     StrMethodFormatter,
@@ -473,7 +474,7 @@ def scale_of_results(axes: Axes, numbers: pd.DataFrame, name: str) -> bool:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         # It would write TeX, which is not parsed.
-        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     return share
 
 

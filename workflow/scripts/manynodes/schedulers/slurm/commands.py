@@ -16,8 +16,8 @@ UNREACHABLE = re.compile(
     r"authentication error|endpoint|temporarily unavailable|no answer within",
     re.IGNORECASE,
 )
-# Why a command cannot be started now, on a node with too many processes, say.
-BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# Why a command cannot be started, later neither; a node may have too many processes for now.
+FOR_GOOD = (errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR)
 # What scancel and squeue say of a job that has ended.
 ENDED = re.compile(r"already|nvalid job id")
 
@@ -56,7 +56,7 @@ def ask_scontrol(*arguments: str) -> str:
             "go to where it is, or use profiles/local"
         ) from None
     except OSError as failed:
-        if failed.errno not in BUSY:
+        if failed.errno in FOR_GOOD:
             raise Refusal(f"scontrol: {failed.strerror}") from None
         raise Unanswered(f"scontrol: {failed.strerror}") from None
     except subprocess.TimeoutExpired:
