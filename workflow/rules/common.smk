@@ -75,7 +75,11 @@ try:
     configuration.refuse_other(workflow, EXPERIMENT)
     if not EXPERIMENT.built_in:
         # Of files that may be gone when a job begins.
-        _ = EXPERIMENT.sources_sha256, EXPERIMENT.code_sha256, EXPERIMENT.evaluation_sha256
+        _ = (
+            EXPERIMENT.sources_sha256,
+            EXPERIMENT.code_sha256,
+            EXPERIMENT.evaluation_sha256,
+        )
 except Refusal as refusal:
     sys.exit(str(refusal))
 except OSError as error:

@@ -10,7 +10,7 @@ SHA256SUMS says of which bytes all of these are made.
 import argparse
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,11 +108,7 @@ def aggregate(args: argparse.Namespace) -> None:
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
     written = write_figures(figures, args.output / "figures")
-    pictures = {
-        path.stem: (str(figures[path.stem].get_label()), path.read_bytes())
-        for path in written
-        if path.suffix == ".svg"
-    }
+    pictures = pictures_of(figures, written)
     made += [*written, args.output / "report.html"]
     manifests = [each.manifest for each in data.values()]
     warned = [page.not_finite(numbers.not_finite(runs)), seen]
@@ -129,6 +125,17 @@ def aggregate(args: argparse.Namespace) -> None:
         for file, sha256 in run.sums.items()
     }
     sums.write(args.output, made, sources)
+
+
+def pictures_of(
+    figures: Mapping[str, Figure], written: Iterable[Path]
+) -> dict[str, tuple[str, bytes]]:
+    """The sentence and the SVG of each figure, by its name."""
+    return {
+        path.stem: (str(figures[path.stem].get_label()), path.read_bytes())
+        for path in written
+        if path.suffix == ".svg"
+    }
 
 
 def judged(

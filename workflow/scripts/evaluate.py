@@ -154,8 +154,7 @@ def evaluate(args: argparse.Namespace, process: Process) -> None:
             "images_sha256": data.manifest["content_sha256"][f"{split}_images"],
             "predictions_sha256": written,
         }
-        plain = {"plain": of_plain(final), "checkpoints": checkpoints}
-        result = about | final[args.views] | plain
+        result = about | final[args.views] | {"plain": of_plain(final), "checkpoints": checkpoints}
         atomic.write_text(args.output, json.dumps(result, indent=2, allow_nan=False) + "\n")
         line = f"{accuracy_line(result)} on {result['n']:,} images, loss {result['loss']:.3f}"
         print(f"evaluate: {args.output}: {line}")

@@ -122,10 +122,7 @@ def supervise(
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
     here = socket.gethostname()
-    with (
-        log_file(log, "w") as sink,
-        private_caches(os.environ) as caches,
-    ):
+    with log_file(log, "w") as sink, private_caches(os.environ) as caches:
         # A rank's errors go to its own log if there is one, not to everybody's.
         output = Output(
             sink,

@@ -145,9 +145,7 @@ class Follower:
         def on_error(info: Any, msg: str | None = None, **options: Any) -> None:
             self.jobs.pop(info.external_jobid, None)
             self.failures[info.job] = reason_of(msg or "")
-            # A job that was cancelled before it began has none.
-            log = str((info.aux or {}).get("slurm_logfile") or "")
-            self.logs[info.job] = log if is_file(log) else ""
+            self.logs[info.job] = log_of(info)
             failed(info, msg=msg, **options)
 
         def on_cancel(_known: list[Any]) -> None:
@@ -407,6 +405,12 @@ def details(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
     _, out, _ = answer(*command, "--format=%i|%T|%r|%N", patience=QUERY_TIMEOUT)
     rows = [line.split("|") for line in out.splitlines()]
     return {row[0]: (row[1], row[2], row[3]) for row in rows if len(row) == 4}
+
+
+def log_of(info: Any) -> str:
+    """The log of a submitted job; empty if it was cancelled before it had one."""
+    log = str((info.aux or {}).get("slurm_logfile") or "")
+    return log if is_file(log) else ""
 
 
 def reason_of(message: str) -> str:
