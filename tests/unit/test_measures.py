@@ -382,7 +382,7 @@ def test_a_job_continues_its_own_state_with_fresh_and_no_other_s(tmp_path: Path)
 
     def begin(by: str, resume: str, requeued: bool = False) -> bool:
         task = Task(("./train",), tmp_path, {}, token=by)
-        attempt.begin(task, resume, by, print, requeued)
+        attempt.begin(task, "a", resume, by, print, requeued)
         continues = (folders.saved / "state").exists()
         (folders.saved / "state").write_text("")
         return continues
