@@ -297,8 +297,8 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     # Only here: it needs numpy, 0.2 s of a CPU.
     from manynodes.programs import attempt
 
-    ended, requeued = has_ended(args), job.restarts > 0
-    code = attempt.code_of(task_of(args))
+    task, ended, requeued = task_of(args), has_ended(args), job.restarts > 0
+    code = attempt.files_sha256(task, only_code=True)
     if code != (args.code or code) and not ended:
         raise Refusal(
             "the program's files have changed since this command began; run the same command "
@@ -306,7 +306,7 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
         )
     # For `has_changed`.
     args.code = code
-    if not attempt.begin(task_of(args), args.sources, args.resume, job.owner, tell, requeued):
+    if not attempt.begin(task, args.sources, args.resume, job.owner, tell, requeued):
         if args.log:
             failures.end(args.log.parent)
         return False
@@ -322,7 +322,7 @@ def has_changed(args: argparse.Namespace) -> bool:
     from manynodes.programs import attempt
 
     with suppress(Refusal, OSError):
-        return attempt.code_of(task_of(args)) != str(args.code)
+        return attempt.files_sha256(task_of(args), only_code=True) != str(args.code)
     return False
 
 

@@ -135,7 +135,7 @@ class FinishedRuns:
         a changed `setup`.
         """
         environment = self.experiment.environment
-        for name in self.experiment.runs:
+        for name in () if self.experiment.built_in else self.experiment.runs:
             # `check_results` refuses one that is damaged.
             with suppress(FileNotFoundError, Refusal):
                 before = read_json(self.results / name / "environment.json", "environment", "")

@@ -368,17 +368,19 @@ class Experiment:
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        words = command.words_sha256(
-            command.command(self.config), not self.environment.is_ours, self.config["directory"]
-        )
+        words = self.files_sha256(only_code=False)
         locked = self.environment.identity
         return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
     @cached_property
     def code_sha256(self) -> str:
         """The same of its code alone, which must not change while a command runs."""
+        return self.files_sha256(only_code=True)
+
+    def files_sha256(self, only_code: bool) -> str:
+        """SHA-256 of the files of the user's program, see `command.words_sha256`."""
         words, other_python = command.command(self.config), not self.environment.is_ours
-        return command.words_sha256(words, other_python, self.config["directory"], only_code=True)
+        return command.words_sha256(words, other_python, self.config["directory"], only_code)
 
     @cached_property
     def evaluation_sha256(self) -> str:

@@ -47,9 +47,7 @@ def begin(
     by_hand = {"command": list(task.command)}
     request = {key: value for key, value in (by_hand | dict(task.values)).items()
                if key not in SITE}  # fmt: skip
-    request["sources_sha256"] = sources or words_sha256(
-        task.command, not UserEnvironment.of(task.environment).is_ours, task.directory
-    )
+    request["sources_sha256"] = sources or files_sha256(task, only_code=False)
     request["directory"] = task.directory
     request["data_sha256"] = DataFolder.read(task.data).sha256 if task.data else None
     request["files_sha256"] = read_files(task.files).sha256 if task.files else None
@@ -72,10 +70,10 @@ def begin(
     return True
 
 
-def code_of(task: Task) -> str:
-    """SHA-256 of the program's code as its files are now."""
+def files_sha256(task: Task, only_code: bool) -> str:
+    """SHA-256 of the program's files as they are now, see `words_sha256`."""
     other_python = not UserEnvironment.of(task.environment).is_ours
-    return words_sha256(task.command, other_python, task.directory, only_code=True)
+    return words_sha256(task.command, other_python, task.directory, only_code)
 
 
 def folder_of(words: Sequence[str], directory: str | None) -> Path | None:

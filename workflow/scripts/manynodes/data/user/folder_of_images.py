@@ -254,9 +254,9 @@ def refuse_empty(
     """
     for split, of_classes in splits.items():
         for number in [number for number, paths in enumerate(of_classes) if not paths]:
-            name = shown(names[number])
-            if split == "test" and may_lack_classes(user_data) and sum(map(bool, of_classes)) > 1:
+            if may_lack_classes(user_data, split, sum(map(bool, of_classes))):
                 continue
+            name = shown(names[number])
             remedy = "add some, or remove the class"
             if groups and user_data.test_fraction:
                 remedy = "give another dataset.test_fraction or split_seed"

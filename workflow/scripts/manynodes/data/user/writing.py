@@ -125,9 +125,15 @@ def chosen_for_test(n: int, user_data: UserData, number: int) -> np.ndarray:
     return np.random.default_rng((user_data.split_seed, number)).permutation(n)[:count]
 
 
-def may_lack_classes(user_data: UserData) -> bool:
-    """Whether the test images need not be of all classes: a table says which they are."""
-    return user_data.table is not None and user_data.test_fraction is None
+def may_lack_classes(user_data: UserData, split: str, there: int) -> bool:
+    """Whether a split need not have images of all classes: the test images, if a table says which
+    they are, and they are of two classes or more.
+
+    Args:
+        there: of how many classes it has images.
+    """
+    chosen = split == "test" and user_data.table is not None and user_data.test_fraction is None
+    return chosen and there > 1
 
 
 def write_labels(
@@ -150,10 +156,9 @@ def write_labels(
     for split, of_split in labels.items():
         found = np.asarray(of_split, label_type(len(names)))
         empty = np.flatnonzero(np.bincount(found, minlength=len(names)) == 0).tolist()
-        if split == "test" and may_lack_classes(user_data) and len(names) - len(empty) > 1:
-            if empty:
-                lacking = named([names[number] for number in empty])
-                tell(f"warning: classes without test images, of which no result tells: {lacking}")
+        if empty and may_lack_classes(user_data, split, len(names) - len(empty)):
+            lacking = named([names[number] for number in empty])
+            tell(f"warning: classes without test images, of which no result tells: {lacking}")
         elif empty:
             remedy = "add some, or remove the class"
             if empty == [0] and names[0] == "0":
