@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], type[Submitted | Launched], s
     "hangs": (
         send(signal.SIGSTOP),
         Launched,
-        r"rank 1 on n2 hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others waited "
+        r"rank 1 on n2 hung \(stopped by a signal, in \S+ \(\S+:\d+\)\), and the others waited "
         r"for it; its own log is results/hangs/run/logs/rank=1.log",
     ),
     "launcher killed": (kill_launcher, Launched, r"n2: .*Killed"),

@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_named_and_replaced(tmp_path, digits, reference, conne
     assert training.end() == 0, training.said
     assert result(training.output) == reference(PROCESSES)
     assert re.search(
-        r"rank \d on \S+ hung \(stopped by a signal, in [\w.]+ \(\S+:\d+\)\), and the others "
+        r"rank \d on \S+ hung \(stopped by a signal, in \S+ \(\S+:\d+\)\), and the others "
         r"waited for it; its own log is \S+; starting again",
         training.said,
     ), training.said
