@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,10 +179,9 @@ def image_of_this_python(tarball: Path) -> None:
 
 
 @pytest.fixture
-def podman(cluster: Cluster, checkout: SlurmCheckout) -> Iterator[Path]:
-    """A folder with the file to be sourced on nodes that have the image, each in its own store."""
-    folder = checkout.path / "boxed"
-    folder.mkdir()
+def podman(cluster: Cluster, checkout: SlurmCheckout) -> Iterator[dict[str, Any]]:
+    """An image that each node has in its own store, and how it is found there."""
+    folder = checkout.path / "podman"
     (folder / "containers.conf").write_text(CONTAINERS)
     (folder / "storage.conf").write_text(STORAGE)
     names = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
@@ -201,36 +202,57 @@ def podman(cluster: Cluster, checkout: SlurmCheckout) -> Iterator[Path]:
             # crun takes no part in the control groups of this machine.
             on(node, "mount -t tmpfs tmpfs /sys/fs/cgroup; "
                      f"podman load --quiet -i '{folder}/image.tar'")  # fmt: skip
-        yield folder
+        yield {"container": IMAGE, "setup": "source podman/podman.sh"}
     finally:
         for node in (None, *NODES):
             cluster.run("sh", "-c", "umount /sys/fs/cgroup; rm -rf /tmp/containers", node=node)
 
 
+@pytest.fixture
+def apptainer(checkout: SlurmCheckout) -> dict[str, Any]:
+    """An image in a file, which is staged."""
+    if not shutil.which("apptainer"):
+        pytest.skip("apptainer is not installed")
+    folder = checkout.path / "apptainer"
+    image_of_this_python(folder / "files.tar")
+    (folder / "files").mkdir()
+    for command in ("tar -xf files.tar -C files", "apptainer build image.sif files"):
+        done = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    # In a sandbox, root has not all privileges that apptainer would keep.
+    return {"container": "image.sif", "options": ["--no-privs"], "stage": True}
+
+
+@pytest.mark.parametrize("kind", ["podman", "apptainer"])
 def test_a_container_runs_program_and_evaluation_and_is_started_again(
-    checkout: SlurmCheckout, podman: Path
+    checkout: SlurmCheckout, request: pytest.FixtureRequest, kind: str
 ) -> None:
+    folder = checkout.path / kind
+    folder.mkdir()
+    environment: dict[str, Any] = request.getfixturevalue(kind)
+    staged = "assert os.environ['APPTAINER_CONTAINER'].startswith('/scratch/')\n"
+    image = f"import os\n{staged if kind == 'apptainer' else ''}"
     beside = checkout.path.parent / "beside"
-    beside.mkdir()
-    (beside / "train.py").write_text(f"import of_mine\n{BOXED}")
+    beside.mkdir(exist_ok=True)
+    (beside / "train.py").write_text(f"import of_mine\n{image}{BOXED}")
     (beside / "of_mine.py").write_text("")
-    (podman / "evaluate.py").write_text(
-        "import sys, launched\nassert sys.executable == '/usr/bin/python3'\n"
+    (folder / "evaluate.py").write_text(
+        f"{image}import sys, launched\nassert sys.executable == '/usr/bin/python3'\n"
         "launched.result(accuracy=0.75)\n"
     )
-    (podman / "five.txt").write_text("5")
-    environment = {"container": IMAGE, "setup": "source boxed/podman.sh"}
-    (podman / "boxed.yaml").write_text(
-        "experiment: boxed\nprogram: ../../beside/train.py\nevaluate: evaluate.py\nnodes: 2\n"
-        "preflight: false\nlauncher: srun\nfiles: [five.txt]\n"
+    (folder / "five.txt").write_text("5")
+    (folder / "boxed.yaml").write_text(
+        f"experiment: in-{kind}\nprogram: ../../beside/train.py\nevaluate: evaluate.py\nnodes: 2\n"
+        "preflight: false\nlauncher: srun\nfiles: [five.txt]\nscratch: [/scratch]\n"
         f"environment: {json.dumps(environment)}\n"
     )
-    command = ["--configfile", "boxed/boxed.yaml", "--until", "evaluate"]
-    missing = environment | {"container": "localhost/none:1"}
-    refused = checkout.snakemake("-n", *command, "--config", f"environment={json.dumps(missing)}")
-    assert "config: environment: podman has no image localhost/none:1 here" in refused.stdout
-    assert "boxed/run: loss 0.5, accuracy 0.75" in checkout.run(*command)
-    run = checkout.path / "results/boxed/run"
+    command = ["--configfile", f"{kind}/boxed.yaml", "--until", "evaluate"]
+    if kind == "podman":
+        missing = json.dumps(environment | {"container": "localhost/none:1"})
+        refused = checkout.snakemake("-n", *command, "--config", f"environment={missing}")
+        assert "config: environment: podman has no image localhost/none:1 here" in refused.stdout
+    assert f"in-{kind}/run: loss 0.5, accuracy 0.75" in checkout.run(*command)
+    run = checkout.path / f"results/in-{kind}/run"
     killed = r"rank 1 on n\d was ended by SIGKILL.*starting again"
     assert re.search(killed, (run / "train.log").read_text())
     hosts = {path.name for path in (run / "work").glob("n*-*")}

@@ -911,6 +911,17 @@ def test_the_first_group_with_the_name_of_a_count_counts(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)", r"\x1b.*? (?P<epoch>\d+).*32m(?P<loss>.*)\x1b"]
+)
+def test_numbers_are_found_behind_colours(tmp_path: Path, pattern: str) -> None:
+    """Detectron2 and loguru write them; an expression may know of them."""
+    rows = LogRows([pattern], tmp_path / "a.csv", [])
+    rows.take("\x1b[1mepoch\x1b[0m 1 loss \x1b[32m0.5\x1b[0m")
+    rows.write()
+    assert (tmp_path / "a.csv").read_text().splitlines() == ["epoch,loss", "1,0.5"]
+
+
 def test_of_a_long_command_the_words_that_differ_are_told() -> None:
     before = ["python", "train.py", "--epochs", "6", "--lr", "0.1"]
     assert apart(before, [*before[:3], "3", *before[4:]]) == ("6", "3")

@@ -83,6 +83,26 @@ class Program:
         return found
 
 
+def test_the_colours_of_an_error_are_not_told(tmp_path: Path) -> None:
+    """Python 3.13 and later write them with FORCE_COLOR."""
+    ended = Program(
+        tmp_path,
+        """
+        import sys, time, os
+        if os.environ["RANK"] == "1":
+            time.sleep(1e6)
+        sys.stderr.write(
+            'Traceback (most recent call last):\\n  File \x1b[35m"a.py"\x1b[0m, line \x1b[35m1'
+            '\x1b[0m, in \x1b[35m<module>\x1b[0m\\n    \x1b[1;31mload()\x1b[0m\\n'
+            '\x1b[1;35mValueError\x1b[0m: \x1b[35mno file\x1b[0m\\n')
+        sys.exit(1)
+        """,
+    )
+    assert ended.end() == 1
+    assert "ValueError: no file" in ended.text
+    assert "\x1b" not in ended.text.splitlines()[-1]
+
+
 def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
     program = Program(tmp_path, nodes=2, text=f"""
         {RANK}

@@ -55,6 +55,17 @@ REFUSED = {
     "program: p.py\nenvironment: {container: p.py}": (
         "config: environment: p.py is no image of apptainer's (SIF)"
     ),
+    "program: p.py\nenvironment: {container: 'docker://python:3.12'}": (
+        "config: environment: docker://python:3.12 is no file; make one: apptainer pull image.sif "
+        "docker://python:3.12, and give that"
+    ),
+    "program: p.py\nenvironment: {container: .}": (
+        "is no file; make one: apptainer build image.sif "
+    ),
+    "program: p.py\nenvironment: {container: 'localhost/p:1', stage: true}": (
+        "config: environment.stage: needs the folder of a venv, conda or uv, or the file of an "
+        "image"
+    ),
     "program: p.py\nenvironment: {container: x.sif, strict: true}": (
         "config: environment.strict: an image is one whole; leave strict out"
     ),

@@ -17,8 +17,10 @@ import pytest
 
 from manynodes.base.errors import Refusal
 from manynodes.data import staging
+from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
-from manynodes.data.unpacking import ARCHIVE
+from manynodes.data.unpacking import ARCHIVE, unpacked_here
+from manynodes.experiment.environments import UserEnvironment
 from programs import SCRIPTS, in_namespace, program, shell
 
 
@@ -306,6 +308,25 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
         assert "./bin/python" in archive.getnames()
+
+
+def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "image.sif").write_bytes(b"SIF_MAGIC")
+    where = ["--prefix", "image.sif", "--output", "out"]
+    done = program("pack", *where, "--name", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    environment = UserEnvironment(container="image.sif", stage=True)
+    assert environment.staged_from == Path("image.sif")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    staged, place = unpacked_here(read_files(Path("out")), [str(scratch)], None, print)
+    assert staged.status == "fresh"
+    assert place and place.is_relative_to(scratch) and not place.is_symlink()
+    assert environment.at(place).image == environment.image
+    place.write_bytes(b"SIF_MAGID")
+    assert unpacked_here(read_files(Path("out")), [str(scratch)], None, print)[0].status == "fresh"
+    assert place.read_bytes() == b"SIF_MAGIC"
 
 
 def test_an_environment_that_cannot_be_unpacked_is_a_fallback_with_the_folder(tmp_path) -> None:

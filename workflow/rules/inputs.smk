@@ -78,7 +78,7 @@ rule pack:
         "../envs/manynodes.yaml"
     params:
         pack=f"{SCRIPTS}/pack.py",
-        prefix=lambda wildcards: str(EXPERIMENT.environment.prefix),
+        prefix=lambda wildcards: str(EXPERIMENT.environment.staged_from),
         content=lambda wildcards: EXPERIMENT.environment.contents_sha256,
         folder=subpath(output.manifest, parent=True),
     shell:

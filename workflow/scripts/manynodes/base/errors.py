@@ -24,6 +24,8 @@ MAKE = "snakemake --profile profiles/local --force"  # makes a file of the workf
 
 # User name and password of an address.
 PASSWORD = re.compile(r"(://)[^/\s]*@")
+# Control sequences of a terminal, such as colours, and links; ECMA-48, 5.4.
+CONTROLS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
@@ -32,12 +34,17 @@ def one_line(text: str, most: int = LONGEST) -> str:
     If it is too long, the longest words are shortened first, because they are paths, and then the
     middle of the line: its beginning names the problem, its end the remedy.
     """
-    line = printable(PASSWORD.sub(r"\1…@", " ".join(text.split())))
+    line = printable(PASSWORD.sub(r"\1…@", " ".join(uncoloured(text).split())))
     for word in sorted(line.split(), key=len, reverse=True):
         if len(line) <= most or len(word) <= SHORTENED:
             break
         line = line.replace(word, shortened(word, max(SHORTENED, len(word) - len(line) + most)))
     return line if len(line) <= most else shortened(line, most)
+
+
+def uncoloured(text: str) -> str:
+    """What another program has written, without the colours that it may have been told to use."""
+    return CONTROLS.sub("", text)
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,6 @@
-"""An archive that has been staged, unpacked beside its copy once for all processes of a node."""
+"""An environment that has been staged: an archive, unpacked beside its copy once for all processes
+of a node, or the image of a container.
+"""
 
 import hashlib
 import json
@@ -81,10 +83,11 @@ def unpacked_here(
     tell: Callable[[str], None],
 ) -> tuple[Staged, Path | None]:
     """The archive as staged on this node, and the folder with its content; None if the node cannot
-    have it: then a line says why, and the shared folder that was packed serves.
+    have it: then a line says why, and the shared folder that was packed serves. Of an image, its
+    copy.
 
     Args:
-        source: the shared folder with the archive and its manifest.
+        source: the shared folder with the archive, or a link to the image, and a manifest.
         scratch, job_scratch: as for `staging.stage`.
 
     Raises:
@@ -105,6 +108,9 @@ def unpacked_here(
     if above.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
         # Of data, every copy is hashed; of an environment, each file when it is imported is not.
         return fallen_back(f"the group of {above} may replace files in it; it has no sticky bit")
+    (file,) = source.manifest["files"]
+    if file != ARCHIVE:
+        return staged, Path(staged.path, file)
     try:
         return staged, unpacked(source.at(Path(staged.path)), tell)
     except NotLocked as problem:

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from manynodes.base.cpus import BINDING, OF_LIBRARIES
 from manynodes.base.environment import MODULES, variable
-from manynodes.base.errors import Refusal, error_line
+from manynodes.base.errors import Refusal, error_line, uncoloured
 from manynodes.base.modules import FIND_MODULE
 from manynodes.base.reading import file_sha256, is_file, open_file
 from manynodes.base.temporary import file_without_a_name
@@ -174,7 +174,7 @@ class UserEnvironment:
         modules: names for `module load`.
         setup: lines of bash that run after it.
         strict: every installed package decides the result.
-        stage: its folder is packed, and unpacked on each node's scratch.
+        stage: its folder is packed, and unpacked on each node's scratch; an image is copied there.
     """
 
     python: str | None = None
@@ -212,11 +212,20 @@ class UserEnvironment:
         told = json.dumps([self.setup, self.options])
         return hashlib.sha256(told.encode()).hexdigest() if self.setup or self.options else ""
 
-    def at(self, folder: Path) -> "UserEnvironment":
-        """The same with its Python in another folder."""
+    @property
+    def staged_from(self) -> Path | None:
+        """What is staged of it: the folder of its Python, or its image; None if it has neither."""
+        if self.container:
+            return Path(self.container) if self.is_image_file else None
+        return None if self.prefix is None or self.prefix.is_file() else self.prefix
+
+    def at(self, place: Path) -> "UserEnvironment":
+        """The same with what is `staged_from` somewhere in another place."""
+        if self.container:
+            return replace(self, container=str(place))
         if self.conda:
-            return replace(self, conda=str(folder))
-        return replace(self, uv=None, python=str(folder))
+            return replace(self, conda=str(place))
+        return replace(self, uv=None, python=str(place))
 
     @property
     def is_ours(self) -> bool:
@@ -298,7 +307,9 @@ class UserEnvironment:
         if self.is_image_file:
             image = shlex.quote(str(Path(self.container or "").absolute()))
             bind, variables = "(--bind PLACE)", ""
-            run = f'apptainer exec --pwd "$program_start" {at} {image}'
+            # Some sites have it under its first name alone, or a relative of it.
+            runner = '"$(type -P apptainer || type -P singularity || echo apptainer)"'
+            run = f'{runner} exec --pwd "$program_start" {at} {image}'
         else:
             bind = "(--volume PLACE:PLACE)"
             variables = (
@@ -336,6 +347,8 @@ class UserEnvironment:
         found.pop("PYTHONHOME", None)
         if self.container:
             found.pop("PYTHONPATH", None)
+            # Apptainer shares the home folder, whose packages would come before those of the image.
+            found.setdefault("PYTHONNOUSERSITE", "1")
         if self.prefix:
             path.insert(0, str(Path(self.interpreter).parent))
             if any(self.folder.glob("lib*/python*/site-packages/torch")):
@@ -356,8 +369,11 @@ class UserEnvironment:
         given = [name for name in ("python", "conda", "uv", "container") if getattr(self, name)]
         if len(given) > 1:
             raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
-        if self.stage and (self.prefix is None or self.prefix.is_file()):
-            raise Refusal("config: environment.stage: needs the folder of a venv, conda or uv")
+        if self.stage and self.staged_from is None:
+            raise Refusal(
+                "config: environment.stage: needs the folder of a venv, conda or uv, or the file of "
+                "an image"
+            )
         if self.options and not self.container:
             raise Refusal("config: environment.options: these are for a container; give it too")
         if self.strict and self.container:
@@ -405,9 +421,9 @@ class UserEnvironment:
 
     @property
     def contents_sha256(self) -> str:
-        """Changes with the files of these packages, and with the lock."""
+        """Changes with the files of these packages, and with the lock; or with the image."""
         if not self.answers_here:
-            return ""
+            return self.image
         text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -433,6 +449,12 @@ class UserEnvironment:
         """
         if not self.container:
             return ""
+        if "://" in self.container or Path(self.container).is_dir():
+            make = "pull" if "://" in self.container else "build"
+            raise Refusal(
+                f"{self.container} is no file; make one: apptainer {make} image.sif "
+                f"{self.container}, and give that"
+            )
         if self.is_image_file:
             try:
                 with open_file(Path(self.container)) as file:
@@ -462,7 +484,7 @@ class UserEnvironment:
             ) from None
         found = done.stdout.strip().rpartition("\n")[2].removeprefix("sha256:")
         if done.returncode or not re.fullmatch("[0-9a-f]{64}", found):
-            said = done.stderr.strip().splitlines() or ["it gives no id"]
+            said = uncoloured(done.stderr).strip().splitlines() or ["it gives no id"]
             raise Refusal(f"podman has no image {self.container} here: {said[-1]}")
         return found
 
@@ -531,7 +553,8 @@ def look(
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Refusal(f"{python[0]} does not answer: {error}") from None
-        found, error_text = answer_in(content_of(output)), content_of(errors).strip()
+        found = answer_in(content_of(output))
+        error_text = uncoloured(content_of(errors)).strip()
     if done.returncode or found is None:
         said = error_text.splitlines() or [f"it ended with status {done.returncode}"]
         before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))

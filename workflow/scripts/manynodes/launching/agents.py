@@ -18,6 +18,7 @@ from types import FrameType
 from typing import IO
 
 from manynodes.base.bars import parts_of
+from manynodes.base.errors import uncoloured
 from manynodes.base.processes import STARTED, WARNINGS, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked
@@ -350,7 +351,7 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
         output.records.append(text)
         return ""
     if is_error or output.together:
-        output.errors.append(text[-LAST_CHARACTERS:])
+        output.errors.append(uncoloured(text)[-LAST_CHARACTERS:])
     if output.heard:
         for part in parts_of(text) if output.together else (text,):
             output.heard(part)

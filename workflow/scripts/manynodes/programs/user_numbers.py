@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from manynodes.base import atomic
 from manynodes.base.bars import parts_of
-from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.errors import Refusal, reason, shown, uncoloured
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
 from manynodes.programs.folders import Folders, starts_of
@@ -598,11 +598,17 @@ def first_unread(run: Path, patterns: Sequence[str]) -> str:
     """The first group of a line that matches and is no number, in words; empty if none is."""
     for log in sorted(Folders(run).printed.glob("*.log")):
         for line in lines_of(log):
-            for match in filter(None, (re.search(each, line[:MOST_LINE]) for each in patterns)):
+            for match in filter(None, (matched(re.compile(each), line) for each in patterns)):
                 for name, text in match.groupdict().items():
                     if text and not numeric(plain(text)):
                         return f"the group {name} matches {shown(text)}, which is no number"
     return ""
+
+
+def matched(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """The match of an expression in a line without its colours, or as it was printed."""
+    found = pattern.search(uncoloured(line)[:MOST_LINE])
+    return found or (pattern.search(line[:MOST_LINE]) if "\x1b" in line else None)
 
 
 def lines_of(log: Path) -> Iterator[str]:
@@ -649,7 +655,7 @@ class LogRows:
     def take(self, line: str) -> None:
         """Look at a line."""
         for pattern in self.patterns:
-            match = pattern.search(line[:MOST_LINE])
+            match = matched(pattern, line)
             given = match.groupdict() if match else {}
             given = {name: plain(text) for name, text in given.items() if text}
             row = {name: number_of(text) for name, text in given.items() if numeric(text)}
