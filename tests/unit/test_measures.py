@@ -912,7 +912,8 @@ def test_the_first_group_with_the_name_of_a_count_counts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)", r"\x1b.*? (?P<epoch>\d+).*32m(?P<loss>.*)\x1b"]
+    "pattern",
+    [r"epoch (?P<epoch>\d+) loss (?P<loss>\S+)", r"\x1b.*? (?P<epoch>\d+).*32m(?P<loss>.*)\x1b"],
 )
 def test_numbers_are_found_behind_colours(tmp_path: Path, pattern: str) -> None:
     """Detectron2 and loguru write them; an expression may know of them."""

@@ -63,8 +63,7 @@ REFUSED = {
         "is no file; make one: apptainer build image.sif "
     ),
     "program: p.py\nenvironment: {container: 'localhost/p:1', stage: true}": (
-        "config: environment.stage: needs the folder of a venv, conda or uv, or the file of an "
-        "image"
+        "config: environment.stage: needs the folder of a venv, conda or uv, or an image's file"
     ),
     "program: p.py\nenvironment: {container: x.sif, strict: true}": (
         "config: environment.strict: an image is one whole; leave strict out"

@@ -322,7 +322,9 @@ def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     scratch.mkdir()
     staged, place = unpacked_here(read_files(Path("out")), [str(scratch)], None, print)
     assert staged.status == "fresh"
-    assert place and place.is_relative_to(scratch) and not place.is_symlink()
+    assert place
+    assert place.is_relative_to(scratch)
+    assert not place.is_symlink()
     assert environment.at(place).image == environment.image
     place.write_bytes(b"SIF_MAGID")
     assert unpacked_here(read_files(Path("out")), [str(scratch)], None, print)[0].status == "fresh"

@@ -29,7 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prefix", type=Path, required=True, help="folder of a venv or of conda, or an image")
+    parser.add_argument(
+        "--prefix", type=Path, required=True, help="of a venv or of conda, or an image"
+    )
     parser.add_argument("--name", required=True, help="of the copies on scratch folders")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER",
         help="for the archive and manifest.json")  # fmt: skip

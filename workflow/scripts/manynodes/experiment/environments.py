@@ -371,8 +371,8 @@ class UserEnvironment:
             raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
         if self.stage and self.staged_from is None:
             raise Refusal(
-                "config: environment.stage: needs the folder of a venv, conda or uv, or the file of "
-                "an image"
+                "config: environment.stage: needs the folder of a venv, conda or uv, or an image's "
+                "file"
             )
         if self.options and not self.container:
             raise Refusal("config: environment.options: these are for a container; give it too")
