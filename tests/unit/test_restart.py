@@ -389,3 +389,33 @@ def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(tmp_path) -> 
     assert done.returncode == 1
     line = r"program failed: rank 1 on \S+ ended with status 0 while rank 0 on \S+ waited for it"
     assert re.search(line, done.stderr), done.stderr
+
+
+def test_a_rank_that_goes_on_long_after_another_has_ended_is_told_and_not_ended(tmp_path) -> None:
+    """It may hang, or have the last test to do."""
+    log = tmp_path / "log.txt"
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "while os.environ['RANK'] == '0' and 'goes on' not in open(sys.argv[1]).read():\n"
+        "    time.sleep(0.2)\n"
+    )
+    done = program(
+        "launch",
+        "--nproc-per-node",
+        2,
+        "--cpus",
+        2,
+        "--timeout",
+        1,
+        "--log",
+        log,
+        "--",
+        script,
+        log,
+    )
+    assert done.returncode == 0, done.stderr
+    ended = (
+        r"launch: warning: rank 1 on \S+ ended with status 0 more than 1 s ago, and rank 0 goes on"
+    )
+    assert re.search(ended, done.stderr)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -39,6 +40,7 @@ from manynodes.base.timeouts import (
     ENDED_BY_SCHEDULER,
     LAUNCH_GRACE,
     START_UP,
+    TIMEOUT,
 )
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.replaced import link_or_copy
@@ -72,6 +74,7 @@ from manynodes.launching.logs import (
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
+from manynodes.launching.unfinished import told_of_unfinished
 from manynodes.launching.whereabouts import whereabouts
 from manynodes.programs.folders import Folders, is_run, refuse_links
 from manynodes.programs.task import Task
@@ -413,19 +416,25 @@ class Program:
                 # much when a rank fails.
                 errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
             # Otherwise nobody would see what a program tells there.
-            output = Output(log, errors, show_errors=not (args.log or args.rank_logs))
+            shows = not (args.log or args.rank_logs)
+            lines: list[str] = []
+            output = Output(log, errors, show_errors=shows, records=lines)
             before = state_of(args)
-            with warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END):
+            processes, patience = self.geometry.world_size, args.timeout or TIMEOUT
+            with (
+                warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END),
+                told_of_unfinished(lines, processes, patience, partial(warn, log)),
+            ):
                 commands = scheduler.commands(step)
                 outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with)
-            found = records(output.records or [])
+            found = records(lines)
 
         def sent(kind: str) -> list[Any]:
             return [record[kind] for record in found if kind in record]
 
         told = [trouble(each) for each in sent("trouble")]
         said = told[0] if told else scheduler.explain(output.errors)
-        lost = of_unknown_ends(outcome, sent("finished"), self.geometry.world_size, said)
+        lost = of_unknown_ends(outcome, sent("finished"), processes, said)
         if not (outcome.stopped or outcome.failed is not None or lost):
             if args.collect:
                 collect(args, sent("result"))
@@ -741,6 +750,11 @@ def note(args: argparse.Namespace, line: str) -> None:
     """Keep it for the report of the run."""
     if args.state:
         incidents.add(args.state, incidents.INTERRUPTION, line)
+
+
+def warn(log: Log, line: str) -> None:
+    write(log, f"launch: warning: {line}")
+    tell(f"warning: {line}")
 
 
 def tell(line: str) -> None:
