@@ -32,7 +32,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make run          the default experiment: fetch, stage, train, evaluate, compare, report"
-	@echo "make bench        speed against peers and limits, in less than half an hour"
+	@echo "make bench        speed against peers and limits, in 14 minutes"
 	@echo "make test         lint, unit tests, and whole experiments on this machine"
 	@echo "make test-fast    of these, the unit tests"
 	@echo "make test-slow    of these, the experiments"
