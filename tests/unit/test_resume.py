@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 import leftovers
 from classifier.states import state
 from programs import KILLED_AT, SCRIPTS, train_command
+from session.finished import code_of_state
 from trainings import (
     ONE_THREAD,
     RUN,
@@ -266,6 +267,8 @@ def test_what_is_of_another_run_is_refused_and_kept_until_it_is_to_start_over(
         for path in left.rglob("*")
         if path.is_file() and path.name != "owner.json"
     } == there
+    newest = state.read(states(left)[0])[0]
+    assert code_of_state(left / "state") == (newest.code_sha256, str(commit))
     if other == "configuration":
         (left / "state" / "owner.json").unlink()
         assert (

@@ -284,8 +284,39 @@ def test_code_retrains_and_no_comment_nor_where_the_data_come_from_and_are_stage
         assert done.jobs(*elsewhere) == {}
         path.write_text(text.replace("(coin + epoch) % 2", "(coin + epoch + 1) % 2"))
         assert done.jobs() == {"train": 4, "evaluate": 4, "aggregate": 1, "all": 1}
+        added = ["--rerun-triggers", "mtime", "--config", "learning_rate=[0.5, 0.4, 0.3]"]
+        (commit,) = {read(done.results / run / "run.json")["git"]["commit"] for run in RUNS}
+        *_, last = done.snakemake("-n", *added).stdout.splitlines()
+        assert last == (
+            "tiny: learning_rate~0.3_nodes~1, learning_rate~0.3_nodes~2 would be of other code "
+            "than learning_rate~0.5_nodes~1, learning_rate~0.5_nodes~2, and 2 more (its code has "
+            f"changed since commit {(commit or 'none')[:10]}); give another experiment name, or add "
+            "--config replace=true to train all"
+        )
     finally:
         path.write_text(text)
+
+
+def test_a_state_of_other_code_is_refused_before_others_are_trained(done) -> None:
+    # Only here, because of torch.
+    from manynodes.base.tree import encode
+
+    run = done.results / "learning_rate~0.3_nodes~2"
+    (run / "state").mkdir(parents=True)
+    state = {"code_sha256": "of another", "attempts": [{"commit": "0123456789abcdef"}]}
+    (run / "state/epoch=0001_step=000000.safetensors").write_bytes(encode(state))
+    added = ["--config", "learning_rate=[0.5, 0.4, 0.3]"]
+    try:
+        for options in ([], ["-n"]):
+            *_, last = done.snakemake(*options, *added).stdout.splitlines()
+            assert last == (
+                f"tiny/{run.name}: its state is of another run: the code has changed since commit "
+                "0123456789ab; finish it with that version, or start over with --config "
+                "resume=fresh"
+            )
+        assert done.jobs(*added, "resume=fresh")["train"] == 2
+    finally:
+        shutil.rmtree(run)
 
 
 @pytest.mark.faults
@@ -303,10 +334,13 @@ def test_finished_runs_are_not_trained_again_unasked(done) -> None:
     sums = [*map(sha256, files)]
     refused = done.snakemake("--forcerun", "train", "--", weights)
     assert refused.returncode == 1
-    assert refused.stdout.splitlines()[-1] == (
+    line = refused.stdout.splitlines()[-1]
+    assert line == (
         f"tiny/{RUNS[1]} is finished and nothing of it has changed (--force, --forcerun or -R); "
         "keep it with --touch, or train it again with --config replace=true"
     )
+    planned = done.run("-n", "--forcerun", "train", "--", weights)
+    assert f"without -n this is refused: {line}" in planned.splitlines()
     assert sha256(done.path / weights) == sums[0]
     shutil.rmtree(done.scratch)
     done.scratch.mkdir()

@@ -155,17 +155,29 @@ class Session:
         planned = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()
                    if self.workflow.dag.needrun(job)}  # fmt: skip
         wanted = {(job.rule.name, job.wildcards.get("run")) for job in self.jobs()}
-        trained = [run for rule, run in planned if rule == "train"]
+        trained = sorted(run for rule, run in planned if rule == "train")
         refusals.refuse_few_hosts(self.experiment, trained)
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
         rules = {rule for rule, _ in planned}
-        # Runs of other code would not be compared: that is told before others are trained.
-        if changes := self.finished.replaced(kept, code={"train", "aggregate"} <= rules):
+        replaces = self.experiment.config["replace"]
+        if changes := self.finished.replaced(kept, code=False):
             # Snakemake sees no reason to train them; with `replace=true` if they are damaged.
             remedy = "put that back, or delete its run.json to train again"
-            if self.experiment.config["replace"]:
+            if replaces:
                 remedy += " (all of them: --forcerun train)"
             self.finished.refuse_replacement(changes, remedy)
+        # Runs of other code would not be compared: that is told before others are trained.
+        if {"train", "aggregate"} <= rules and (older := self.finished.replaced(kept)):
+            also = f"{'--forcerun train' if replaces else '--config replace=true'} to train all"
+            raise Refusal(
+                f"{self.experiment.name}: {results.shortened(trained, most=2)} would be of "
+                f"other code than {results.shortened(list(older), most=2)} "
+                f"({next(iter(older.values()))}); give another experiment name, or add {also}"
+            )
+        exact = self.experiment.config["resume"] == "exact" and not self.workflow.touch
+        if self.experiment.built_in and exact:
+            for name in trained:
+                self.finished.refuse_other_state(name)
         for name in kept:
             if ("evaluate", name) in wanted - planned or not self.experiment.has_evaluation:
                 with suppress(FileNotFoundError):
@@ -173,6 +185,8 @@ class Session:
                     self.finished.refuse_other_evaluation(name)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             self.finished.refuse_other_report()
+        if self.workflow.output_settings.dryrun:
+            self.tell_repetition()
         if any(rule == "aggregate" for rule, _ in wanted) and not planned:
             # Nothing will begin, which would write it; another command may have.
             self.note_experiment()
@@ -200,6 +214,8 @@ class Session:
         changes = self.finished.replaced(names)
         if changes and not self.experiment.config["replace"]:
             remedy = "give another experiment name, or add --config replace=true"
+            if not self.finished.replaced(names, code=False):
+                remedy = "keep them with --rerun-triggers mtime, or add --config replace=true"
             self.finished.refuse_replacement(changes, remedy)
         alive = owner.living([self.results / name / "state" for name in names])
         for folder, record in alive.items():
@@ -256,21 +272,38 @@ class Session:
         begin.
 
         Raises:
-            Refusal: a finished run would be trained again, and nothing of it has changed.
+            Refusal: as `refuse_repetition`.
         """
         for name, job in planned.items():
+            self.refuse_repetition(name, job)
             folder = self.results / name
-            # Its state is there, from which the job gives its files again.
-            ended = self.is_unseen(job) and is_state_of(folder, self.experiment)
-            if not (ended or self.experiment.config["replace"]):
-                if is_whole(folder):
-                    self.refuse_unchanged(name, job)
-                # Of what an earlier command was about to replace, Snakemake has removed some.
-                if not replaced.has_kept(folder):
-                    self.finished.refuse_loss(name)
             # Of a part of a run, what there is beside run.json comes back if the training fails.
             replaced.set_aside(folder)
             self.set_aside += [name] * replaced.has_kept(folder)
+
+    def tell_repetition(self) -> None:
+        """In a dry run: the first of the planned trainings that would be refused."""
+        for job in self.planned("train"):
+            name = job.wildcards.run
+            try:
+                if not self.finished.replaced([name]):
+                    self.refuse_repetition(name, job)
+            except Refusal as refusal:
+                tell(f"without -n this is refused: {refusal}")
+                return
+
+    def refuse_repetition(self, name: str, job: Any) -> None:
+        """Refuse to train a finished run again of which nothing has changed, or files are gone."""
+        folder = self.results / name
+        # Its state is there, from which the job gives its files again.
+        ended = self.is_unseen(job) and is_state_of(folder, self.experiment)
+        if ended or self.experiment.config["replace"]:
+            return
+        if is_whole(folder):
+            self.refuse_unchanged(name, job)
+        # Of what an earlier command was about to replace, Snakemake has removed some.
+        if not replaced.has_kept(folder):
+            self.finished.refuse_loss(name)
 
     def refuse_unchanged(self, name: str, job: Any) -> NoReturn:
         """Refuse to train a finished run again of which nothing has changed, and say why Snakemake

@@ -94,6 +94,22 @@ class FinishedRuns:
             found.append(f"its code has changed since commit {commit}")
         return found
 
+    def refuse_other_state(self, name: str) -> None:
+        """Refuse to train an interrupted run of the built-in trainer whose newest state is of other
+        code, before others are trained beside it. One that cannot be read is left to its job.
+
+        Raises:
+            Refusal: with what to do.
+        """
+        found = code_of_state(self.results / name / "state")
+        model = self.experiment.runs[name].values["model"]
+        if found and found[0] != with_network(code_sha256("train.py"), model):
+            raise Refusal(
+                f"{self.experiment.name}/{name}: its state is of another run: the code has changed "
+                f"since commit {found[1][:12]}; finish it with that version, or start over with "
+                "--config resume=fresh"
+            )
+
     def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
         """Refuse to train finished runs again.
 
@@ -280,6 +296,18 @@ def sha256_of(path: str) -> str:
     with suppress(OSError):
         return file_sha256(Path(path))
     return ""
+
+
+def code_of_state(folder: Path) -> tuple[str, str] | None:
+    """The SHA-256 of the code, and the commit, of the newest state there; None if that cannot be
+    told. Without torch, which takes seconds to import.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        with max(folder.glob("epoch=*_step=*.safetensors")).open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MOST)))
+        fields = dict(json.loads(header["__metadata__"]["tree"])["items"])
+        return fields["code_sha256"], str(dict(fields["attempts"][-1]["items"])["commit"])
+    return None
 
 
 def title_of(page: Path) -> str:

@@ -41,7 +41,8 @@ def refuse_mixture(abouts: Mapping[str, dict[str, Any]]) -> None:
             if abouts[other][key] != value:
                 raise Refusal(
                     f"{other} and {name} were trained with different {WORDS[key]} "
-                    f"({key}); train both again: add --config replace=true --forcerun train"
+                    f"({key}); train them again: add --config replace=true; also --forcerun "
+                    "train if that trains nothing"
                 )
 
 
