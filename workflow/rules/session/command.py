@@ -168,11 +168,11 @@ class Session:
             self.finished.refuse_replacement(changes, remedy)
         # Runs of other code would not be compared: that is told before others are trained.
         if {"train", "aggregate"} <= rules and (older := self.finished.replaced(kept)):
+            name, change = next(iter(older.items()))
             also = f"{'--forcerun train' if replaces else '--config replace=true'} to train all"
             raise Refusal(
-                f"{self.experiment.name}: {results.shortened(trained, most=2)} would be of "
-                f"other code than {results.shortened(list(older), most=2)} "
-                f"({next(iter(older.values()))}); give another experiment name, or add {also}"
+                f"{self.experiment.name}: {trained[0]} would be of other code than {name} "
+                f"({change}); give another experiment name, or add {also}"
             )
         exact = self.experiment.config["resume"] == "exact" and not self.workflow.touch
         if self.experiment.built_in and exact:
