@@ -232,7 +232,8 @@ def test_a_container_runs_program_and_evaluation_and_is_started_again(
     environment: dict[str, Any] = request.getfixturevalue(kind)
     staged = "assert os.environ['APPTAINER_CONTAINER'].startswith('/scratch/')\n"
     image = f"import os\n{staged if kind == 'apptainer' else ''}"
-    beside = checkout.path.parent / "beside"
+    # What separates the parts of a short option.
+    beside = checkout.path.parent / "be,si:de"
     beside.mkdir(exist_ok=True)
     (beside / "train.py").write_text(f"import of_mine\n{image}{BOXED}")
     (beside / "of_mine.py").write_text("")
@@ -242,8 +243,9 @@ def test_a_container_runs_program_and_evaluation_and_is_started_again(
     )
     (folder / "five.txt").write_text("5")
     (folder / "boxed.yaml").write_text(
-        f"experiment: in-{kind}\nprogram: ../../beside/train.py\nevaluate: evaluate.py\nnodes: 2\n"
-        "preflight: false\nlauncher: srun\nfiles: [five.txt]\nscratch: [/scratch]\n"
+        f"experiment: in-{kind}\nprogram: ../../be,si:de/train.py\nnodes: 2\n"
+        "evaluate: evaluate.py\npreflight: false\nlauncher: srun\n"
+        "files: [five.txt]\nscratch: [/scratch]\n"
         f"environment: {json.dumps(environment)}\n"
     )
     command = ["--configfile", f"{kind}/boxed.yaml", "--until", "evaluate"]

@@ -4,7 +4,9 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -276,3 +278,43 @@ def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_
         path.touch()
         seen.add(UserEnvironment.of({"python": str(tmp_path / "v")}).contents_sha256)
     assert len(seen) == 3
+
+
+def test_an_environment_that_takes_the_rank_is_refused() -> None:
+    """As containers do with --cleanenv: each process would be rank 0 of 1."""
+    given = os.environ | {"RANK": "1", "WORLD_SIZE": "2"}
+    python = [sys.executable]
+    assert look(UserEnvironment(setup="unset OTHER"), python, given, (), Path())["python"]
+    for setup in ("unset RANK", "export WORLD_SIZE=1"):
+        with pytest.raises(Refusal, match="would not get the variable (RANK|WORLD_SIZE): leave"):
+            look(UserEnvironment(setup=setup), python, given, (), Path())
+
+
+def test_why_lmod_could_not_load_a_module_is_told() -> None:
+    """Its last lines are advice."""
+    said = (
+        "Lmod has detected the following error:  The following module(s) are unknown:\n"
+        '"nope/3"\n\nPlease check the spelling or version number.\n   $ module load\n'
+    )
+    setup = f"echo {shlex.quote(said)} >&2; exit 1"
+    environment = UserEnvironment(setup=setup)
+    with pytest.raises(Refusal) as refused:
+        look(environment, [sys.executable], os.environ, (), Path())
+    assert "The following module(s) are unknown:" in str(refused.value)
+    assert '"nope/3"' in str(refused.value)
+    assert "spelling" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "part", "writable"), [(0x4004, 2, False), (0x4004, 4, True),
+                                                        (0x4001, 4, False)])  # fmt: skip
+def test_an_image_with_an_overlay_is_another_after_it_was_written_to(
+    tmp_path: Path, kind: int, part: int, writable: bool
+) -> None:
+    image = tmp_path / "image.sif"
+    header = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\x0001\x0002\0" + bytes(16)
+    header += struct.pack("<8q", 0, 0, 47, 48, 128, 585, 0, 0)
+    image.write_bytes(header + struct.pack("<i?196x2i376x", kind, True, 2, part))
+    environment = UserEnvironment(container=str(image))
+    before = environment.image
+    os.utime(image, (1, 1))
+    assert (UserEnvironment(container=str(image)).image != before) == writable

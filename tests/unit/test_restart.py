@@ -261,7 +261,7 @@ def test_a_program_whose_files_change_meanwhile_is_not_started_again(tmp_path) -
     done = launched_program(script, tmp_path / "run", 1, "--restart")
     assert done.returncode == 1
     assert "starting again" not in done.stderr
-    assert "; the program's files have changed since it began" in done.stderr
+    assert "; its files or its image have changed since it began" in done.stderr
     done = launched_program(script, tmp_path / "other", 1, "--code", "0" * 64)
     assert done.returncode == 1
     assert "changed since this command began; run the same command again" in done.stderr

@@ -326,6 +326,9 @@ def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert place.is_relative_to(scratch)
     assert not place.is_symlink()
     assert environment.at(place).image == environment.image
+    before = environment.contents_sha256
+    os.utime("image.sif", (1, 1))
+    assert environment.contents_sha256 != before
     place.write_bytes(b"SIF_MAGID")
     assert unpacked_here(read_files(Path("out")), [str(scratch)], None, print)[0].status == "fresh"
     assert place.read_bytes() == b"SIF_MAGIC"
@@ -364,8 +367,8 @@ def test_an_environment_that_somebody_else_has_packed_is_not_unpacked(tmp_path: 
     refused = program(*stage, cwd=ours)
     assert (refused.returncode, refused.stderr) == (
         1,
-        "stage: out was not packed by you in this folder; delete it and run the same command "
-        "again\n",
+        "stage: out was not packed by you in this folder; pack it first: this command --force "
+        "out/manifest.json\n",
     )
     assert list(scratch.rglob("python")) == []
     assert program(*stage, cwd=theirs).returncode == 0

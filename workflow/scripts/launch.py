@@ -32,6 +32,7 @@ from manynodes.base.errors import Failed, Refusal, Stopped, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
 from manynodes.base.provenance import now
+from manynodes.base.reading import read_json
 from manynodes.base.showing import open_closed_streams, show
 from manynodes.base.temporary import OURS, parent_folder, temporary_folder
 from manynodes.base.timeouts import (
@@ -46,6 +47,7 @@ from manynodes.checkpointing import incidents
 from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.experiment import command
 from manynodes.experiment.config import parse_option
+from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.job_size import cpus_per_process
 from manynodes.launching.agents import (
     Output,
@@ -76,7 +78,7 @@ from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.unfinished import told_of_unfinished
 from manynodes.launching.whereabouts import whereabouts
-from manynodes.programs.folders import Folders, is_run, refuse_links
+from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
@@ -319,13 +321,19 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
 
 
 def has_changed(args: argparse.Namespace) -> bool:
-    """Whether the files of a run's program are others than those that this launch began with; not
-    if they cannot be read now.
+    """Whether the files of a run's program, or its image's, are others than those that this launch
+    began with; not if they cannot be read now.
     """
     from manynodes.programs import attempt
 
     with suppress(Refusal, OSError):
-        return attempt.files_sha256(task_of(args), only_code=True) != str(args.code)
+        task = task_of(args)
+        if attempt.files_sha256(task, only_code=True) != str(args.code):
+            return True
+        environment = UserEnvironment.of(task.environment)
+        if environment.container and environment.is_image_file:
+            known = read_json(Folders(args.output).state / ENVIRONMENT, "environment", "")
+            return environment.image != known.get("image")
     return False
 
 
@@ -376,7 +384,7 @@ class Program:
             in_place = args.restart and first.in_place and not stop.asked
             if in_place and args.trains and has_changed(args):
                 # What it would save would be of two programs.
-                failure = first.failure.then("the program's files have changed since it began")
+                failure = first.failure.then("its files or its image have changed since it began")
                 first, in_place = replace(first, failure=failure, again=False), False
             if not (in_place and self.has_time() and not stop.asked):
                 self.explain_and_end(first, log, stop)

@@ -55,8 +55,8 @@ def refuse_foreign(source: DataFolder) -> None:
     """
     if not is_known(source):
         raise Refusal(
-            f"{source.path} was not packed by you in this folder; delete it and run the same "
-            "command again"
+            f"{source.path} was not packed by you in this folder; pack it first: this command "
+            f"--force {source.path}/manifest.json"
         )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,17 @@ MOST_PACKAGES = 5  # named in a line
 SETUP = "environment.setup"  # beside packages, what stands for `setup` and `options`
 # What changes where Python looks for modules.
 OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
+# The reason, before advice of several lines.
+LMOD = re.compile(r"Lmod has detected the following error:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.DOTALL)
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
+# Without them each process would be the only one, and write where the others do.
+TOLD = ("RANK", "WORLD_SIZE", variable("results"))
 # Bytes at the beginning of an image file of apptainer's, with an id and the times of the build.
 SIF_HEADER, SIF_MAGIC = 128, b"SIF_MAGIC"
+# Bytes before the counts of its descriptors, of a descriptor, and before a partition's kind in it.
+SIF_COUNTS, SIF_DESCRIPTOR, SIF_EXTRA = 80, 585, 201
+SIF_PARTITION, SIF_OVERLAY, MOST_DESCRIPTORS = 0x4004, 4, 1000
 # What a container has of its own; it gets the other variables.
 OF_CONTAINER = (
     "PATH", "HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", "LD_PRELOAD",
@@ -88,7 +96,14 @@ for program_name in "${!program_places[@]}"; do
   while [[ $program_above && ! ${program_places[$program_above]:-} ]]; do
     program_above=${program_above%/*}
   done
-  [[ $program_above ]] || program_at+=("${program_bind[@]//PLACE/$program_name}")
+  [[ ! $program_above ]] || continue
+  # Which separate the parts of the shorter option.
+  if [[ $program_name == *[,:]* ]]; then
+    program_name=${program_name//\"/\"\"}
+    program_at+=(--mount "type=bind,\"src=$program_name\",\"dst=$program_name\"")
+  else
+    program_at+=("${program_bind[@]//PLACE/$program_name}")
+  fi
 done
 """
 # A scheduler's warning goes to all processes, and would end a program that does not expect it.
@@ -149,6 +164,11 @@ for name in sys.argv[4:]:
         beside = os.path.realpath(above) == os.path.realpath(sys.argv[2])
         if not (installed or beside or place.startswith(known)):
             elsewhere[name] = place
+try:
+    with open("/proc/self/mountinfo") as file:
+        mounts = file.read()
+except OSError:
+    mounts = ""
 print(sys.argv[1] + json.dumps({
     "interpreter": sys.executable,
     "python": platform.python_version(),
@@ -157,8 +177,14 @@ print(sys.argv[1] + json.dumps({
     "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
     "missing": missing,
     "elsewhere": elsewhere,
+    "variables": {name: os.environ[name] for name in TOLD if name in os.environ},
+    "fuse": " - fuse.squashfuse" in mounts,
 }))
-"""
+""".replace("TOLD", repr(TOLD))
+
+
+class NoAnswer(Refusal):
+    """Its Python does not answer."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +418,11 @@ class UserEnvironment:
                 remedy = "give the folder that `conda env list` shows"
             missing = self.interpreter if self.folder.exists() else self.folder
             raise Refusal(f"config: environment: {missing} is not there; {remedy}")
+        if self.stage and self.container and has_overlay(Path(self.container)):
+            raise Refusal(
+                f"config: environment.stage: {self.container} has a writable overlay, and each "
+                "node would have another; leave stage out"
+            )
         try:
             _ = self.image, self.answers_here and self.here
         except Refusal as refusal:
@@ -422,8 +453,11 @@ class UserEnvironment:
     @property
     def contents_sha256(self) -> str:
         """Changes with the files of these packages, and with the lock; or with the image."""
+        if self.container and self.is_image_file:
+            status = Path(self.container).stat()
+            return f"{self.image} {status.st_size} {status.st_mtime_ns}"
         if not self.answers_here:
-            return self.image
+            return ""
         text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -463,6 +497,9 @@ class UserEnvironment:
                 raise Refusal(f"{error_line(error)}; correct environment") from None
             if SIF_MAGIC not in header:
                 raise Refusal(f"{self.container} is no image of apptainer's (SIF)")
+            if has_overlay(Path(self.container)):
+                # Which programs may write to, and nothing in the header tells it.
+                header += str(Path(self.container).stat().st_mtime_ns).encode()
             return hashlib.sha256(header).hexdigest()
         # With the modules that podman may come from; what they print comes first.
         words = replace(self, container=None, options=()).started(
@@ -518,6 +555,24 @@ class UserEnvironment:
         return hashlib.sha256(text.encode()).hexdigest() if parts else ""
 
 
+def has_overlay(image: Path) -> bool:
+    """Whether an image file has a writable part of its own; not if it cannot be read. Source: the
+    format of github.com/apptainer/sif, pkg/sif/sif.go.
+    """
+    descriptors = b""
+    with suppress(OSError, struct.error), open_file(image) as file:
+        # After launch script, magic, version, architecture, id and two times.
+        _, total, start = struct.unpack_from("<3q", file.read(SIF_HEADER), SIF_COUNTS)
+        file.seek(start)
+        descriptors = file.read(SIF_DESCRIPTOR * min(max(total, 0), MOST_DESCRIPTORS))
+    for at in range(0, len(descriptors) - SIF_DESCRIPTOR + 1, SIF_DESCRIPTOR):
+        kind, used = struct.unpack_from("<i?", descriptors, at)
+        part = struct.unpack_from("<2i", descriptors, at + SIF_EXTRA)
+        if used and kind == SIF_PARTITION and part[1] == SIF_OVERLAY:
+            return True
+    return False
+
+
 def look(
     environment: UserEnvironment,
     python: Sequence[str],
@@ -538,7 +593,8 @@ def look(
         start: where the program starts, from which PYTHONPATH may lead; here unless given.
 
     Raises:
-        Refusal: it does not answer, or does not find a module.
+        NoAnswer: it does not answer.
+        Refusal: it does not find a module, or does not get the variables.
     """
     words = environment.started([*python, "-c", PROBE, MARK, str(folder),
                                  "all" if listed else "none", *imports])  # fmt: skip
@@ -552,15 +608,19 @@ def look(
                 cwd=start,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refusal(f"{python[0]} does not answer: {error}") from None
+            raise NoAnswer(f"{python[0]} does not answer: {error}") from None
         found = answer_in(content_of(output))
         error_text = uncoloured(content_of(errors)).strip()
     if done.returncode or found is None:
+        if of_lmod := LMOD.search(error_text):
+            raise NoAnswer(f"module load {' '.join(environment.modules)}: {of_lmod[1]}")
         said = error_text.splitlines() or [f"it ended with status {done.returncode}"]
         before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))
         silent = before and found is None and not error_text
         why = f"; {before} may have ended the shell before it began" if silent else ""
-        raise Refusal(f"{python[0]} does not answer{why}: {said[-1]}")
+        where = f" in {environment.container}" if environment.is_image_file else ""
+        raise NoAnswer(f"{python[0]}{where} does not answer{why}: {said[-1]}")
+    refuse_lost(found.pop("variables"), variables)
     if missing := found.pop("missing"):
         remedy = "correct environment" if environment.prefix else "give environment.python"
         raise Refusal(
@@ -568,6 +628,20 @@ def look(
             f"program imports; install it there, or {remedy}"
         )
     return found | {"imports": list(imports), "setup_sha256": environment.setup_sha256}
+
+
+def refuse_lost(found: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Refuse an environment that takes from a program what tells it which process it is.
+
+    Args:
+        found: the variables that are left.
+    """
+    for name in TOLD:
+        if name in given and found.get(name) != given[name]:
+            raise Refusal(
+                f"the program would not get the variable {name}: leave out --cleanenv, "
+                "--containall, APPTAINER_CLEANENV and the like, or what unsets it in setup"
+            )
 
 
 def content_of(file: IO[str]) -> str:

@@ -27,6 +27,7 @@ from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import filled
 from manynodes.experiment.environments import (
+    NoAnswer,
     UserEnvironment,
     changed_packages,
     is_python,
@@ -344,6 +345,11 @@ def keep_record(
     folders = Folders(task.output.resolve())
     if continued and not task.evaluates:
         note_other_packages(record, folders, tell)
+    if record.pop("fuse", False) and (task.environment or {}).get("container"):
+        tell(
+            "warning: a process (squashfuse) shows the image, and scancel, a preemption and "
+            "--signal end it too: the program may not be able to save; give options: [--unsquash]"
+        )
     for name, place in record.pop("elsewhere", {}).items():
         what = "a change of it trains nothing again, unless files names it"
         tell(f"warning: the module {name} is {place}: {what}")
@@ -436,7 +442,7 @@ def looked(
         found |= look(environment, words, variables, imports, folder, listed, start)
     elif not environment.is_ours:
         # A script of a shell's may start it. What comes from modules or an image may have none.
-        with nullcontext() if environment.prefix else suppress(Refusal):
+        with nullcontext() if environment.prefix else suppress(NoAnswer):
             found |= look(environment, [python], variables, (), start, listed, start)
     return found
 
