@@ -164,11 +164,16 @@ for name in sys.argv[4:]:
         beside = os.path.realpath(above) == os.path.realpath(sys.argv[2])
         if not (installed or beside or place.startswith(known)):
             elsewhere[name] = place
+def text_of(path):
+    with open(path) as file:
+        return file.read()
+# Whether a process beside this one shows the image.
 try:
-    with open("/proc/self/mountinfo") as file:
-        mounts = file.read()
+    tasks = "/proc/%d/task" % os.getppid()
+    beside = " ".join(text_of("%s/%s/children" % (tasks, task)) for task in os.listdir(tasks))
+    fuse = any(text_of("/proc/%s/comm" % pid)[:10] == "squashfuse" for pid in beside.split())
 except OSError:
-    mounts = ""
+    fuse = False
 print(sys.argv[1] + json.dumps({
     "interpreter": sys.executable,
     "python": platform.python_version(),
@@ -178,7 +183,7 @@ print(sys.argv[1] + json.dumps({
     "missing": missing,
     "elsewhere": elsewhere,
     "variables": {name: os.environ[name] for name in TOLD if name in os.environ},
-    "fuse": " - fuse.squashfuse" in mounts,
+    "fuse": fuse,
 }))
 """.replace("TOLD", repr(TOLD))
 
@@ -614,7 +619,9 @@ def look(
     if done.returncode or found is None:
         if of_lmod := LMOD.search(error_text):
             raise NoAnswer(f"module load {' '.join(environment.modules)}: {of_lmod[1]}")
-        said = error_text.splitlines() or [f"it ended with status {done.returncode}"]
+        lines = error_text.splitlines() or [f"it ended with status {done.returncode}"]
+        # Of apptainer, whose last line may be the end of another.
+        said = [line for line in lines if line.startswith(("FATAL", "ERROR"))] or lines
         before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))
         silent = before and found is None and not error_text
         why = f"; {before} may have ended the shell before it began" if silent else ""
