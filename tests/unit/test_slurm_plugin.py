@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from manynodes.schedulers.slurm.submission import (
 )
 from programs import SCRIPTS
 from session.queue import refusal_of
+from session.refusals import refuse_unquoted
 
 
 class Executor:
@@ -293,6 +295,20 @@ done"""
 def test_a_job_that_runs_is_better_left_to_its_end(running: list[bool], line: str) -> None:
     said = refusal_of(running, "7 (a)", "scancel 7")
     assert said == f"{line} run the same command again"
+
+
+@pytest.mark.parametrize(("folder", "python", "line"), [
+    ("a$b", "/bin/python", "jobs do not find a folder with $ in its path; work in another one"),
+    ("a b", "/a b/python", "cannot start a Python in a path with blanks"),
+    ("a b", "/bin/python", ""),
+])  # fmt: skip
+def test_a_path_that_no_job_finds_is_refused(
+    tmp_path, monkeypatch, folder: str, python: str, line: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(Refusal, match=re.escape(line)) if line else nullcontext():
+        refuse_unquoted(python)
 
 
 @pytest.mark.parametrize(("elsewhere", "left"), [
