@@ -427,6 +427,38 @@ def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
     assert differences(before, before) == ""
 
 
+def test_what_changed_is_told_in_whole_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, others = ["python", "{here}/../exp/a.py"], {"data_sha256": None, "files_sha256": None}
+    before = {"command": words, "sources_sha256": "a", "directory": None}
+    now = {"command": [*words, "--launcher", "pytorch"], "sources_sha256": "b", "directory": "x"}
+    added = 'command was "nothing" and is "--launcher pytorch"'
+    all_three = f'{added}, the sources changed, directory was null and is "x"'
+    assert differences(before, now, 110) == all_three
+    assert differences(before, now, 85) == f"{added}, the sources changed and 1 more"
+    assert differences(before, now, 62) == f"{added} and 2 more"
+    assert differences(before, now, 40) == "command changed and 2 more"
+    long = {"command": [*words, "--data", "/a/long/path/of/another/folder"], "directory": "y" * 99}
+    for most in (40, 62, 85, 120):
+        for one, other in ((before, now), (before, before | long), (before | long, now)):
+            told = differences(one, other, most)
+            assert len(told) <= most
+            assert told.count('"') % 2 == 0
+    monkeypatch.chdir(tmp_path)
+    began = {"started": "2026-01-01T00:00:00+00:00"}
+    for run, told in (
+        ("results/experiment/run", r'command was "[^"]+" and is "[^"]+" and 2 more'),
+        (tmp_path / ("x" * 60), "command changed and 2 more"),
+    ):
+        folders = Folders(Path(run))
+        prepare(folders, {}, before | others, "fresh", began)
+        (folders.saved / "file").write_text("")
+        line = rf"of another run: {told}; undo that, or add --config resume=anyway or "
+        with pytest.raises(Refusal, match=line):
+            prepare(folders, {}, now | others, "exact", began)
+
+
 @pytest.mark.parametrize(
     "attempts",
     ["[]", "[{}]", "[1]", '[{"started":"2024"}]', '[{"started":"2024-99-99T00:00:00+00:00"}]'],

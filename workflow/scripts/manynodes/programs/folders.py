@@ -13,7 +13,15 @@ from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.errors import (
+    LONGEST,
+    LONGEST_NAME,
+    SHORTENED,
+    Refusal,
+    reason,
+    shortened,
+    shown,
+)
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import is_file, parse_form, read_bytes
 from manynodes.checkpointing import incidents, replaced
@@ -26,6 +34,8 @@ ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
 # At the end of the name of a folder in which `launched.save` is writing a file.
 UNFINISHED = ".unfinished"
 ALONE = "(launch alone: --resume)"
+MOST_CHANGES = 60  # characters of what differs between two requests
+LEAST = 10  # characters of a value by which it may still be known
 
 
 class Folders:
@@ -148,12 +158,9 @@ def prepare(
     refuse_links(folders.run)
     refuse_foreign(folders.run, lambda: has_request(folders))
     before = request_before(folders, request, resume)
-    changed = differences(before["request"], request) if before else ""
-    if changed and resume == "exact":
-        raise Refusal(
-            f"{folders.state} is of another run: {changed}; undo that, or add "
-            f"--config resume=anyway or resume=fresh {ALONE}"
-        )
+    changed = before is not None and differences(before["request"], request) != ""
+    if before and changed and resume == "exact":
+        raise Refusal(of_another_request(folders, before["request"], request))
     if changed:
         folders.ended.unlink(missing_ok=True)
     content = {"run": dict(run), "request": dict(request), "token": token}
@@ -180,6 +187,18 @@ def prepare(
     attempts.append(dict(attempt))
     write_request(folders, content | {"attempts": attempts})
     return before is not None
+
+
+def of_another_request(
+    folders: Folders, before: Mapping[str, Any], request: Mapping[str, Any]
+) -> str:
+    """The line that refuses what lies there, of a request before."""
+    where, choices = folders.state, "resume=anyway or resume=fresh"
+    text = f" is of another run: ; undo that, or add --config {choices} {ALONE}"
+    # As `one_line` shortens it, if it must.
+    place = min(len(str(where)), SHORTENED)
+    changed = differences(before, request, LONGEST - LONGEST_NAME - len(text) - place)
+    return str(where) + text.replace(": ;", f": {changed};")
 
 
 def separate(folders: Folders) -> None:
@@ -349,21 +368,46 @@ def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
     atomic.write_json(folders.request, content)
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between two requests, in words; empty if nothing does."""
-    parts = []
-    for key in dict.fromkeys([*now, *before]):
-        was, is_now = before.get(key), now.get(key)
-        # As JSON: 1 and true are not the same.
-        if json.dumps(was, sort_keys=True) == json.dumps(is_now, sort_keys=True):
-            continue
-        was, is_now = apart(was, is_now)
-        parts.append(
-            f"the {key.removesuffix('_sha256')} changed"
-            if key.endswith("_sha256")
-            else f"{key} was {shown(was)} and is {shown(is_now)}"
-        )
-    return ", ".join(parts)
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = MOST_CHANGES) -> str:
+    """What differs between two requests, in words; empty if nothing does.
+
+    Args:
+        most: characters; what has no room is counted.
+    """
+    # As JSON: 1 and true are not the same.
+    keys = [
+        key
+        for key in dict.fromkeys([*now, *before])
+        if json.dumps(before.get(key), sort_keys=True) != json.dumps(now.get(key), sort_keys=True)
+    ]
+    room = most - len(and_more(len(keys) - 1))
+    parts = [difference(key, before.get(key), now.get(key), room) for key in keys]
+    for number in range(len(parts), 0, -1):
+        line = ", ".join(parts[:number]) + and_more(len(parts) - number)
+        if len(line) <= most or number == 1:
+            return line
+    return ""
+
+
+def difference(key: str, was: Any, is_now: Any, most: int) -> str:
+    """That a value has changed, in so many characters if its name is no longer than usual."""
+    if key.endswith("_sha256"):
+        return f"the {key.removesuffix('_sha256')} changed"
+    name = key if len(key) <= SHORTENED // 2 else shortened(key, SHORTENED // 2)
+    before, now = map(shown, apart(was, is_now))
+    room = most - len(f"{name} was  and is ")
+    if len(before) + len(now) > room:
+        if room < 2 * LEAST:
+            return f"{name} changed"
+        # What the one leaves, the other has. The quotes of a text are its ends, which stay.
+        limits = (max(room // 2, room - len(other)) for other in (now, before))
+        before, now = (each if len(each) <= limit else shortened(each, limit)
+                       for each, limit in zip((before, now), limits, strict=True))  # fmt: skip
+    return f"{name} was {before} and is {now}"
+
+
+def and_more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
 
 
 def last_touch(folders: Folders) -> str:
