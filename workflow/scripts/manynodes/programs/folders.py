@@ -57,6 +57,7 @@ class Folders:
         printed: what the first process has printed in each start, in files in the order of the
             starts.
         starts: a file for each start of the program, see `note_start`.
+        earlier: results folders of attempts from which nothing could continue, see `set_aside`.
         spoiled: there if the inputs changed while the program ran; says which.
         started: where the first process of each node tells the others that all is ready.
         emptied, removed: the folders and files that are of one training alone. The request is
@@ -77,6 +78,7 @@ class Folders:
         self.ended = self.state / "ended"
         self.printed = self.state / "printed"
         self.starts = self.state / "starts"
+        self.earlier = self.state / "earlier"
         self.spoiled = self.state / "spoiled"
         self.started = self.state / "started"
         self.emptied = (
@@ -97,7 +99,7 @@ def refuse_links(run: Path, evaluates: bool = False) -> None:
         Refusal: there is one.
     """
     folders = Folders(run)
-    states = (folders.state, folders.state / "checkpoints")
+    states = (folders.state, folders.state / "checkpoints", folders.earlier)
     of_training = (*states, *folders.emptied, *(run / name for name in replaced.FOLDERS))
     for folder in (folders.evaluation,) if evaluates else of_training:
         if folder.is_symlink():
@@ -175,7 +177,8 @@ def prepare(
             # An attempt that ended before its program began has touched nothing.
             attempts[-1] |= {"ended": max(last_touch(folders), attempts[-1]["started"])}
     else:
-        for folder in folders.emptied:
+        over = resume == "fresh" or folders.finished.exists()
+        for folder in (*folders.emptied, *[folders.earlier] * over):
             empty(folder)
         for file in folders.removed:
             file.unlink(missing_ok=True)
@@ -194,11 +197,28 @@ def of_another_request(
 ) -> str:
     """The line that refuses what lies there, of a request before."""
     where, choices = folders.state, "resume=anyway or resume=fresh"
+    if not (trace(folders.saved).files or folders.ended.exists()):
+        # Such as a log: only its author knows whether the program would continue from it.
+        where, choices = folders.work, "resume=fresh, or anyway to keep it"
     text = f" is of another run: ; undo that, or add --config {choices} {ALONE}"
     # As `one_line` shortens it, if it must.
     place = min(len(str(where)), SHORTENED)
     changed = differences(before, request, LONGEST - LONGEST_NAME - len(text) - place)
     return str(where) + text.replace(": ;", f": {changed};")
+
+
+def set_aside(folders: Folders) -> Path | None:
+    """Move the results folder out of the way of a run that starts over. It is not removed: a
+    pattern of `snapshots` may be wrong, and some of it may be worth keeping.
+
+    Returns:
+        Where it is now; None if it cannot be moved.
+    """
+    with suppress(OSError):
+        folders.earlier.mkdir(parents=True, exist_ok=True)
+        taken = [int(path.name) for path in folders.earlier.iterdir() if path.name.isdigit()]
+        return folders.work.rename(folders.earlier / f"{max(taken, default=0) + 1}")
+    return None
 
 
 def separate(folders: Folders) -> None:
@@ -427,28 +447,27 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path, snapshots: Iterable[Path] = ()) -> Trace:
-    """Changes when something in the folder is written. A file that `launched.save` has not written
-    to its end does not count.
+    """Changes when something in the folder is written, see `files_in`.
 
     Args:
         snapshots: more files, and folders with all that is in them.
     """
     count, size, newest = 0, 0, 0
     for place in (folder, *snapshots):
-        files = (
-            [place]
-            if is_file(place)
-            else (
-                Path(parent, name)
-                for parent, _, names in os.walk(place)
-                for name in names
-                if not parent.endswith(UNFINISHED)
-            )
-        )
-        for file in files:
+        for file in [place] if is_file(place) else files_in(place):
             # A file may be replaced while we look.
             with suppress(OSError):
                 status = file.lstat()
                 count, size = count + 1, size + status.st_size
                 newest = max(newest, status.st_mtime_ns)
     return Trace(count, size, newest)
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below it, and links to folders, into which nothing looks. Those
+    that `launched.save` has not written to their end are left out.
+    """
+    for parent, inside, names in os.walk(folder):
+        if not parent.endswith(UNFINISHED):
+            yield from (Path(parent, name) for name in names)
+            yield from (path for each in inside if (path := Path(parent, each)).is_symlink())
