@@ -427,6 +427,101 @@ def test_a_state_belongs_to_what_it_was_made_by(tmp_path: Path) -> None:
     assert differences(before, before) == ""
 
 
+def begin_again(run: Path, sources: str, said: list[str], snapshots: list[str]) -> bool:
+    """Begin an attempt of a program with these sources."""
+    task = Task(("./train",), run, {}, reads={"snapshots": snapshots}, token=sources)
+    return attempt.begin(task, sources, "exact", "process 1 on a", said.append)
+
+
+def test_a_run_that_saved_nothing_starts_over_if_its_program_changes(tmp_path: Path) -> None:
+    """As after each repair of a program that failed when only a framework had written its log."""
+    folders, said = Folders(tmp_path / "run"), list[str]()
+    assert begin_again(folders.run, "a", said, ["ck/*.pt"])
+    for number in (1, 2):
+        (folders.work / "run.log").write_text(f"log {number}")
+        folders.printed.mkdir(exist_ok=True)
+        for left in (folders.metrics, folders.spoiled, folders.printed / "1.log"):
+            left.write_text("of before")
+        note_start(folders)
+        incidents.add(folders.state, incidents.INTERRUPTION, "ended")
+        assert begin_again(folders.run, f"b{number}", said, ["ck/*.pt"])
+        # Nothing of it is lost: the pattern may be wrong.
+        assert (folders.earlier / f"{number}/run.log").read_text() == f"log {number}"
+        assert not any(folders.work.iterdir())
+        left = (folders.metrics, folders.spoiled, folders.printed, folders.starts)
+        assert not any(path.exists() for path in left)
+        assert not incidents.read(folders.state)
+        assert len(read_request(folders)["attempts"]) == 1
+        assert said.pop().startswith(
+            "starts over: the sources changed, and nothing is saved, or named in snapshots; "
+        )
+    # The same program goes on where it was.
+    (folders.work / "run.log").write_text("log 3")
+    assert begin_again(folders.run, "b2", said, ["ck/*.pt"])
+    assert (folders.work / "run.log").read_text() == "log 3"
+    folders.finished.touch()
+    assert begin_again(folders.run, "b2", said, ["ck/*.pt"])
+    assert not folders.earlier.exists()
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["work/ck/1.pt", "state/saved/last.pt", "state/saved/ck ->", "state/ended", "no snapshots"],
+)
+def test_what_a_changed_program_could_continue_from_is_kept(tmp_path: Path, left: str) -> None:
+    folders, said = Folders(tmp_path / "run"), list[str]()
+    snapshots = [] if left == "no snapshots" else ["ck/*.pt"]
+    begin_again(folders.run, "a", said, snapshots)
+    (folders.work / "run.log").write_text("log")
+    path = folders.run / left.removesuffix(" ->")
+    if left.endswith("->"):
+        path.symlink_to(tmp_path)
+    elif snapshots:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a night's work")
+    where = "work" if left in ("work/ck/1.pt", "no snapshots") else "state"
+    remedy = "fresh, or anyway to keep it" if where == "work" else "anyway or "
+    line = rf"run/{where} is of another run: the sources changed; undo that, .* resume={remedy}"
+    with pytest.raises(Refusal, match=line):
+        begin_again(folders.run, "b", said, snapshots)
+    assert (folders.work / "run.log").read_text() == "log"
+    assert path.is_symlink() or path.exists() == bool(snapshots)
+    assert not folders.earlier.exists()
+
+
+def test_what_changed_is_told_in_whole_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, others = ["python", "{here}/../exp/a.py"], {"data_sha256": None, "files_sha256": None}
+    before = {"command": words, "sources_sha256": "a", "directory": None}
+    now = {"command": [*words, "--launcher", "pytorch"], "sources_sha256": "b", "directory": "x"}
+    added = 'command was "nothing" and is "--launcher pytorch"'
+    all_three = f'{added}, the sources changed, directory was null and is "x"'
+    assert differences(before, now, 110) == all_three
+    assert differences(before, now, 85) == f"{added}, the sources changed and 1 more"
+    assert differences(before, now, 62) == f"{added} and 2 more"
+    assert differences(before, now, 40) == "command changed and 2 more"
+    long = {"command": [*words, "--data", "/a/long/path/of/another/folder"], "directory": "y" * 99}
+    for most in (40, 62, 85, 120):
+        for one, other in ((before, now), (before, before | long), (before | long, now)):
+            told = differences(one, other, most)
+            assert len(told) <= most
+            assert told.count('"') % 2 == 0
+    monkeypatch.chdir(tmp_path)
+    began = {"started": "2026-01-01T00:00:00+00:00"}
+    for run, told in (
+        ("results/experiment/run", r'command was "[^"]+" and is "[^"]+" and 2 more'),
+        (tmp_path / ("x" * 60), "command changed and 2 more"),
+    ):
+        folders = Folders(Path(run))
+        for left, resume in ((folders.work, "fresh, or anyway to"), (folders.saved, "anyway or ")):
+            prepare(folders, {}, before | others, "fresh", began)
+            (left / "file").write_text("")
+            line = rf"of another run: {told}; undo that, or add --config resume={resume}"
+            with pytest.raises(Refusal, match=line):
+                prepare(folders, {}, now | others, "exact", began)
+
+
 @pytest.mark.parametrize(
     "attempts",
     ["[]", "[{}]", "[1]", '[{"started":"2024"}]', '[{"started":"2024-99-99T00:00:00+00:00"}]'],

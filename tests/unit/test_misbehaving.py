@@ -440,6 +440,20 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     assert "the sources changed" in program(*launch, one).stderr
 
 
+def test_by_hand_a_repaired_program_that_had_saved_nothing_starts_over(tmp_path: Path) -> None:
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text("open('run.log', 'w').close()\nraise ValueError('first')\n")
+    reads = ["--reads", json.dumps({"snapshots": ["ck/*.pt"]})]
+    launch = ["launch", "--output", run, *reads, "--", "{python}", script]
+    assert "ValueError: first" in program(*launch).stderr
+    script.write_text("import os\nassert not os.path.exists('run.log')\n")
+    done = program(*launch)
+    assert done.returncode == 0, done.stderr
+    line = r"^launch: starts over: the sources changed, and nothing is saved, .*/earlier/1$"
+    assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+    assert (run / "state/earlier/1/run.log").exists()
+
+
 def launched(folder: Path, text: str, *options: object, **how: Any) -> subprocess.CompletedProcess:
     """A program that runs once, through launch, to its end."""
     script = folder / "program.py"

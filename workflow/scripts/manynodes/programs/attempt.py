@@ -1,17 +1,29 @@
 """The beginning of an attempt at a run of the user's program."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from manynodes.base import atomic
+from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, one_line
 from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.checkpointing import incidents
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.command import place_of, real_folder, words_sha256
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.programs.folders import REPOSITORY, Folders, begun_by, prepare
+from manynodes.programs.folders import (
+    REPOSITORY,
+    Folders,
+    begun_by,
+    differences,
+    prepare,
+    read_request,
+    set_aside,
+    trace,
+)
 from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
 
@@ -55,7 +67,12 @@ def begin(
     attempt = {"by": owner, "host": socket.gethostname(), "started": now(), **git_state()}
     if resume == "fresh" and requeued and begun_by(folders, owner):
         resume = "exact"
-    if resume == "fresh" or folders.finished.exists():
+    changed = changed_and_unsaved(folders, task, request) if resume == "exact" else ""
+    aside = set_aside(folders) if changed else None
+    if aside:
+        line = "and nothing is saved, or named in snapshots; the files from before are in"
+        tell(one_line(f"starts over: {changed}, {line} {aside}", LONGEST - LONGEST_NAME))
+    if aside or resume == "fresh" or folders.finished.exists():
         incidents.forget(folders.state)
     if prepare(folders, task.values, request, resume, attempt, task.token):
         if folders.ended.exists():
@@ -68,6 +85,24 @@ def begin(
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_json(folders.state / REPOSITORY, repository)
     return True
+
+
+def changed_and_unsaved(folders: Folders, task: Task, request: Mapping[str, Any]) -> str:
+    """What has changed since an attempt from which no training can continue, although it has left
+    files: a program that names its snapshots has no others. Empty if there is none such; of one
+    that has ended, the results are there.
+    """
+    if (
+        not task.reads.get("snapshots")
+        or place_saved(folders, task)
+        or not trace(folders.work).files
+        or any(file.exists() for file in (folders.ended, folders.finished))
+    ):
+        return ""
+    with suppress(Refusal):
+        return differences(read_request(folders)["request"], request)
+    # `prepare` says that it cannot be read.
+    return ""
 
 
 def files_sha256(task: Task, only_code: bool) -> str:

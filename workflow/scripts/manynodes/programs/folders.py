@@ -13,7 +13,15 @@ from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason, shown
+from manynodes.base.errors import (
+    LONGEST,
+    LONGEST_NAME,
+    SHORTENED,
+    Refusal,
+    reason,
+    shortened,
+    shown,
+)
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import is_file, parse_form, read_bytes
 from manynodes.checkpointing import incidents, replaced
@@ -26,6 +34,8 @@ ENVIRONMENT, REPOSITORY = "environment.json", "repository.json"
 # At the end of the name of a folder in which `launched.save` is writing a file.
 UNFINISHED = ".unfinished"
 ALONE = "(launch alone: --resume)"
+MOST_CHANGES = 60  # characters of what differs between two requests
+LEAST = 10  # characters of a value by which it may still be known
 
 
 class Folders:
@@ -47,6 +57,7 @@ class Folders:
         printed: what the first process has printed in each start, in files in the order of the
             starts.
         starts: a file for each start of the program, see `note_start`.
+        earlier: results folders of attempts from which nothing could continue, see `set_aside`.
         spoiled: there if the inputs changed while the program ran; says which.
         started: where the first process of each node tells the others that all is ready.
         emptied, removed: the folders and files that are of one training alone. The request is
@@ -67,6 +78,7 @@ class Folders:
         self.ended = self.state / "ended"
         self.printed = self.state / "printed"
         self.starts = self.state / "starts"
+        self.earlier = self.state / "earlier"
         self.spoiled = self.state / "spoiled"
         self.started = self.state / "started"
         self.emptied = (
@@ -87,7 +99,7 @@ def refuse_links(run: Path, evaluates: bool = False) -> None:
         Refusal: there is one.
     """
     folders = Folders(run)
-    states = (folders.state, folders.state / "checkpoints")
+    states = (folders.state, folders.state / "checkpoints", folders.earlier)
     of_training = (*states, *folders.emptied, *(run / name for name in replaced.FOLDERS))
     for folder in (folders.evaluation,) if evaluates else of_training:
         if folder.is_symlink():
@@ -148,12 +160,9 @@ def prepare(
     refuse_links(folders.run)
     refuse_foreign(folders.run, lambda: has_request(folders))
     before = request_before(folders, request, resume)
-    changed = differences(before["request"], request) if before else ""
-    if changed and resume == "exact":
-        raise Refusal(
-            f"{folders.state} is of another run: {changed}; undo that, or add "
-            f"--config resume=anyway or resume=fresh {ALONE}"
-        )
+    changed = before is not None and differences(before["request"], request) != ""
+    if before and changed and resume == "exact":
+        raise Refusal(of_another_request(folders, before["request"], request))
     if changed:
         folders.ended.unlink(missing_ok=True)
     content = {"run": dict(run), "request": dict(request), "token": token}
@@ -168,7 +177,8 @@ def prepare(
             # An attempt that ended before its program began has touched nothing.
             attempts[-1] |= {"ended": max(last_touch(folders), attempts[-1]["started"])}
     else:
-        for folder in folders.emptied:
+        over = resume == "fresh" or folders.finished.exists()
+        for folder in (*folders.emptied, *[folders.earlier] * over):
             empty(folder)
         for file in folders.removed:
             file.unlink(missing_ok=True)
@@ -180,6 +190,35 @@ def prepare(
     attempts.append(dict(attempt))
     write_request(folders, content | {"attempts": attempts})
     return before is not None
+
+
+def of_another_request(
+    folders: Folders, before: Mapping[str, Any], request: Mapping[str, Any]
+) -> str:
+    """The line that refuses what lies there, of a request before."""
+    where, choices = folders.state, "resume=anyway or resume=fresh"
+    if not (trace(folders.saved).files or folders.ended.exists()):
+        # Such as a log: only its author knows whether the program would continue from it.
+        where, choices = folders.work, "resume=fresh, or anyway to keep it"
+    text = f" is of another run: ; undo that, or add --config {choices} {ALONE}"
+    # As `one_line` shortens it, if it must.
+    place = min(len(str(where)), SHORTENED)
+    changed = differences(before, request, LONGEST - LONGEST_NAME - len(text) - place)
+    return str(where) + text.replace(": ;", f": {changed};")
+
+
+def set_aside(folders: Folders) -> Path | None:
+    """Move the results folder out of the way of a run that starts over. It is not removed: a
+    pattern of `snapshots` may be wrong, and some of it may be worth keeping.
+
+    Returns:
+        Where it is now; None if it cannot be moved.
+    """
+    with suppress(OSError):
+        folders.earlier.mkdir(parents=True, exist_ok=True)
+        taken = [int(path.name) for path in folders.earlier.iterdir() if path.name.isdigit()]
+        return folders.work.rename(folders.earlier / f"{max(taken, default=0) + 1}")
+    return None
 
 
 def separate(folders: Folders) -> None:
@@ -349,21 +388,46 @@ def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
     atomic.write_json(folders.request, content)
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between two requests, in words; empty if nothing does."""
-    parts = []
-    for key in dict.fromkeys([*now, *before]):
-        was, is_now = before.get(key), now.get(key)
-        # As JSON: 1 and true are not the same.
-        if json.dumps(was, sort_keys=True) == json.dumps(is_now, sort_keys=True):
-            continue
-        was, is_now = apart(was, is_now)
-        parts.append(
-            f"the {key.removesuffix('_sha256')} changed"
-            if key.endswith("_sha256")
-            else f"{key} was {shown(was)} and is {shown(is_now)}"
-        )
-    return ", ".join(parts)
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = MOST_CHANGES) -> str:
+    """What differs between two requests, in words; empty if nothing does.
+
+    Args:
+        most: characters; what has no room is counted.
+    """
+    # As JSON: 1 and true are not the same.
+    keys = [
+        key
+        for key in dict.fromkeys([*now, *before])
+        if json.dumps(before.get(key), sort_keys=True) != json.dumps(now.get(key), sort_keys=True)
+    ]
+    room = most - len(and_more(len(keys) - 1))
+    parts = [difference(key, before.get(key), now.get(key), room) for key in keys]
+    for number in range(len(parts), 0, -1):
+        line = ", ".join(parts[:number]) + and_more(len(parts) - number)
+        if len(line) <= most or number == 1:
+            return line
+    return ""
+
+
+def difference(key: str, was: Any, is_now: Any, most: int) -> str:
+    """That a value has changed, in so many characters if its name is no longer than usual."""
+    if key.endswith("_sha256"):
+        return f"the {key.removesuffix('_sha256')} changed"
+    name = key if len(key) <= SHORTENED // 2 else shortened(key, SHORTENED // 2)
+    before, now = map(shown, apart(was, is_now))
+    room = most - len(f"{name} was  and is ")
+    if len(before) + len(now) > room:
+        if room < 2 * LEAST:
+            return f"{name} changed"
+        # What the one leaves, the other has. The quotes of a text are its ends, which stay.
+        limits = (max(room // 2, room - len(other)) for other in (now, before))
+        before, now = (each if len(each) <= limit else shortened(each, limit)
+                       for each, limit in zip((before, now), limits, strict=True))  # fmt: skip
+    return f"{name} was {before} and is {now}"
+
+
+def and_more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
 
 
 def last_touch(folders: Folders) -> str:
@@ -383,28 +447,27 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path, snapshots: Iterable[Path] = ()) -> Trace:
-    """Changes when something in the folder is written. A file that `launched.save` has not written
-    to its end does not count.
+    """Changes when something in the folder is written, see `files_in`.
 
     Args:
         snapshots: more files, and folders with all that is in them.
     """
     count, size, newest = 0, 0, 0
     for place in (folder, *snapshots):
-        files = (
-            [place]
-            if is_file(place)
-            else (
-                Path(parent, name)
-                for parent, _, names in os.walk(place)
-                for name in names
-                if not parent.endswith(UNFINISHED)
-            )
-        )
-        for file in files:
+        for file in [place] if is_file(place) else files_in(place):
             # A file may be replaced while we look.
             with suppress(OSError):
                 status = file.lstat()
                 count, size = count + 1, size + status.st_size
                 newest = max(newest, status.st_mtime_ns)
     return Trace(count, size, newest)
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below it, and links to folders, into which nothing looks. Those
+    that `launched.save` has not written to their end are left out.
+    """
+    for parent, inside, names in os.walk(folder):
+        if not parent.endswith(UNFINISHED):
+            yield from (Path(parent, name) for name in names)
+            yield from (path for each in inside if (path := Path(parent, each)).is_symlink())
