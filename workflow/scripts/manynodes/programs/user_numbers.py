@@ -25,10 +25,12 @@ from manynodes.reporting.counting import (
     Anew,
     Counted,
     alike,
+    in_epochs,
     is_still,
     known_epoch,
     of_the_last_start,
     refuse_anew,
+    refuse_units,
 )
 from manynodes.reporting.metrics import (
     GOOD,
@@ -361,6 +363,7 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
         numbers = [row | {count: float(number)} for number, row in enumerate(numbers, 1)]
         columns.append(count)
     columns.sort(key=lambda name: name != count)
+    numbers = placed(numbers, count)
     texts = [
         {name: cell for name, cell in row.items()
          if isinstance(cell, str) and cell.strip() and name not in found}
@@ -377,6 +380,24 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
         {name: value for name, value in found[number].items() if name not in empty}
         for number in sorted(found)
     ]
+
+
+def placed(rows: Sequence[dict[str, float]], count: str) -> list[dict[str, float]]:
+    """Rows in which those that are counted in epochs among others in steps have no count: such a
+    row belongs to the newest, which is where it was written.
+
+    Raises:
+        Refusal: one of these has a result in a column of the others, which would be lost.
+    """
+    found = in_epochs(rows, count)
+    steps = {name for at, row in enumerate(rows) if at not in found for name in row}
+    for at in sorted(found):
+        if lost := [name for name in rows[at] if name in steps and GOOD.search(name)]:
+            refuse_units(
+                count, next((name for name in rows[at] if name not in steps), count), lost[0]
+            )
+    return [{name: row[name] for name in row if name != count} if at in found else row
+            for at, row in enumerate(rows)]  # fmt: skip
 
 
 def by_count(

@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, shown
 
 # A count, and the numbers of a row with it; None where it has none.
 Counted = tuple[float, dict[str, float | None]]
@@ -79,8 +79,10 @@ def of_the_last_start(
         counts: columns that only count.
 
     Raises:
-        Refusal: the count goes back more often, and numbers would be lost.
+        Refusal: the count goes back more often, and numbers would be lost; or as
+            `refuse_other_units`.
     """
+    refuse_other_units(rows, count, counts)
     if rises_with_falls(rows, count, counts):
         restarts = 0
     anew, found = Anew(), dict[float, dict[str, float | None]]()
@@ -144,6 +146,77 @@ def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str
     )
 
 
+def in_epochs(rows: Sequence[Mapping[str, float]], count: str) -> set[int]:
+    """The numbers of the rows that count epochs in the column in which the others count steps, such
+    as mmengine's of validation: they name no epoch, and each comes after rows of later steps of the
+    epoch that it counts.
+    """
+    newest = epoch = math.nan
+    lags: set[float] = set()  # of steps behind their epochs
+    found: dict[int, float] = {}
+    for step, row, places in in_blocks(
+        (row.get(count, math.nan), row, at) for at, row in enumerate(rows)
+    ):
+        if known_epoch(row):
+            newest, epoch = step, row["epoch"] or 0
+            lags.add(step - epoch)
+        elif step < newest:
+            found |= dict.fromkeys(places, step - epoch)
+    # Epochs may begin with 0, and be counted from 1 when they are over. Where each has one step,
+    # nothing tells whether a row is only late.
+    apart = count != "epoch" and any(abs(lag) > 1 for lag in lags)
+    return {*found} if apart and {*found.values()} in ({0}, {1}) else set()
+
+
+def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[str]) -> None:
+    """Refuse rows that stand alone among those of later counts, have a column of their own, and
+    would replace numbers of their count: they may be counted in other units, or be late.
+
+    Raises:
+        Refusal: naming a column of them, and one that they would replace.
+    """
+    blocks = in_blocks((at, row, 0) for at, row in rows if row.get(count) == at)
+    newest = -math.inf
+    alone: list[tuple[set[str], set[str]]] = []  # the names of each, and those that it replaces
+    others = {count, *counts}
+    known: dict[float, dict[str, float | None]] = {}
+    for number, (at, row, _) in enumerate(blocks, 1):
+        old = known.setdefault(at, {})
+        # Others go on from there, as after a restart.
+        if at < newest and (number == len(blocks) or blocks[number][0] > newest):
+            replaced = {name for name, value in row.items()
+                        if name not in (count, *counts)
+                        if value is not None and not alike(old.get(name), value)}  # fmt: skip
+            alone.append(({*row}, replaced))
+        else:
+            newest = at
+            others |= {*row}
+        old |= row
+    alone = [(names - others, replaced) for names, replaced in alone if names - others]
+    # A number of their own may be repeated, after a restart.
+    lost = {name for _, replaced in alone for name in replaced & others}
+    # Once, it may be a row after the last epoch.
+    if len(alone) > 1 and lost:
+        refuse_units(count, min(alone[0][0]), min(lost))
+
+
+def in_blocks(
+    rows: Iterable[tuple[float, Mapping[str, float | None], int]],
+) -> list[tuple[float, dict[str, float | None], list[int]]]:
+    """Rows that follow each other with the same count as one, as some writers give each number a
+    row of its own; those without a count are left out.
+    """
+    found: list[tuple[float, dict[str, float | None], list[int]]] = []
+    for count, row, place in rows:
+        if not math.isfinite(count):
+            continue
+        if not found or found[-1][0] != count:
+            found.append((count, {}, []))
+        found[-1][1].update((name, row[name]) for name in given(row))
+        found[-1][2].append(place)
+    return found
+
+
 def next_counts(rows: Sequence[Counted]) -> list[dict[str, float]]:
     """For each number of each row, the count of the next one in its column."""
     found: list[dict[str, float]] = []
@@ -179,6 +252,14 @@ def without(rows: Sequence[Counted], names: set[str], above: float) -> list[Coun
 def given(row: Mapping[str, float | None]) -> set[str]:
     """The names of its numbers."""
     return {name for name, value in row.items() if value is not None}
+
+
+def refuse_units(count: str, name: str, lost: str) -> None:
+    raise Refusal(
+        f"metrics: rows with {shown(name)} go back in {count}, and would replace or lose "
+        f"{shown(lost)}; count as in the others, or leave {count} out there; if the training is "
+        "over, correct its file in work/"
+    )
 
 
 def refuse_anew(count: str) -> None:
