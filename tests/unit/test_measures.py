@@ -43,6 +43,7 @@ from manynodes.programs.user_numbers import (
     LogRows,
     collected,
     metrics_of,
+    note_anew,
     read_user_metrics,
 )
 from manynodes.reporting.measures import (
@@ -838,6 +839,44 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
     found = metrics_of(tmp_path, "rows.jsonl")
     assert [row["step"] for row in found] == [1, 10, 20, 30, 40]
     assert (found[0]["val"], found[-1]["loss"]) == (9, 6)
+
+
+@pytest.mark.parametrize(("saved", "first", "told"), [
+    # As XGBoost prints its rounds in every start; one that starts over, or counts on.
+    (2, [0, 1, 2, 3], True), (0, [0, 1, 2, 3], False), (2, [2, 3, 4], False),
+    # One that was ended before it saved what its first row is of.
+    (2, [0], False),
+])  # fmt: skip
+@pytest.mark.parametrize("of_log", [False, True])
+def test_rows_that_are_left_out_since_a_program_counts_from_the_beginning_are_told(
+    tmp_path: Path, saved: int, first: list[int], told: bool, of_log: bool
+) -> None:
+    folders = Folders(tmp_path)
+    folders.work.mkdir()
+    before = [0, 1, 2, 3] if len(first) > 1 else [0]
+    given = {"log": r"\[(?P<iter>\d+)\] loss (?P<loss>\S+)"} if of_log else "m.csv"
+    for files, counts in ((0, before), (saved, first)):
+        note_start(folders)
+        with acquire(folders.state, "job 1", print) as owner:
+            owner.begin_at(7 * files, files)
+        if isinstance(given, str):
+            with (folders.work / given).open("a") as file:
+                file.write("iter,loss\n")
+                file.writelines(f"{count},{files + count}.5\n" for count in counts)
+        else:
+            rows = collected(folders, given)
+            for count in counts:
+                rows.take(f"[{count}] loss {files + count}.5")
+            rows.write()
+    # The results may be published again.
+    for _ in range(2):
+        metrics_of(tmp_path, given, lambda *again: note_anew(folders, *again))
+    text = (
+        "the program had saved something when it last started, and counted from 0 again: the rows "
+        "of 4 earlier counts are left out; let it count on where it continues"
+    )
+    found = [(each.kind, each.text) for each in incidents.read(folders.state)]
+    assert found == ([(incidents.ANEW, text)] if told else [])
 
 
 def of_mmengine(epochs: range, interval: int) -> list[dict[str, float]]:

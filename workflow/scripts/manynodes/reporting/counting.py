@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,6 +10,12 @@ from manynodes.base.errors import Refusal, shown
 
 # A count, and the numbers of a row with it; None where it has none.
 Counted = tuple[float, dict[str, float | None]]
+# Gets a count with which rows begin again, and how many counts there were before.
+Tell = Callable[[float, int], None]
+
+
+def to_nobody(count: float, counts: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass
@@ -67,7 +73,11 @@ def alike(old: float | None, new: float) -> bool:
 
 
 def of_the_last_start(
-    rows: Sequence[Counted], restarts: int, count: str, counts: Collection[str]
+    rows: Sequence[Counted],
+    restarts: int,
+    count: str,
+    counts: Collection[str],
+    tell: Tell = to_nobody,
 ) -> list[Counted]:
     """Rows in the order in which they were written, without those that were abandoned: a program
     that starts again goes back to what it has saved, and what it wrote of later counts before is
@@ -77,6 +87,7 @@ def of_the_last_start(
         restarts: how often it has started again.
         count: the name of the count.
         counts: columns that only count.
+        tell: called if the last start counts from the first count again.
 
     Raises:
         Refusal: the count goes back more often, and numbers would be lost; or as
@@ -102,10 +113,22 @@ def of_the_last_start(
     if len(anew.replaced) > restarts:
         # Written in another order, such as by several writers.
         return list(rows)
+    return without_abandoned(rows, measured, tell)
+
+
+def without_abandoned(
+    rows: Sequence[Counted], measured: Sequence[Counted], tell: Tell
+) -> list[Counted]:
+    """The rows of `of_the_last_start`.
+
+    Args:
+        measured: the same with what each measures; a row without the count has nothing.
+    """
     kept: list[Counted] = []
     newest: dict[str, float] = {}
     times: Counter[str] = Counter()
     starts = 0
+    again = (0.0, 0)  # from where the last start counts, and the counts before, if it is the first
     seen: set[tuple[str, float]] = set()
     following = next_counts(measured)
     for (at, row), (_, numbers), after in zip(rows, measured, following, strict=True):
@@ -120,11 +143,15 @@ def of_the_last_start(
         times.update(back)
         if any(times[name] > starts for name in back):
             starts += 1
+            before = {each for each, _ in kept}
+            again = (at, len(before) if at <= min(before) else 0)
             kept = [each for each in kept if each[0] <= at]
         elif back:
             kept = without(kept, back, at)
         newest |= {name: at for name in names if name in back or at >= newest.get(name, at)}
         kept.append((at, row))
+    if again[1]:
+        tell(*again)
     return kept
 
 
