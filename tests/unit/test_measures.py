@@ -43,6 +43,7 @@ from manynodes.programs.user_numbers import (
     LogRows,
     collected,
     metrics_of,
+    note_anew,
     read_user_metrics,
 )
 from manynodes.reporting.measures import (
@@ -933,6 +934,131 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
     found = metrics_of(tmp_path, "rows.jsonl")
     assert [row["step"] for row in found] == [1, 10, 20, 30, 40]
     assert (found[0]["val"], found[-1]["loss"]) == (9, 6)
+
+
+@pytest.mark.parametrize(("saved", "first", "told"), [
+    # As XGBoost prints its rounds in every start; one that starts over, or counts on.
+    (2, [0, 1, 2, 3], True), (0, [0, 1, 2, 3], False), (2, [2, 3, 4], False),
+    # One that was ended before it saved what its first row is of.
+    (2, [0], False),
+])  # fmt: skip
+@pytest.mark.parametrize("of_log", [False, True])
+def test_rows_that_are_left_out_since_a_program_counts_from_the_beginning_are_told(
+    tmp_path: Path, saved: int, first: list[int], told: bool, of_log: bool
+) -> None:
+    folders = Folders(tmp_path)
+    folders.work.mkdir()
+    before = [0, 1, 2, 3] if len(first) > 1 else [0]
+    given = {"log": r"\[(?P<iter>\d+)\] loss (?P<loss>\S+)"} if of_log else "m.csv"
+    for files, counts in ((0, before), (saved, first)):
+        note_start(folders)
+        with acquire(folders.state, "job 1", print) as owner:
+            owner.begin_at(7 * files, files)
+        if isinstance(given, str):
+            with (folders.work / given).open("a") as file:
+                file.write("iter,loss\n")
+                file.writelines(f"{count},{files + count}.5\n" for count in counts)
+        else:
+            rows = collected(folders, given)
+            for count in counts:
+                rows.take(f"[{count}] loss {files + count}.5")
+            rows.write()
+    # The results may be published again.
+    for _ in range(2):
+        metrics_of(tmp_path, given, lambda *again: note_anew(folders, *again))
+    text = (
+        "the program had saved something when it last started, and counted from 0 again: the rows "
+        "of 4 earlier counts are left out; let it count on where it continues"
+    )
+    found = [(each.kind, each.text) for each in incidents.read(folders.state)]
+    assert found == ([(incidents.ANEW, text)] if told else [])
+
+
+def of_mmengine(epochs: range, interval: int) -> list[dict[str, float]]:
+    """Its scalars.json: rows of training have a step, those of validation the epoch as `step`."""
+    rows: list[dict[str, float]] = []
+    for epoch in epochs:
+        for step in range(20 * epoch - 20 + interval, 20 * epoch + 1, interval):
+            rows.append({"loss": 1 / step, "time": 2, "epoch": epoch, "iter": step, "step": step})
+        rows.append({"accuracy": epoch / 10, "time": 1 + epoch / 100, "step": epoch})
+    return rows
+
+
+@pytest.mark.parametrize("interval", [1, 5, 20])
+@pytest.mark.parametrize("first", [0, 1])
+def test_validation_that_counts_epochs_belongs_where_it_was_written(
+    tmp_path: Path, interval: int, first: int
+) -> None:
+    """The accuracy after epoch 1 is not that of step 1, nor is a time of the validation."""
+    rows = of_mmengine(range(1, 6), interval)
+    if not first:
+        rows = [row | {"epoch": row["epoch"] - 1} if "epoch" in row else row for row in rows]
+    # The second start goes on after the third epoch.
+    again = of_mmengine(range(4, 6), interval) if first else []
+    files = {"0": rows[: 4 * len(rows) // 5 + 1], "1": again} if again else {"0": rows}
+    for name, lines in files.items():
+        (tmp_path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in lines))
+        os.utime(tmp_path / f"{name}.json", (10 * int(name) + 1, 10 * int(name) + 1))
+    found = read_user_metrics(tmp_path, "*.json", [(0, 0), (9, 9)][: len(files)])
+    assert [row["step"] for row in found] == [*range(interval, 101, interval)]
+    assert {row["step"]: row["accuracy"] for row in found if row["accuracy"] is not None} == {
+        20 * epoch: epoch / 10 for epoch in range(1, 6)
+    }
+    assert {row["time"] for row in found} == {2}
+    writer = FileWriter(str(tmp_path / "tb"))
+    for at, row in enumerate(rows):
+        for name in row.keys() - {"step"}:
+            scalar = Summary(value=[Summary.Value(tag=name, simple_value=row[name])])
+            writer.add_event(Event(step=int(row["step"]), wall_time=at, summary=scalar))
+    writer.close()
+    found = read_user_metrics(tmp_path, {"tensorboard": "tb"})
+    assert [row["step"] for row in found if row["accuracy"] is not None] == [20, 40, 60, 80, 100]
+    assert {row["time"] for row in found} == {2}
+
+
+def test_rows_that_may_count_other_units_are_refused_if_they_replace_numbers(
+    tmp_path: Path,
+) -> None:
+    rows = of_mmengine(range(1, 6), 5)
+    without = [{name: row[name] for name in row if name not in ("epoch", "iter")} for row in rows]
+    of_one_name = [
+        {"loss" if name == "accuracy" else name: row[name] for name in row} | {"other": 1}
+        if "accuracy" in row
+        else row
+        for row in rows
+    ]
+    for table, line in (
+        (without, '"accuracy" go back in step, and would replace or lose "time"; count as in'),
+        (of_one_name, '"other" go back in step, and would replace or lose "loss"'),
+    ):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        with pytest.raises(Refusal, match=line) as refused:
+            read_user_metrics(tmp_path, "a.jsonl")
+        assert len(str(refused.value)) <= 200
+    header = ["step", "loss", "time", "accuracy"]
+    lines = [",".join(str(row.get(name, "")) for name in header) + "\n" for row in without]
+    (tmp_path / "metrics.csv").write_text(",".join(header) + "\n" + "".join(lines))
+    with pytest.raises(Refusal, match='"accuracy" go back in step'):
+        read_metrics(tmp_path / "metrics.csv", 0)
+
+
+@pytest.mark.parametrize("rows", [
+    # Late, of the same count; without a number of the others; of a program whose epoch is a step.
+    [{"step": step, name: step} for step in (10, 20, 30) for name in ("loss", "val")],
+    [{"step": step, name: step} for step, name in
+     ((10, "loss"), (20, "loss"), (10, "val"), (30, "loss"), (20, "val"), (40, "loss"))],
+    [{"step": step, "epoch": step, "loss": step} if name else {"step": step, "val": step}
+     for step, name in ((1, 1), (2, 1), (1, 0), (3, 1), (2, 0), (4, 1), (3, 0))],
+    # detectron2 writes what belongs to a step before after it.
+    [{"iteration": step, "loss": step, "time": 1} if name else {"iteration": step, "AP": step}
+     for step, name in ((19, 1), (39, 1), (38, 0), (59, 1), (58, 0), (79, 1))],
+])  # fmt: skip
+def test_rows_that_are_only_late_keep_their_count(tmp_path: Path, rows: list[dict]) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    count = next(iter(rows[0]))
+    found = {row[count]: row for row in read_user_metrics(tmp_path, "a.jsonl")}
+    for row in rows:
+        assert found[row[count]].items() >= row.items()
 
 
 def test_files_of_one_start_are_no_attempts(tmp_path: Path) -> None:

@@ -109,6 +109,32 @@ def test_a_program_that_leaves_nothing_is_reported(place: Checkout) -> None:
 
 
 @pytest.mark.faults
+def test_rows_of_a_program_that_continues_and_counts_anew_are_told(place: Checkout) -> None:
+    """As XGBoost's rounds are counted from 0 in every start."""
+    (place.path / "anew.py").write_text(
+        "import launched\n"
+        "state = launched.state / 'rounds'\n"
+        "again = state.exists()\n"
+        "for at in range(3):\n"
+        "    print(f'[{at}] loss {at + 4 - again}', flush=True)\n"
+        "if not again:\n"
+        "    state.write_text('3')\n"
+        "    launched.stop()\n"
+    )
+    (place.path / "anew.yaml").write_text(
+        "experiment: anew\nprogram: anew.py\nnproc_per_node: 1\npreflight: false\n"
+        "metrics: {log: '\\[(?P<iter>\\d+)\\] loss (?P<loss>\\S+)'}\n"
+    )
+    place.run("--configfile", "anew.yaml", "--retries", "1")
+    line = "counted from 0 again: the rows of 3 earlier counts are left out"
+    results = place.path / "results/anew"
+    warning = f"publish: warning: the program had saved something when it last started, and {line}"
+    assert warning in (results / "run/train.log").read_text()
+    assert line in (results / "report.html").read_text()
+    assert ",anew," in (results / "incidents.csv").read_text()
+
+
+@pytest.mark.faults
 def test_what_spoils_a_finished_run_is_refused_with_a_remedy_that_ends(place: Checkout) -> None:
     (place.path / "one.py").write_text("import launched\nlaunched.result(accuracy=0.5)\n")
     (place.path / "one.yaml").write_text(

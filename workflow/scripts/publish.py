@@ -36,7 +36,12 @@ from manynodes.programs.folders import (
     write_request,
 )
 from manynodes.programs.outputs import publish
-from manynodes.programs.user_numbers import metrics_of, newest_last, read_user_result
+from manynodes.programs.user_numbers import (
+    metrics_of,
+    newest_last,
+    note_anew,
+    read_user_result,
+)
 from manynodes.reporting.measures import (
     EVALUATED,
     parse_result,
@@ -81,7 +86,9 @@ def main() -> None:
             atomic.write_json(folders.run / EVALUATED, evaluated)
             return
         reads = parse_option("--reads", args.reads)
-        metrics = metrics_of(folders.run, reads.get("metrics"))
+        metrics = metrics_of(
+            folders.run, reads.get("metrics"), lambda *again: note_anew(folders, *again)
+        )
         result = (
             parse_result(read_user_result(folders.work, given), folders.work / given)
             if (given := reads.get("result"))
@@ -90,6 +97,7 @@ def main() -> None:
         (folders.run / "evaluation.json").unlink(missing_ok=True)
         publish(folders, args.outputs)
         tell_old(folders, args.outputs)
+        tell_anew(folders)
         if not (metrics or result.numbers or trace(folders.work, [folders.saved]).files):
             tell_empty(folders)
         tell_unmatched(folders, reads.get("snapshots", ()))
@@ -139,6 +147,13 @@ def tell_old(folders: Folders, outputs: Sequence[str]) -> None:
             "started; its numbers may be of another attempt"
         )
         tell(one_line(text, LONGEST_REPORT))
+
+
+def tell_anew(folders: Folders) -> None:
+    """Warn of rows that are left out, see `note_anew`."""
+    for each in incidents.read(folders.state):
+        if each.kind == incidents.ANEW:
+            tell(one_line(each.text, LONGEST_REPORT))
 
 
 def tell(warning: str) -> None:

@@ -19,16 +19,22 @@ from manynodes.base import atomic
 from manynodes.base.bars import parts_of
 from manynodes.base.errors import Refusal, reason, shown, uncoloured
 from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.checkpointing import incidents
+from manynodes.checkpointing.owner import look
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
 from manynodes.programs.folders import Folders, starts_of
 from manynodes.reporting.counting import (
     Anew,
     Counted,
+    Tell,
     alike,
+    in_epochs,
     is_still,
     known_epoch,
     of_the_last_start,
     refuse_anew,
+    refuse_units,
+    to_nobody,
 )
 from manynodes.reporting.metrics import (
     GOOD,
@@ -48,18 +54,21 @@ PARTS = ("fold", "rank")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 
 
-def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
+def metrics_of(
+    run: Path, given: str | Mapping[str, Any] | None, tell: Tell = to_nobody
+) -> list[Row]:
     """The rows of a run, from wherever its program writes them.
 
     Args:
         given: the key `metrics`.
+        tell: as of `of_the_last_start`; of lines of a log, `collected` has told.
 
     Raises:
         Refusal: they are not there, or are no such rows.
     """
     starts = starts_of(Folders(run))
     if given is None:
-        return read_metrics(metrics_file(run), max(0, len(starts) - 1))
+        return read_metrics(metrics_file(run), max(0, len(starts) - 1), tell)
     if in_log(given):
         if not (rows := rows_in_log(run, given)):
             what = first_unread(run, patterns_of(given))
@@ -72,7 +81,7 @@ def metrics_of(run: Path, given: str | Mapping[str, Any] | None) -> list[Row]:
                 "its group out of metrics.log and count epoch, or let the program count on"
             )
         return rows
-    return read_user_metrics(run / "work", given, starts)
+    return read_user_metrics(run / "work", given, starts, tell)
 
 
 def in_log(given: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -84,6 +93,7 @@ def read_user_metrics(
     folder: Path,
     given: str | Mapping[str, str],
     starts: Sequence[tuple[float, float]] = (),
+    tell: Tell = to_nobody,
 ) -> list[Row]:
     """The rows of files of the program: CSV, JSON lines, a list of objects in a JSON file, or
     TensorBoard's event files.
@@ -97,6 +107,7 @@ def read_user_metrics(
         given: a path in it, with `*` for any name, and after `#` the place in a JSON file, such as
             `trainer_state.json#log_history`; or `{"tensorboard": path}` of a folder.
         starts: as of `starts_of`.
+        tell: as of `of_the_last_start`.
 
     Raises:
         Refusal: there is no such file, or it has no such rows, or no numbers in them.
@@ -104,7 +115,7 @@ def read_user_metrics(
     restarts = max(0, len(starts) - 1)
     if not isinstance(given, str):
         began = sorted(at for at, _ in starts)
-        return merged(scalars(folder / str(given.get("tensorboard")), began), restarts)
+        return merged(scalars(folder / str(given.get("tensorboard")), began), restarts, tell)
     pattern, _, place = given.partition("#")
     # The newest file last: its rows replace those of an earlier attempt.
     paths = newest_last(folder, pattern)
@@ -118,10 +129,10 @@ def read_user_metrics(
     )
     if any(len(group) > 1 for group in groups):
         paths = [path for group in groups for path in group]
-        apart = {path: merged(files[path], restarts) for path in paths}
+        apart = {path: merged(files[path], restarts, tell) for path in paths}
         if any(differ(apart[path] for path in group) for group in groups):
             return beside(dict(zip(names_of(folder, paths), apart.values(), strict=True)))
-    return merged((row for rows in files.values() for row in rows), restarts)
+    return merged((row for rows in files.values() for row in rows), restarts, tell)
 
 
 def by_start(paths: Sequence[Path], began: Sequence[float]) -> list[list[Path]]:
@@ -323,11 +334,14 @@ def inside(value: Any, place: str) -> Any:
     return value
 
 
-def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
+def merged(
+    rows: Iterable[Mapping[str, Any]], restarts: int = 0, tell: Tell = to_nobody
+) -> list[Row]:
     """Rows of numbers in the order of their count, one for each count.
 
     Args:
         restarts: how often the program has started again.
+        tell: as of `of_the_last_start`.
     """
     listed = [{str(name).strip(): value for name, value in row.items()} for row in rows]
     written = dict.fromkeys(name for row in listed for name in row)
@@ -361,6 +375,7 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
         numbers = [row | {count: float(number)} for number, row in enumerate(numbers, 1)]
         columns.append(count)
     columns.sort(key=lambda name: name != count)
+    numbers = placed(numbers, count)
     texts = [
         {name: cell for name, cell in row.items()
          if isinstance(cell, str) and cell.strip() and name not in found}
@@ -371,7 +386,7 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
     counted = {count, *(name for row, found in zip(listed, numbers, strict=True)
                         if count in found for name in row)}  # fmt: skip
     others = {*columns} - counted
-    found = by_count(numbers, columns, others, restarts)
+    found = by_count(numbers, columns, others, restarts, tell)
     empty = {name for name in others if all(row[name] is None for row in found.values())}
     return [
         {name: value for name, value in found[number].items() if name not in empty}
@@ -379,17 +394,37 @@ def merged(rows: Iterable[Mapping[str, Any]], restarts: int = 0) -> list[Row]:
     ]
 
 
+def placed(rows: Sequence[dict[str, float]], count: str) -> list[dict[str, float]]:
+    """Rows in which those that are counted in epochs among others in steps have no count: such a
+    row belongs to the newest, which is where it was written.
+
+    Raises:
+        Refusal: one of these has a result in a column of the others, which would be lost.
+    """
+    found = in_epochs(rows, count)
+    steps = {name for at, row in enumerate(rows) if at not in found for name in row}
+    for at in sorted(found):
+        if lost := [name for name in rows[at] if name in steps and GOOD.search(name)]:
+            refuse_units(
+                count, next((name for name in rows[at] if name not in steps), count), lost[0]
+            )
+    return [{name: row[name] for name in row if name != count} if at in found else row
+            for at, row in enumerate(rows)]  # fmt: skip
+
+
 def by_count(
     rows: Sequence[Mapping[str, float]],
     columns: Sequence[str],
     others: Collection[str],
     restarts: int,
+    tell: Tell,
 ) -> dict[float, Row]:
     """Rows of the same count as one.
 
     Args:
         columns: the first one counts.
         others: those of no row that counts.
+        restarts, tell: as of `of_the_last_start`.
     """
     count = columns[0]
     written: list[Counted] = [
@@ -399,7 +434,7 @@ def by_count(
     ]
     found: dict[float, Row] = {}
     anew = 0
-    for number, given in of_the_last_start(written, restarts, count, COUNTS):
+    for number, given in of_the_last_start(written, restarts, count, COUNTS, tell):
         into = found.setdefault(number, dict.fromkeys(columns))
         if given.get(count) != number:
             # It adds to the row that it belongs to, and changes nothing there.
@@ -573,7 +608,25 @@ def collected(folders: Folders, given: Mapping[str, Any]) -> "LogRows":
         atomic.write_text(folders.expressions, json.dumps(patterns) + "\n")
         if rows:
             write_metrics(folders.metrics, rows)
-    return LogRows(patterns, folders.metrics, rows)
+    return LogRows(patterns, folders.metrics, rows, lambda *again: note_anew(folders, *again))
+
+
+def note_anew(folders: Folders, count: float, counts: int) -> None:
+    """Add an incident if a program that had saved something when it last started, and so continued,
+    has counted from the beginning again: all rows of the starts before are left out.
+    """
+    found = None
+    with suppress(OSError):
+        found = look(folders.state / "owner.json")
+    # One that was ended between its first row and what it saves then, counts it again.
+    if counts < 2 or not found or found.record.position[1] < 1:
+        return
+    text = (
+        f"the program had saved something when it last started, and counted from {count:g} again: "
+        f"the rows of {counts} earlier counts are left out; let it count on where it continues"
+    )
+    if not any(each.text == text for each in incidents.read(folders.state)):
+        incidents.add(folders.state, incidents.ANEW, text)
 
 
 def printed_rows(run: Path, patterns: Sequence[str]) -> tuple[list[Row], int]:
@@ -627,13 +680,20 @@ class LogRows:
         path: of metrics.csv.
         before: rows by the same patterns that an interrupted attempt has left, which stay up to
             the first new one.
+        tell: as of `of_the_last_start`.
 
     Attributes:
         anew: notices a count that begins anew.
     """
 
-    def __init__(self, patterns: Sequence[str], path: Path, before: Sequence[Row]) -> None:
-        self.patterns, self.path = [re.compile(each) for each in patterns], path
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        path: Path,
+        before: Sequence[Row],
+        tell: Tell = to_nobody,
+    ) -> None:
+        self.patterns, self.path, self.tell = [re.compile(each) for each in patterns], path, tell
         self.columns = columns_of(patterns)
         count = self.columns[0]
         self.rows = {at: row for row in before if (at := row[count]) is not None}
@@ -671,6 +731,8 @@ class LogRows:
                     continue
                 still, self.count = count == self.count, count
                 if not self.begun:
+                    if self.rows and count <= min(self.rows):
+                        self.tell(count, len(self.rows))
                     self.rows = {key: old for key, old in self.rows.items() if key <= count}
                 self.begun = self.changed = True
                 old = self.rows.get(count, self.empty)

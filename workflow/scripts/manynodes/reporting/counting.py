@@ -2,14 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, shown
 
 # A count, and the numbers of a row with it; None where it has none.
 Counted = tuple[float, dict[str, float | None]]
+# Gets a count with which rows begin again, and how many counts there were before.
+Tell = Callable[[float, int], None]
+
+
+def to_nobody(count: float, counts: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass
@@ -67,7 +73,11 @@ def alike(old: float | None, new: float) -> bool:
 
 
 def of_the_last_start(
-    rows: Sequence[Counted], restarts: int, count: str, counts: Collection[str]
+    rows: Sequence[Counted],
+    restarts: int,
+    count: str,
+    counts: Collection[str],
+    tell: Tell = to_nobody,
 ) -> list[Counted]:
     """Rows in the order in which they were written, without those that were abandoned: a program
     that starts again goes back to what it has saved, and what it wrote of later counts before is
@@ -77,10 +87,13 @@ def of_the_last_start(
         restarts: how often it has started again.
         count: the name of the count.
         counts: columns that only count.
+        tell: called if the last start counts from the first count again.
 
     Raises:
-        Refusal: the count goes back more often, and numbers would be lost.
+        Refusal: the count goes back more often, and numbers would be lost; or as
+            `refuse_other_units`.
     """
+    refuse_other_units(rows, count, counts)
     if rises_with_falls(rows, count, counts):
         restarts = 0
     anew, found = Anew(), dict[float, dict[str, float | None]]()
@@ -100,10 +113,22 @@ def of_the_last_start(
     if len(anew.replaced) > restarts:
         # Written in another order, such as by several writers.
         return list(rows)
+    return without_abandoned(rows, measured, tell)
+
+
+def without_abandoned(
+    rows: Sequence[Counted], measured: Sequence[Counted], tell: Tell
+) -> list[Counted]:
+    """The rows of `of_the_last_start`.
+
+    Args:
+        measured: the same with what each measures; a row without the count has nothing.
+    """
     kept: list[Counted] = []
     newest: dict[str, float] = {}
     times: Counter[str] = Counter()
     starts = 0
+    again = (0.0, 0)  # from where the last start counts, and the counts before, if it is the first
     seen: set[tuple[str, float]] = set()
     following = next_counts(measured)
     for (at, row), (_, numbers), after in zip(rows, measured, following, strict=True):
@@ -118,11 +143,15 @@ def of_the_last_start(
         times.update(back)
         if any(times[name] > starts for name in back):
             starts += 1
+            before = {each for each, _ in kept}
+            again = (at, len(before) if at <= min(before) else 0)
             kept = [each for each in kept if each[0] <= at]
         elif back:
             kept = without(kept, back, at)
         newest |= {name: at for name in names if name in back or at >= newest.get(name, at)}
         kept.append((at, row))
+    if again[1]:
+        tell(*again)
     return kept
 
 
@@ -142,6 +171,77 @@ def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str
         one > other and (was["epoch"] or 0) < (now["epoch"] or 0)
         for (one, was), (other, now) in pairwise(own)
     )
+
+
+def in_epochs(rows: Sequence[Mapping[str, float]], count: str) -> set[int]:
+    """The numbers of the rows that count epochs in the column in which the others count steps, such
+    as mmengine's of validation: they name no epoch, and each comes after rows of later steps of the
+    epoch that it counts.
+    """
+    newest = epoch = math.nan
+    lags: set[float] = set()  # of steps behind their epochs
+    found: dict[int, float] = {}
+    for step, row, places in in_blocks(
+        (row.get(count, math.nan), row, at) for at, row in enumerate(rows)
+    ):
+        if known_epoch(row):
+            newest, epoch = step, row["epoch"] or 0
+            lags.add(step - epoch)
+        elif step < newest:
+            found |= dict.fromkeys(places, step - epoch)
+    # Epochs may begin with 0, and be counted from 1 when they are over. Where each has one step,
+    # nothing tells whether a row is only late.
+    apart = count != "epoch" and any(abs(lag) > 1 for lag in lags)
+    return {*found} if apart and {*found.values()} in ({0}, {1}) else set()
+
+
+def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[str]) -> None:
+    """Refuse rows that stand alone among those of later counts, have a column of their own, and
+    would replace numbers of their count: they may be counted in other units, or be late.
+
+    Raises:
+        Refusal: naming a column of them, and one that they would replace.
+    """
+    blocks = in_blocks((at, row, 0) for at, row in rows if row.get(count) == at)
+    newest = -math.inf
+    alone: list[tuple[set[str], set[str]]] = []  # the names of each, and those that it replaces
+    others = {count, *counts}
+    known: dict[float, dict[str, float | None]] = {}
+    for number, (at, row, _) in enumerate(blocks, 1):
+        old = known.setdefault(at, {})
+        # Others go on from there, as after a restart.
+        if at < newest and (number == len(blocks) or blocks[number][0] > newest):
+            replaced = {name for name, value in row.items()
+                        if name not in (count, *counts)
+                        if value is not None and not alike(old.get(name), value)}  # fmt: skip
+            alone.append(({*row}, replaced))
+        else:
+            newest = at
+            others |= {*row}
+        old |= row
+    alone = [(names - others, replaced) for names, replaced in alone if names - others]
+    # A number of their own may be repeated, after a restart.
+    lost = {name for _, replaced in alone for name in replaced & others}
+    # Once, it may be a row after the last epoch.
+    if len(alone) > 1 and lost:
+        refuse_units(count, min(alone[0][0]), min(lost))
+
+
+def in_blocks(
+    rows: Iterable[tuple[float, Mapping[str, float | None], int]],
+) -> list[tuple[float, dict[str, float | None], list[int]]]:
+    """Rows that follow each other with the same count as one, as some writers give each number a
+    row of its own; those without a count are left out.
+    """
+    found: list[tuple[float, dict[str, float | None], list[int]]] = []
+    for count, row, place in rows:
+        if not math.isfinite(count):
+            continue
+        if not found or found[-1][0] != count:
+            found.append((count, {}, []))
+        found[-1][1].update((name, row[name]) for name in given(row))
+        found[-1][2].append(place)
+    return found
 
 
 def next_counts(rows: Sequence[Counted]) -> list[dict[str, float]]:
@@ -179,6 +279,14 @@ def without(rows: Sequence[Counted], names: set[str], above: float) -> list[Coun
 def given(row: Mapping[str, float | None]) -> set[str]:
     """The names of its numbers."""
     return {name for name, value in row.items() if value is not None}
+
+
+def refuse_units(count: str, name: str, lost: str) -> None:
+    raise Refusal(
+        f"metrics: rows with {shown(name)} go back in {count}, and would replace or lose "
+        f"{shown(lost)}; count as in the others, or leave {count} out there; if the training is "
+        "over, correct its file in work/"
+    )
 
 
 def refuse_anew(count: str) -> None:

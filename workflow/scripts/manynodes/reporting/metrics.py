@@ -12,7 +12,7 @@ from manynodes.base import atomic
 from manynodes.base.errors import Refusal, reason, shown
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.experiment.log_lines import COUNTS
-from manynodes.reporting.counting import Counted, of_the_last_start
+from manynodes.reporting.counting import Counted, Tell, of_the_last_start, to_nobody
 
 MOST_COLUMNS = 1000
 LARGEST = 10**300
@@ -38,7 +38,7 @@ def rows_so_far(run: Path) -> Path:
     return of_user if of_user.exists() else run / "metrics.csv"
 
 
-def read_metrics(path: Path, restarts: int | None = None) -> list[Row]:
+def read_metrics(path: Path, restarts: int | None = None, tell: Tell = to_nobody) -> list[Row]:
     """The rows of metrics.csv, in the order of its first column; none if there is no such file.
 
     The first column counts epochs or steps. The numbers of a later row with the same count replace
@@ -47,6 +47,7 @@ def read_metrics(path: Path, restarts: int | None = None) -> list[Row]:
     Args:
         restarts: how often the program that has written it was started again; None if the rows are
             known to be those of its last start.
+        tell: as of `of_the_last_start`.
 
     Raises:
         Refusal: it is not such a table.
@@ -83,7 +84,7 @@ def read_metrics(path: Path, restarts: int | None = None) -> list[Row]:
     except (ValueError, csv.Error) as error:
         raise Refusal(f"{path}: {error}") from None
     if restarts is not None:
-        written = of_the_last_start(written, restarts, header[0], COUNTS)
+        written = of_the_last_start(written, restarts, header[0], COUNTS, tell)
     rows: dict[float, Row] = {}
     for count, row in written:
         measured = {name: value for name, value in row.items() if value is not None}
