@@ -781,6 +781,8 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     ]
     (tmp_path / "per.csv").write_text('epoch,acc,rate\n1,50%,"1,234"\n2,60%,"2,345"\n')
     assert list(read_user_metrics(tmp_path, "per.csv")[1].values()) == [2, 60, 2345]
+    (tmp_path / "error.tsv").write_text("iter\tRMSE\n0\t1.5\n1\t1.25\n")  # of CatBoost
+    assert read_user_metrics(tmp_path, "error.tsv")[1] == {"iter": 1, "RMSE": 1.25}
     (tmp_path / "semi.csv").write_text("epoch;acc\n1;0,5\n")
     (tmp_path / "twice.csv").write_text("epoch,epoch,loss\n1,2,0.5\n")
     with pytest.raises(Refusal, match='twice.csv has two columns "epoch"; rename one'):

@@ -218,10 +218,13 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
         elif path.suffix == ".json":
             found = inside(json.loads(text), place)
         else:
-            reader = csv.DictReader(io.StringIO(text, newline=""))
-            header = reader.fieldnames or ()
-            refuse_separator(path, header)
-            if twice := [name for name in header if name and header.count(name) > 1]:
+            header = text.partition("\n")[0]
+            tabs = "\t" in header and "," not in header
+            delimiter = "\t" if tabs else ","
+            reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+            names = reader.fieldnames or ()
+            refuse_separator(path, names)
+            if twice := [name for name in names if name and names.count(name) > 1]:
                 raise Refusal(f"metrics: {path} has two columns {shown(twice[0])}; rename one")
             found = []
             for row in reader:
@@ -238,7 +241,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
 
 def refuse_separator(path: Path, header: Sequence[str]) -> None:
     """Refuse a table whose columns are separated by something else than commas."""
-    for separator in ";\t|" if len(header) == 1 else "":
+    for separator in ";|" if len(header) == 1 else "":
         if separator in header[0]:
             what = f"{path} has {shown(separator)} between its columns, and no comma"
             raise Refusal(f"metrics: {what}; write commas, also into the file that is there")
