@@ -286,8 +286,12 @@ def test_an_environment_that_takes_the_rank_is_refused() -> None:
     python = [sys.executable]
     assert look(UserEnvironment(setup="unset OTHER"), python, given, (), Path())["python"]
     for setup in ("unset RANK", "export WORLD_SIZE=1"):
+        environment = UserEnvironment(setup=setup)
         with pytest.raises(Refusal, match="would not get the variable (RANK|WORLD_SIZE): leave"):
-            look(UserEnvironment(setup=setup), python, given, (), Path())
+            look(environment, python, given, (), Path())
+        # Of one process, or with its rank among its arguments, it needs none.
+        assert look(environment, python, given | {"WORLD_SIZE": "1"}, (), Path())
+        assert look(environment, python, given, (), Path(), apart=True)
 
 
 def test_why_lmod_could_not_load_a_module_is_told() -> None:
@@ -296,11 +300,12 @@ def test_why_lmod_could_not_load_a_module_is_told() -> None:
         "Lmod has detected the following error:  The following module(s) are unknown:\n"
         '"nope/3"\n\nPlease check the spelling or version number.\n   $ module load\n'
     )
-    setup = f"echo {shlex.quote(said)} >&2; exit 1"
-    environment = UserEnvironment(setup=setup)
+    function = f"() {{ echo {shlex.quote(said)} >&2; return 1; }}"
+    environment = UserEnvironment(modules=("gcc/12", "nope/3"))
+    given = os.environ | {"BASH_FUNC_module%%": function}
     with pytest.raises(Refusal) as refused:
-        look(environment, [sys.executable], os.environ, (), Path())
-    assert "The following module(s) are unknown:" in str(refused.value)
+        look(environment, [sys.executable], given, (), Path())
+    assert "module load gcc/12 nope/3: The following module(s) are unknown:" in str(refused.value)
     assert '"nope/3"' in str(refused.value)
     assert "spelling" not in str(refused.value)
 

@@ -1146,6 +1146,14 @@ def test_numbers_are_found_behind_colours(tmp_path: Path, pattern: str) -> None:
     assert (tmp_path / "a.csv").read_text().splitlines() == ["epoch,loss", "1,0.5"]
 
 
+def test_what_a_cursor_holds_apart_are_two_numbers(tmp_path: Path) -> None:
+    rows = LogRows([r"step (?P<step>\d+) loss (?P<loss>\S+)"], tmp_path / "a.csv", [])
+    rows.take("step 1 loss 2\x1b[20G99%")
+    rows.take("step 2 loss \x1b[32m1.5\x1b[0m\x1b[1C5")
+    rows.write()
+    assert (tmp_path / "a.csv").read_text().splitlines() == ["step,loss", "1,2", "2,1.5"]
+
+
 def test_of_a_long_command_the_words_that_differ_are_told() -> None:
     before = ["python", "train.py", "--epochs", "6", "--lr", "0.1"]
     assert apart(before, [*before[:3], "3", *before[4:]]) == ("6", "3")

@@ -311,9 +311,9 @@ def test_a_state_of_other_code_is_refused_before_others_are_trained(done) -> Non
         for options in ([], ["-n"]):
             *_, last = done.snakemake(*options, *added).stdout.splitlines()
             assert last == (
-                f"tiny/{run.name}: its state is of another run: the code has changed since commit "
-                "0123456789ab; finish it with that version, or start over with --config "
-                "resume=fresh"
+                f"results/tiny/{run.name}/state is of another run: the code has changed since "
+                "commit 0123456789ab; finish it with that version, or delete this folder to start "
+                "over"
             )
         assert done.jobs(*added, "resume=fresh")["train"] == 2
     finally:

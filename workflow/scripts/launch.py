@@ -333,7 +333,7 @@ def has_changed(args: argparse.Namespace) -> bool:
         environment = UserEnvironment.of(task.environment)
         if environment.container and environment.is_image_file:
             known = read_json(Folders(args.output).state / ENVIRONMENT, "environment", "")
-            return environment.image != known.get("image")
+            return known.get("image", environment.image) != environment.image
     return False
 
 

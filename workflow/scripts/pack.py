@@ -37,6 +37,10 @@ def main() -> None:
         help="for the archive and manifest.json")  # fmt: skip
     args = parser.parse_args()
     with told_in_one_line("pack"), recorded(args.output, "pack"):
+        # Of what was packed there before.
+        for file in args.output.glob("*"):
+            if file.is_symlink() or file.name == ARCHIVE:
+                file.unlink()
         if args.prefix.is_file():
             packed = collect([args.prefix], args.output, args.name)
         else:

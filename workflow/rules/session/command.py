@@ -185,7 +185,7 @@ class Session:
                     self.finished.refuse_other_evaluation(name)
         if any(rule == "aggregate" for rule, _ in wanted - planned):
             self.finished.refuse_other_report()
-        if self.workflow.output_settings.dryrun:
+        if self.workflow.output_settings.dryrun and not self.workflow.touch:
             self.tell_repetition()
         if any(rule == "aggregate" for rule, _ in wanted) and not planned:
             # Nothing will begin, which would write it; another command may have.
@@ -214,7 +214,7 @@ class Session:
         changes = self.finished.replaced(names)
         if changes and not self.experiment.config["replace"]:
             remedy = "give another experiment name, or add --config replace=true"
-            if not self.finished.replaced(names, code=False):
+            if not self.finished.replaced(names, code=False) and self.has_other_code(planned):
                 remedy = "keep them with --rerun-triggers mtime, or add --config replace=true"
             self.finished.refuse_replacement(changes, remedy)
         alive = owner.living([self.results / name / "state" for name in names])
@@ -304,6 +304,14 @@ class Session:
         # Of what an earlier command was about to replace, Snakemake has removed some.
         if not replaced.has_kept(folder):
             self.finished.refuse_loss(name)
+
+    def has_other_code(self, planned: Mapping[str, Any]) -> bool:
+        """Whether Snakemake would train them for nothing but code and parameters."""
+        reasons = [self.workflow.dag.reason(job) for job in planned.values()]
+        return not any(
+            each.forced or each.missing_output or not (each.code_changed or each.params_changed)
+            for each in reasons
+        )
 
     def refuse_unchanged(self, name: str, job: Any) -> NoReturn:
         """Refuse to train a finished run again of which nothing has changed, and say why Snakemake

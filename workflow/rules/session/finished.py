@@ -101,13 +101,16 @@ class FinishedRuns:
         Raises:
             Refusal: with what to do.
         """
-        found = code_of_state(self.results / name / "state")
+        folder = self.results / name
+        # Of a run that has finished, the training skips it.
+        if is_state_of(folder, self.experiment):
+            return
+        found = code_of_state(folder / "state")
         model = self.experiment.runs[name].values["model"]
         if found and found[0] != with_network(code_sha256("train.py"), model):
             raise Refusal(
-                f"{self.experiment.name}/{name}: its state is of another run: the code has changed "
-                f"since commit {found[1][:12]}; finish it with that version, or start over with "
-                "--config resume=fresh"
+                f"{folder}/state is of another run: the code has changed since commit "
+                f"{found[1][:12]}; finish it with that version, or delete this folder to start over"
             )
 
     def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
@@ -302,11 +305,12 @@ def code_of_state(folder: Path) -> tuple[str, str] | None:
     """The SHA-256 of the code, and the commit, of the newest state there; None if that cannot be
     told. Without torch, which takes seconds to import.
     """
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         with max(folder.glob("epoch=*_step=*.safetensors")).open("rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MOST)))
         fields = dict(json.loads(header["__metadata__"]["tree"])["items"])
-        return fields["code_sha256"], str(dict(fields["attempts"][-1]["items"])["commit"])
+        commit = dict(fields["attempts"][-1]["items"])["commit"]
+        return fields["code_sha256"], str(commit or "none")
     return None
 
 

@@ -32,6 +32,7 @@ SETUP = "environment.setup"  # beside packages, what stands for `setup` and `opt
 OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib")
 # The reason, before advice of several lines.
 LMOD = re.compile(r"Lmod has detected the following error:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.DOTALL)
+OF_APPTAINER = re.compile(r"FATAL: |ERROR  : ")
 IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 MARK = "manynodes-environment "
 # Without them each process would be the only one, and write where the others do.
@@ -165,7 +166,7 @@ for name in sys.argv[4:]:
         if not (installed or beside or place.startswith(known)):
             elsewhere[name] = place
 def text_of(path):
-    with open(path) as file:
+    with open(path, errors="replace") as file:
         return file.read()
 # Whether a process beside this one shows the image.
 try:
@@ -488,7 +489,7 @@ class UserEnvironment:
         """
         if not self.container:
             return ""
-        if "://" in self.container or Path(self.container).is_dir():
+        if "://" in self.container or (self.is_image_file and Path(self.container).is_dir()):
             make = "pull" if "://" in self.container else "build"
             raise Refusal(
                 f"{self.container} is no file; make one: apptainer {make} image.sif "
@@ -502,8 +503,9 @@ class UserEnvironment:
                 raise Refusal(f"{error_line(error)}; correct environment") from None
             if SIF_MAGIC not in header:
                 raise Refusal(f"{self.container} is no image of apptainer's (SIF)")
-            if has_overlay(Path(self.container)):
-                # Which programs may write to, and nothing in the header tells it.
+            if has_overlay(Path(self.container)) and not {"--writable", "-w"} & {*self.options}:
+                # Which others may write to, and nothing in the header tells it. With --writable,
+                # each start of the program itself does.
                 header += str(Path(self.container).stat().st_mtime_ns).encode()
             return hashlib.sha256(header).hexdigest()
         # With the modules that podman may come from; what they print comes first.
@@ -586,6 +588,7 @@ def look(
     folder: Path,
     listed: bool = True,
     start: Path | None = None,
+    apart: bool = False,
 ) -> dict[str, Any]:
     """What a Python says of itself: its version, all distributions, loaded modules; and which of
     the imports come from `elsewhere`, neither installed nor beside the program.
@@ -596,6 +599,7 @@ def look(
         folder: beside whose files it looks for them.
         listed: with all distributions, whose files are hundreds on a shared file system.
         start: where the program starts, from which PYTHONPATH may lead; here unless given.
+        apart: the program's command tells each process its rank, which needs no variable for it.
 
     Raises:
         NoAnswer: it does not answer.
@@ -617,24 +621,41 @@ def look(
         found = answer_in(content_of(output))
         error_text = uncoloured(content_of(errors)).strip()
     if done.returncode or found is None:
-        if of_lmod := LMOD.search(error_text):
-            raise NoAnswer(f"module load {' '.join(environment.modules)}: {of_lmod[1]}")
-        lines = error_text.splitlines() or [f"it ended with status {done.returncode}"]
-        # Of apptainer, whose last line may be the end of another.
-        said = [line for line in lines if line.startswith(("FATAL", "ERROR"))] or lines
-        before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))
-        silent = before and found is None and not error_text
-        why = f"; {before} may have ended the shell before it began" if silent else ""
-        where = f" in {environment.container}" if environment.is_image_file else ""
-        raise NoAnswer(f"{python[0]}{where} does not answer{why}: {said[-1]}")
-    refuse_lost(found.pop("variables"), variables)
-    if missing := found.pop("missing"):
+        raise NoAnswer(why_silent(environment, python[0], error_text, done.returncode, found))
+    missing = found.pop("missing")
+    several = int(variables.get("WORLD_SIZE") or 1) > 1 and not apart
+    if several or "launched" in missing:
+        refuse_lost(found["variables"], variables)
+    del found["variables"]
+    if missing:
         remedy = "correct environment" if environment.prefix else "give environment.python"
         raise Refusal(
             f"{found['interpreter']} ({found['python']}) has no module {missing[0]}, which the "
             f"program imports; install it there, or {remedy}"
         )
     return found | {"imports": list(imports), "setup_sha256": environment.setup_sha256}
+
+
+def why_silent(
+    environment: UserEnvironment, python: str, said: str, status: int, found: object
+) -> str:
+    """Why a Python has given no answer.
+
+    Args:
+        said: what was written to stderr.
+        found: its answer; None if it did not give one.
+    """
+    # Of `setup`, it may not be what ended the shell.
+    if environment.modules and (of_lmod := LMOD.search(said)):
+        return f"module load {' '.join(environment.modules)}: {of_lmod[1]}"
+    lines = said.splitlines() or [f"it ended with status {status}"]
+    # Of apptainer, whose last line may be the end of another.
+    told = [line for line in lines if OF_APPTAINER.match(line)] or lines
+    before = " or ".join(name for name in ("modules", "setup") if getattr(environment, name))
+    silent = before and found is None and not said
+    why = f"; {before} may have ended the shell before it began" if silent else ""
+    where = f" in {environment.container}" if environment.is_image_file else ""
+    return f"{python}{where} does not answer{why}: {told[-1]}"
 
 
 def refuse_lost(found: Mapping[str, str], given: Mapping[str, str]) -> None:

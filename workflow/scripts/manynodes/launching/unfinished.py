@@ -30,6 +30,9 @@ def told_of_unfinished(
         yield
     finally:
         over.set()
+        # It must not tell anything when nobody listens any more.
+        if processes > 1:
+            thread.join()
 
 
 def watch(

@@ -239,8 +239,8 @@ def ready(
     with ExitStack() as stack:
         owner = None
         if rank == 0 and not task.evaluates:
-            name = contract.owner or process_name()
-            owner = stack.enter_context(acquire(folders.state, name, tell))
+            by = contract.owner or process_name()
+            owner = stack.enter_context(acquire(folders.state, by, tell))
             if of_another_launch(folders, task.token):
                 raise Refusal(OTHER_LAUNCH.format(folders.run))
         if folders.spoiled.exists() and not task.evaluates:
@@ -250,15 +250,16 @@ def ready(
         environment = UserEnvironment.of(task.environment)
         if "packed" in staged:
             environment = environment.at(staged["packed"])
-        process = {"rank": rank, "local_rank": local_rank}
-        command, variables, start = started(task, environment, places, process)
+        numbers = {"rank": rank, "local_rank": local_rank}
+        command, variables, start = started(task, environment, places, numbers)
         before = saved_now(folders, task)
         # A scheduler sends a warning to all processes of a step; `supervise` hears it, and asks the
         # program to stop with SIGTERM.
         words = environment.started(safely(command, environment.interpreter, task.directory))
         program = Command(words, variables, directory=start, alone=True, ignored=WARNINGS)
         if local_rank == 0:
-            record = looked(environment, command, variables, start, listed=rank == 0)
+            apart = "{rank}" in str(task.command)
+            record = looked(environment, command, variables, start, rank == 0, apart)
             if rank == 0:
                 keep_record(record, task, before.files > 0, tell)
             # Not before: without a module that it imports, the other processes' programs would fail
@@ -418,11 +419,12 @@ def looked(
     variables: dict[str, str],
     start: Path,
     listed: bool,
+    apart: bool = False,
 ) -> dict[str, Any]:
     """What is known of the program's Python on this node; little if its command starts none.
 
     Args:
-        listed: as of `look`.
+        listed, apart: as of `look`.
 
     Raises:
         Refusal: it does not answer, or has not what the program imports.
@@ -439,11 +441,11 @@ def looked(
         # What comes before it may change where it looks.
         imports, folder = ((), start) if at else needed(command[1:], start)
         words = command[at : at + 1]
-        found |= look(environment, words, variables, imports, folder, listed, start)
+        found |= look(environment, words, variables, imports, folder, listed, start, apart)
     elif not environment.is_ours:
         # A script of a shell's may start it. What comes from modules or an image may have none.
         with nullcontext() if environment.prefix else suppress(NoAnswer):
-            found |= look(environment, [python], variables, (), start, listed, start)
+            found |= look(environment, [python], variables, (), start, listed, start, apart)
     return found
 
 
