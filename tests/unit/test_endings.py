@@ -224,6 +224,21 @@ def test_of_a_group_of_errors_the_first_one_is_told() -> None:
         assert words[-1].endswith("is damaged")
 
 
+@pytest.mark.parametrize(("group", "told"), [
+    ("'several', [ValueError('a is bad'), TypeError('b')]", "ValueError: a is bad"),
+    ("'several', [ExceptionGroup('in it', [ValueError('deep\\nmore')]), TypeError('b')]",
+     "ValueError: deep"),
+    ("'several', [KeyError(), TypeError('b')]", "KeyError in <module> (<string>:1)"),
+])  # fmt: skip
+def test_of_a_group_of_errors_that_were_never_raised_the_first_one_is_told(group, told) -> None:
+    """As Python prints it."""
+    code = f"raise ExceptionGroup({group})"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    said = [f"[rank1]: {line}" for line in done.stderr.splitlines()]
+    lines = last_words(["begun", *said], "")
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error == f"rank 1 on n2: {told}", said
+
+
 def test_a_status_that_is_no_error_of_python_s_is_told() -> None:
     bar = "Epoch 1: 100%|##########| 2/2 [00:02<00:00,  1.0s/it]"
     for status, line, told in (

@@ -40,6 +40,9 @@ CHAINED = re.compile(r"During handling of the above|The above exception was the 
 # Python tells a group of errors with a margin, and a group in it with a wider one.
 GROUP = f"  + Exception Group {TRACEBACK}"
 MARGIN = re.compile(r" +[|+]")
+# Above each of its errors; above the first one, and so below a group's message.
+NEXT = re.compile(r" +\+(-\+)?-+ \d+ -+$")
+BELOW = re.compile(r" +\+-\+-+ 1 -+$")
 # torch tells the own traceback of a process that loads data as a message.
 ORIGINAL = f"Original {TRACEBACK}"
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
@@ -253,18 +256,25 @@ def is_indented(line: str) -> bool:
 
 def ungrouped(lines: Sequence[str]) -> Sequence[str]:
     """The lines with the last group of errors, as `asyncio.TaskGroup` raises it, told as the first
-    of its errors that has gone through the frames of the group.
+    of its errors that has gone through the frames of the group, or if none was raised the first.
     """
     starts = [number for number, line in enumerate(lines) if line == GROUP]
     if not starts:
         return lines
     before, rest = lines[: starts[-1]], lines[starts[-1] + 1 :]
     group = list(takewhile(MARGIN.match, rest))
-    first = next((n for n, line in enumerate(group) if line.endswith(f"| {TRACEBACK}")), None)
-    if first is None:
+    raised = [n for n, line in enumerate(group) if line.endswith(f"| {TRACEBACK}")]
+    following = [*group[1:], "", ""]
+    plain = [
+        n + 1
+        for n, line in enumerate(group)
+        if NEXT.match(line) and following[n] and not BELOW.match(following[n + 1])
+    ]
+    if not (raised or plain):
         return lines
-    margin = group[first].removesuffix(TRACEBACK).rstrip()
-    error = takewhile(lambda line: line.startswith(margin), group[first + 1 :])
+    first = (raised or plain)[0]
+    margin = " " * group[first].index("|") + "|"
+    error = takewhile(lambda line: line.startswith(margin), group[first + bool(raised) :])
     outer = [line[found.end() + 1 :] for line in group[:first] if (found := MARGIN.match(line))]
     inner = [line[len(margin) + 1 :] for line in error]
     frames = [line for line in outer if line.startswith("  ")]
