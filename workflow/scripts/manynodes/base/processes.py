@@ -20,6 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 # In `stat_of`.
 STARTED = 19
+# Of a fault of the process's own, of which it may have told before.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Schedulers and launchers end a job with SIGTERM; a job can ask for these as a warning.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # The first namespace of process numbers, see <linux/proc_ns.h>; a container has another.
@@ -53,6 +55,16 @@ AFTERWARDS = re.compile(
     r"\S+:\d+: \w*Warning: |Set the environment variable HYDRA_FULL_ERROR|g?make(\[\d+\])?: \*\*\* "
     r"|At:$|Exception raised from |frame #\d+: "
 )
+# loguru's mark of the frame that has caught the error, in place of a frame's indent.
+CAUGHT_IN = "> File "
+# Python's own report of a crash, its stack of the thread that has crashed, and what says least of
+# it: the stacks of the others, and the names of all that was imported.
+FATAL = "Fatal Python error: "
+CURRENT = re.compile(r"Current thread 0x")
+STACKS = re.compile(r"Current thread|Thread 0x|Extension modules: ")
+MOST_FRAMES = 20
+# A line of absl's stack.
+ADDRESS = re.compile(r" +@ +0x")
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -180,6 +192,11 @@ def how(status: int) -> str:
     )
 
 
+def has_crashed(status: int) -> bool:
+    """Whether a signal of a fault of its own has ended it, or the program that a shell started."""
+    return (-status if status < 0 else status - 128) in CRASHES
+
+
 def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str, ...]:
     """The part of a process's stderr that says why it ended.
 
@@ -195,6 +212,8 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
+    if has_crashed(status):
+        said = without_stacks(said)
     said = reason(ungrouped(said), status)
     raised = bool(said) and said[0].startswith("Traceback ")
     said = [
@@ -220,6 +239,21 @@ def reason(lines: Sequence[str], status: int) -> list[str]:
     if status > 1 and (later := what_follows(told)):
         return later
     return [line for line in told if not NOISE.search(line)]
+
+
+def without_stacks(lines: Sequence[str]) -> list[str]:
+    """The lines without the stacks that are printed in a crash, which are longer than what is kept:
+    of Python's only the thread that has crashed, and of that the innermost frames.
+    """
+    kept = [line for line in lines if not ADDRESS.match(line)]
+    starts = [number for number, line in enumerate(kept) if line.startswith(FATAL)]
+    if not starts:
+        return kept
+    before, report = kept[: starts[-1] + 1], kept[starts[-1] + 1 :]
+    own = [*dropwhile(lambda line: not CURRENT.match(line), report)]
+    frames = [*takewhile(is_indented, own[1:])][:MOST_FRAMES]
+    later = [line for line in report if not (is_indented(line) or STACKS.match(line))]
+    return [*before, *own[:1], *frames, *later]
 
 
 def last_traceback(lines: Sequence[str]) -> int | None:
@@ -251,7 +285,8 @@ def is_noise(line: str) -> bool:
 
 
 def is_indented(line: str) -> bool:
-    return not line[:1].strip()
+    """As a frame of a traceback, and what belongs to it."""
+    return not line[:1].strip() or line.startswith(CAUGHT_IN)
 
 
 def ungrouped(lines: Sequence[str]) -> Sequence[str]:
