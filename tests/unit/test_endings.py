@@ -224,6 +224,150 @@ def test_of_a_group_of_errors_the_first_one_is_told() -> None:
         assert words[-1].endswith("is damaged")
 
 
+@pytest.mark.parametrize(("group", "told"), [
+    ("'several', [ValueError('a is bad'), TypeError('b')]", "ValueError: a is bad"),
+    ("'several', [ExceptionGroup('in it', [ValueError('deep\\nmore')]), TypeError('b')]",
+     "ValueError: deep"),
+    ("'several', [KeyError(), TypeError('b')]", "KeyError in <module> (<string>:1)"),
+])  # fmt: skip
+def test_of_a_group_of_errors_that_were_never_raised_the_first_one_is_told(group, told) -> None:
+    """As Python prints it."""
+    code = f"raise ExceptionGroup({group})"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    said = [f"[rank1]: {line}" for line in done.stderr.splitlines()]
+    lines = last_words(["begun", *said], "")
+    assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error == f"rank 1 on n2: {told}", said
+
+
+STACK = ['  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at',
+         '  File "/home/me/train.py", line 28 in <module>']  # fmt: skip
+THROWN = ["terminate called after throwing an instance of 'std::runtime_error'",
+          "  what():  bad shard header"]  # fmt: skip
+THREAD = "Thread 0x00007f239cd136c0 (most recent call first):"
+CURRENT = "Current thread 0x00007f65af1e4b80 (most recent call first):"
+IMPORTED = "Extension modules: numpy._core._multiarray_umath, torch._C (total: 50)"
+ABORTED = "Fatal Python error: Aborted"
+SEGMENTATION = "Fatal Python error: Segmentation fault"
+FAILED_CHECK = "Check failed: shard < n (5 vs. 4) (loader.cc:44)"
+
+
+@pytest.mark.parametrize(("status", "lines", "told"), [
+    (-6, THROWN, "was ended by SIGABRT: what(): bad shard header"),
+    (-6, [THROWN[0], WARNING, "  what():  "], f"was ended by SIGABRT: {THROWN[0]}"),
+    (-6, [*RAISED, "OSError: try 1", *THROWN], "was ended by SIGABRT: what(): bad shard header"),
+    (134, THROWN, "ended with status 134, which is SIGABRT: what(): bad shard header"),
+    (-6, ["F1129 00:11:22.333 4711 loader.cc:44] Check failed: shard < n (5 vs. 4) ",
+          "*** Check failure stack trace: ***", *60 * ["    @     0x7f  (unknown)"]],
+     f"was ended by SIGABRT: {FAILED_CHECK}"),
+    (-6, ["2026-11-29 01:00:00.1: F tensorflow/core/x.cc:12] Check failed: a == b (1 vs 2)"],
+     "was ended by SIGABRT: Check failed: a == b (1 vs 2) (tensorflow/core/x.cc:12)"),
+    (-6, ["python: a.cc:7: void f(int): Assertion `k == 1' failed."],
+     "was ended by SIGABRT: python: a.cc:7: void f(int): Assertion `k == 1' failed."),
+    (-6, ["double free or corruption (top)", ABORTED, "", CURRENT, STACK[1]],
+     "was ended by SIGABRT in <module> (train.py:28): double free or corruption (top)"),
+    (-11, [SEGMENTATION, "", CURRENT, *STACK, "", IMPORTED],
+     "was ended by SIGSEGV in <module> (train.py:28)"),
+    # Longer than what is kept of a traceback, and with another thread.
+    (-11, [SEGMENTATION, "", THREAD, *STACK, "", CURRENT, '  File "net.py", line 6 in forward',
+           *100 * STACK, "", IMPORTED], "was ended by SIGSEGV in forward (net.py:6)"),
+    (-6, ["Fatal Python error: none_dealloc: deallocating None", CURRENT, STACK[0]],
+     "was ended by SIGABRT in string_at (__init__.py:519): "
+     "Fatal Python error: none_dealloc: deallocating None"),
+    (-11, [SEGMENTATION, "", CURRENT, "  Garbage-collecting", "  <no Python frame>"],
+     "was ended by SIGSEGV"),
+    (-11, ["epoch 1 loss 0.5"], "was ended by SIGSEGV"),
+    # faulthandler was only asked where it was.
+    (-11, [CURRENT, *STACK], "was ended by SIGSEGV"),
+    # What they had printed before is not why they were ended.
+    (-15, THROWN, "was ended by SIGTERM"),
+    (-9, THROWN, "was ended by SIGKILL; the system does that when memory runs out"),
+    # NCCL's watchdog.
+    (-6, [THROWN[0], "  what():  [PG ID 0 Rank 1] WorkNCCL(SeqNum=3) ran for 600 s"],
+     "was ended by SIGABRT"),
+    (-6, ["terminate called without an active exception", ABORTED, "", CURRENT, STACK[1]],
+     "was ended by SIGABRT (terminate called without an active exception): "
+     "end the program with torch.distributed.destroy_process_group()"),
+])  # fmt: skip
+def test_a_crash_is_told_with_its_own_words_and_its_place(status, lines, told) -> None:
+    words = last_words(["begun", *lines], "", status)
+    assert Ending("rank 0", "vm", status, 1.0, lines=words).error == f"rank 0 on vm {told}"
+
+
+def test_a_watchdog_s_words_are_kept_if_python_tells_the_crash_too() -> None:
+    said = [THROWN[0], "  what():  [PG ID 0 Rank 1] WorkNCCL(SeqNum=3) ran for 600 s"]
+    lines = last_words([*said, ABORTED, "", THREAD, *STACK, "", CURRENT, *60 * STACK], "", -6)
+    assert Ending("rank 0", "vm", -6, 1.0, lines=lines).lost_a_peer
+
+
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+LOGGED = "2026-11-29 00:42:10.353 | {:8} | __main__:<module>:45 - {}"
+EDGES = [f"╭─ {{}} {70 * '─'}╮", f"╰{78 * '─'}╯"]
+USAGE = ["Usage: f3.py [OPTIONS] {lr}", "Try 'f3.py --help' for help."]
+
+
+@pytest.mark.parametrize(("status", "lines", "told"), [
+    (1, ["Could not override 'optimizer.lr'.", "To append to your config use +optimizer.lr=3",
+         "Key 'optimizer' is not in struct", "    full_key: optimizer", "    object_type=dict", "",
+         HYDRA], ": Key 'optimizer' is not in struct"),
+    (1, ["c.py:251: UserWarning: In 'c': Defaults list is missing `_self_`", "In 'c': Could not "
+         "find 'db/b'", "", "Available options in 'db':", "\ta", "Config search path:",
+         "\tprovider=hydra, path=pkg://hydra.conf", "", HYDRA], ": In 'c': Could not find 'db/b'"),
+    (1, ["Could not append to config. An item is already at 'lr'.",
+         "Either remove + prefix: 'lr=3'", "Or add a second + to add or override 'lr': '++lr=3'",
+         "", "", HYDRA], ": Could not append to config. An item is already at 'lr'."),
+    (1, ["no viable alternative at input '['", "See https://hydra.cc/docs/1.2/basic for details",
+         "", HYDRA], ": no viable alternative at input '['"),
+    (1, [HYDRA], f": {HYDRA}"),
+    (2, ["cannot read a.yaml", "make: *** [Makefile:2: train] Error 1"],
+     " ended with status 2; it last said: cannot read a.yaml"),
+    # loguru's logger.catch and logger.exception.
+    (1, [LOGGED.format("ERROR", "An error has been caught"), RAISED[0],
+         '> File "/home/me/faults.py", line 45, in <module>', "    f(); sys.exit(1)",
+         "    │    │   └ <built-in function exit>", "    └ <function f at 0x7f0f784d7420>",
+         '  File "/home/me/faults.py", line 44, in f', '    def f(): return {}["lr"]',
+         "        └ <function f at 0x7f0f784d7420>", "KeyError: 'lr'"], ": KeyError: 'lr'"),
+    (1, [LOGGED.format("ERROR", "failed"), RAISED[0],
+         '> File "/home/me/faults.py", line 9, in load', "    assert n == 3", "AssertionError"],
+     ": AssertionError in load (faults.py:9): assert n == 3"),
+    (3, [LOGGED.format("ERROR", "failed"), RAISED[0], '> File "a.py", line 9, in load',
+         "    fetch()", "OSError: try 1", "the folder is full"],
+     " ended with status 3; it last said: the folder is full"),
+    # typer, and rich's tracebacks.
+    (2, [*USAGE, EDGES[0].format("Error"),
+         "│ Invalid value for 'lr': Input should be a valid number, unable to parse      │",
+         "│ string as a number                                                           │",
+         EDGES[1]], " ended with status 2; it last said: Invalid value for 'lr': Input should be a "
+     "valid number, unable to parse string as a number"),
+    (2, [*USAGE, EDGES[0].format("Error"), "│ Missing option '--mode'.      │", EDGES[1]],
+     " ended with status 2; it last said: Missing option '--mode'."),
+    (1, [EDGES[0].format("Traceback (most recent call last)"), "│ g.py:16 in <module>      │",
+         EDGES[1], "RuntimeError: The size of tensor a (3) must match the size of tensor b (4) at ",
+         "non-singleton dimension 1"], ": RuntimeError: The size of tensor a (3) must match the "
+     "size of tensor b (4) at non-singleton dimension 1"),
+    (1, [EDGES[0].format("Plan"), "│ 2 nodes      │", EDGES[1], "no such dataset"],
+     ": no such dataset"),
+    (1, ["no such dataset", 80 * "="], ": no such dataset"),
+    # What goes with an error that was only printed.
+    (1, ["RuntimeError: Expected all tensors on one device", "see https://x/docs"],
+     ": RuntimeError: Expected all tensors on one device"),
+    (1, [LOGGED.format("ERROR", "no /data/coco"), LOGGED.format("INFO", "bye")],
+     f": {' '.join(LOGGED.format('ERROR', 'no /data/coco').split())}"),
+    (1, ["ERROR:root:no network", "WARNING:root:cache left", "INFO:root:bye"],
+     ": ERROR:root:no network"),
+    # It may be the last line that says why.
+    (1, ["ERROR:root:no plugin", "config: no such optimizer: adamx"],
+     ": config: no such optimizer: adamx"),
+    (1, ["ERROR:root:try 1", "ERROR: set NCCL_DEBUG=INFO"], ": ERROR: set NCCL_DEBUG=INFO"),
+    (1, ["ERROR:root:no plugin", "loss nan", "INFO:root:bye"], ": INFO:root:bye"),
+    (1, ["see https://x/docs"], ": see https://x/docs"),
+    (1, ["====", "----"], ": ----"),
+])  # fmt: skip
+def test_the_line_that_says_why_is_told_and_not_what_goes_with_it(status, lines, told) -> None:
+    """As Hydra, loguru, typer, rich and logging wrote them."""
+    words = last_words(lines, "", status)
+    assert Ending("rank 0", "vm", status, 1.0, lines=words).error == f"rank 0 on vm{told}"
+
+
 def test_a_status_that_is_no_error_of_python_s_is_told() -> None:
     bar = "Epoch 1: 100%|##########| 2/2 [00:02<00:00,  1.0s/it]"
     for status, line, told in (

@@ -119,12 +119,18 @@ def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
     assert ranks[0][3:] == ranks[1][3:]
 
 
-def test_a_crash_is_named_by_its_signal(tmp_path) -> None:
+@pytest.mark.parametrize(("first", "place"), [
+    ("pass", ";"),
+    # Python tells where.
+    ("import faulthandler; faulthandler.enable()", r" in <module> \(program\.py:3\);"),
+])  # fmt: skip
+def test_a_crash_is_named_by_its_signal(tmp_path, first, place) -> None:
     program = Program(
-        tmp_path, f"{RANK} rank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(1e9)"
+        tmp_path,
+        f"{RANK}\n{first}\nrank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(1e9)",
     )
     assert program.end() == 1
-    assert re.search(r"rank 0 on \S+ was ended by SIGSEGV", program.text), program.text
+    assert re.search(rf"rank 0 on \S+ was ended by SIGSEGV{place}", program.text), program.text
 
 
 @pytest.mark.faults

@@ -20,6 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 # In `stat_of`.
 STARTED = 19
+# Of a fault of the process's own, of which it may have told before.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 # Schedulers and launchers end a job with SIGTERM; a job can ask for these as a warning.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # The first namespace of process numbers, see <linux/proc_ns.h>; a container has another.
@@ -40,6 +42,9 @@ CHAINED = re.compile(r"During handling of the above|The above exception was the 
 # Python tells a group of errors with a margin, and a group in it with a wider one.
 GROUP = f"  + Exception Group {TRACEBACK}"
 MARGIN = re.compile(r" +[|+]")
+# Above each of its errors; above the first one, and so below a group's message.
+NEXT = re.compile(r" +\+(-\+)?-+ \d+ -+$")
+BELOW = re.compile(r" +\+-\+-+ 1 -+$")
 # torch tells the own traceback of a process that loads data as a message.
 ORIGINAL = f"Original {TRACEBACK}"
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
@@ -50,6 +55,16 @@ AFTERWARDS = re.compile(
     r"\S+:\d+: \w*Warning: |Set the environment variable HYDRA_FULL_ERROR|g?make(\[\d+\])?: \*\*\* "
     r"|At:$|Exception raised from |frame #\d+: "
 )
+# loguru's mark of the frame that has caught the error, in place of a frame's indent.
+CAUGHT_IN = "> File "
+# Python's own report of a crash, its stack of the thread that has crashed, and what says least of
+# it: the stacks of the others, and the names of all that was imported.
+FATAL = "Fatal Python error: "
+CURRENT = re.compile(r"Current thread 0x")
+STACKS = re.compile(r"Current thread|Thread 0x|Extension modules: ")
+MOST_FRAMES = 20
+# A line of absl's stack.
+ADDRESS = re.compile(r" +@ +0x")
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -177,6 +192,11 @@ def how(status: int) -> str:
     )
 
 
+def has_crashed(status: int) -> bool:
+    """Whether a signal of a fault of its own has ended it, or the program that a shell started."""
+    return (-status if status < 0 else status - 128) in CRASHES
+
+
 def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str, ...]:
     """The part of a process's stderr that says why it ended.
 
@@ -192,6 +212,8 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
+    if has_crashed(status):
+        said = without_stacks(said)
     said = reason(ungrouped(said), status)
     raised = bool(said) and said[0].startswith("Traceback ")
     said = [
@@ -217,6 +239,21 @@ def reason(lines: Sequence[str], status: int) -> list[str]:
     if status > 1 and (later := what_follows(told)):
         return later
     return [line for line in told if not NOISE.search(line)]
+
+
+def without_stacks(lines: Sequence[str]) -> list[str]:
+    """The lines without the stacks that are printed in a crash, which are longer than what is kept:
+    of Python's only the thread that has crashed, and of that the innermost frames.
+    """
+    kept = [line for line in lines if not ADDRESS.match(line)]
+    starts = [number for number, line in enumerate(kept) if line.startswith(FATAL)]
+    if not starts:
+        return kept
+    before, report = kept[: starts[-1] + 1], kept[starts[-1] + 1 :]
+    own = [*dropwhile(lambda line: not CURRENT.match(line), report)]
+    frames = [*takewhile(is_indented, own[1:])][:MOST_FRAMES]
+    later = [line for line in report if not (is_indented(line) or STACKS.match(line))]
+    return [*before, *own[:1], *frames, *later]
 
 
 def last_traceback(lines: Sequence[str]) -> int | None:
@@ -248,23 +285,31 @@ def is_noise(line: str) -> bool:
 
 
 def is_indented(line: str) -> bool:
-    return not line[:1].strip()
+    """As a frame of a traceback, and what belongs to it."""
+    return not line[:1].strip() or line.startswith(CAUGHT_IN)
 
 
 def ungrouped(lines: Sequence[str]) -> Sequence[str]:
     """The lines with the last group of errors, as `asyncio.TaskGroup` raises it, told as the first
-    of its errors that has gone through the frames of the group.
+    of its errors that has gone through the frames of the group, or if none was raised the first.
     """
     starts = [number for number, line in enumerate(lines) if line == GROUP]
     if not starts:
         return lines
     before, rest = lines[: starts[-1]], lines[starts[-1] + 1 :]
     group = list(takewhile(MARGIN.match, rest))
-    first = next((n for n, line in enumerate(group) if line.endswith(f"| {TRACEBACK}")), None)
-    if first is None:
+    raised = [n for n, line in enumerate(group) if line.endswith(f"| {TRACEBACK}")]
+    following = [*group[1:], "", ""]
+    plain = [
+        n + 1
+        for n, line in enumerate(group)
+        if NEXT.match(line) and following[n] and not BELOW.match(following[n + 1])
+    ]
+    if not (raised or plain):
         return lines
-    margin = group[first].removesuffix(TRACEBACK).rstrip()
-    error = takewhile(lambda line: line.startswith(margin), group[first + 1 :])
+    first = (raised or plain)[0]
+    margin = " " * group[first].index("|") + "|"
+    error = takewhile(lambda line: line.startswith(margin), group[first + bool(raised) :])
     outer = [line[found.end() + 1 :] for line in group[:first] if (found := MARGIN.match(line))]
     inner = [line[len(margin) + 1 :] for line in error]
     frames = [line for line in outer if line.startswith("  ")]

@@ -17,7 +17,16 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from manynodes.base.errors import one_line
-from manynodes.base.processes import ANNOUNCES, ORIGINAL, how, is_indented
+from manynodes.base.processes import (
+    AFTERWARDS,
+    ANNOUNCES,
+    CURRENT,
+    FATAL,
+    ORIGINAL,
+    has_crashed,
+    how,
+    is_indented,
+)
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
 CHUNK = (
@@ -53,12 +62,43 @@ WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.$")
 BAR = re.compile(r"\d%\|.*\|")
 # An exception without a message, and where one was raised.
 SILENT = re.compile(r"[\w.]+")
-FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+FRAME = re.compile(r'[ >] File "(.+)", line (\d+), in (.+)')
 
 # All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
 # 15 of 63 starts of programs of four lines that do not destroy their process group ended so (torch
 # 2.14, gloo; its issue 190489).
 UNENDED = "terminate called without an active exception"
+
+# What a crash says of itself: C++ of an exception (torch's warnings may come in between), absl and
+# TensorFlow of a check, glibc of an assertion and of damaged memory, Python unless it only repeats
+# the signal.
+CRASH = re.compile(
+    r" *(what\(\): +\S.*|terminate called after throwing .*"
+    r"|.*: Assertion `.*' failed\.|\*\*\* .* detected \*\*\*.*"
+    r"|(?:free|malloc|realloc|munmap_chunk)\(\): .*"
+    r"|(?:double free or|corrupted size|corrupted double).*"
+    r"|Fatal Python error: "
+    r"(?!Aborted|Segmentation fault|Bus error|Illegal instruction|Floating.point exception).*)"
+)
+CHECK = re.compile(r"(?:\[?F\d{4} |.*: F ).*?(\S+:\d+)\] (.*)")
+# A frame in Python's report of a crash, the innermost one first; and the files of Python and of
+# packages, also those of a container.
+CRASHED_IN = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d|<frozen ")
+
+# Frames that rich draws around text, and their lower edge.
+EDGE = re.compile(r"[╰└┗╚][─━═]+[╯┘┛╝]$")
+BOXED = re.compile(r"[│┃║] (.*?) *[│┃║]$")
+# An error's name before its message, the level of an error in a log, and what may come after both:
+# other levels, and where to read more.
+NAMED = re.compile(r"[\w.]*(Error|Exception)(: |$)")
+LEVEL = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b")
+LESS = re.compile(
+    r".*\b(DEBUG|INFO|SUCCESS|WARNING)\b|(See|see|For more) .*https?://|https?://\S+$"
+)
+# Hydra's last line, and what it advises after an error and adds to it.
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR"
+ADVICE = re.compile(r"To append to your config|Either remove |Or add a second |See https?://|\s")
 
 
 @dataclass(frozen=True)
@@ -132,6 +172,15 @@ class Ending:
         return ended or self.lost_a_peer
 
     @property
+    def crashed(self) -> str:
+        """One line, if it has told where or why it crashed; otherwise empty."""
+        status = self.status or 0
+        if not has_crashed(status) or self.lost_a_peer or UNENDED in self.lines:
+            return ""
+        told = crash(self.lines)
+        return f"{self.name} {how(status)}{told}" if told else ""
+
+    @property
     def error(self) -> str:
         """One line: who it was, with its error or last line, or else how it ended."""
         if self.late:
@@ -139,7 +188,9 @@ class Ending:
         fault = self.gpu_fault
         if self.status == -signal.SIGABRT and fault:
             return f"{self.name}: {' '.join(fault.split())}{self.gpu}"
-        said = last = self.lines[-1] if self.lines else ""
+        if crashed := self.crashed:
+            return crashed
+        said = last_said(self.lines)
         raised = bool(self.lines) and self.lines[0].startswith("Traceback ")
         if raised:
             said = message(self.lines[1:]) or said
@@ -147,10 +198,10 @@ class Ending:
             said = fault if fault and fault not in said else said
             if SILENT.fullmatch(said):
                 said = f"{said} {raised_in(self.lines)}"
-        if self.status == -signal.SIGABRT and last == UNENDED:
+        if self.status == -signal.SIGABRT and UNENDED in self.lines:
             if not raised:
                 remedy = "end the program with torch.distributed.destroy_process_group()"
-                return f"{self.name} {how(self.status)} ({said}): {remedy}"
+                return f"{self.name} {how(self.status)} ({UNENDED}): {remedy}"
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         said = f"{' '.join(said.split())}{self.gpu}"
@@ -159,6 +210,71 @@ class Ending:
         if status > 1 or (status == 1 and BAR.search(said)):
             return f"{self.name} {how(status)}; it last said: {said}"
         return f"{self.name}: {said}"
+
+
+def last_said(lines: Sequence[str]) -> str:
+    """The line of a program without a traceback that says most of its end: its last one, unless
+    that only goes with what was said before.
+    """
+    # Rules and the edges of boxes have no letter.
+    said = [line for line in lines if re.search(r"\w", line)]
+    hydra = False
+    while said and AFTERWARDS.match(said[-1]):
+        hydra = said.pop().startswith(HYDRA) or hydra
+    while hydra and said and (ADVICE.match(said[-1]) or ANNOUNCES.search(said[-1])):
+        said.pop()
+    if not said:
+        return lines[-1] if lines else ""
+    last = next((line for line in reversed(said) if not is_lesser(line)), "")
+    return of_box(lines) or (last if is_error(last) else said[-1])
+
+
+def is_error(line: str) -> bool:
+    return bool(NAMED.match(line) or LEVEL.search(line))
+
+
+def is_lesser(line: str) -> bool:
+    return bool(LESS.match(line)) and not is_error(line)
+
+
+def of_box(lines: Sequence[str]) -> str:
+    """The text in a box of rich's that ends the lines, or an error's below the box of a traceback,
+    which rich wraps; empty if there is neither.
+    """
+    edges = [number for number, line in enumerate(lines) if EDGE.match(line)]
+    if not edges:
+        return ""
+    below = [line for line in lines[edges[-1] + 1 :] if not AFTERWARDS.match(line)]
+    inside = [*takewhile(bool, map(BOXED.match, reversed(lines[: edges[-1]])))]
+    if below:
+        return one_line(" ".join(below)) if NAMED.match(below[0]) else ""
+    return one_line(" ".join(found[1] for found in reversed(inside) if found))
+
+
+def crash(lines: Sequence[str]) -> str:
+    """Where and why a process has crashed, to follow its signal: ` in f (a.py:3): what(): bad`.
+    Empty if it has said neither.
+    """
+    words = ""
+    for line in reversed(lines):
+        if found := CRASH.match(line):
+            words = " ".join(found[1].split())
+        elif found := CHECK.match(line):
+            words = f"{found[2].strip()} ({found[1]})"
+        if words:
+            break
+    starts = [number for number, line in enumerate(lines) if line.startswith(FATAL)]
+    report = lines[starts[-1] :] if starts else ()
+    stack = map(CRASHED_IN.match, dropwhile(lambda line: not CURRENT.match(line), report))
+    frames = [frame.groups() for frame in stack if frame]
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
+    place = "".join(f" {located(*frame)}" for frame in (own or frames)[:1])
+    return place + (f": {words}" if words else "")
+
+
+def located(file: str, line: str, function: str) -> str:
+    """`in load (train.py:12)`."""
+    return f"in {function} ({Path(file).name}:{line})"
 
 
 def message(lines: Sequence[str]) -> str:
@@ -182,8 +298,7 @@ def raised_in(traceback: Sequence[str]) -> str:
     places = [number for number, line in enumerate(traceback) if FRAME.match(line)]
     if not places:
         return ""
-    file, line, function = FRAME.match(traceback[places[-1]]).groups()  # type: ignore[union-attr]
-    place = f"in {function} ({Path(file).name}:{line})"
+    place = located(*FRAME.match(traceback[places[-1]]).groups())  # type: ignore[union-attr]
     code = traceback[places[-1] + 1]
     return f"{place}: {code.strip()}" if code.startswith("    ") else place
 
