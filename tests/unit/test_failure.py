@@ -394,13 +394,15 @@ def test_a_lost_node_is_named_and_worth_starting_again() -> None:
 def test_a_record_is_read_as_it_was_written_and_is_that_of_the_newest_attempt(
     tmp_path: Path,
 ) -> None:
-    written = Failure("n2\x1b[31m hung", Kind.HUNG, "rank 1", "n2", "l/rank=1.log", "x", Again.HERE)
+    written = Failure(
+        "n2\x1b[31m\b hung", Kind.HUNG, "rank 1", "n2", "l/rank=1.log", "x", Again.HERE
+    )
     folder = tmp_path / "results" / "run"
     assert failure.read(folder) is None
     failure.write(folder, "train", written)
     found = failure.read(folder)
     assert found
-    assert found == replace(written, reason=r"n2\x1b[31m hung", stage="train", time=found.time)
+    assert found == replace(written, reason=r"n2\x08 hung", stage="train", time=found.time)
     for error, kind in ((Refusal("no"), Kind.REFUSED), (OSError("full"), Kind.FAILED),
                         (Stopped("saved"), Kind.PREEMPTED)):  # fmt: skip
         with suppress(type(error)), recorded(folder, "evaluate"):

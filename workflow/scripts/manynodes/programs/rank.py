@@ -232,15 +232,14 @@ def ready(
             attempt before ran.
         OSError: a folder cannot be written.
     """
-    folders = Folders(task.output.resolve())
+    folders, owner = Folders(task.output.resolve()), None
     # Without a launcher, the program runs once per node.
     rank = int(os.environ.get("RANK", contract.node_rank or 0))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     with ExitStack() as stack:
-        owner = None
         if rank == 0 and not task.evaluates:
-            by = contract.owner or process_name()
-            owner = stack.enter_context(acquire(folders.state, by, tell))
+            name = contract.owner or process_name()
+            owner = stack.enter_context(acquire(folders.state, name, tell))
             if of_another_launch(folders, task.token):
                 raise Refusal(OTHER_LAUNCH.format(folders.run))
         if folders.spoiled.exists() and not task.evaluates:
@@ -250,8 +249,8 @@ def ready(
         environment = UserEnvironment.of(task.environment)
         if "packed" in staged:
             environment = environment.at(staged["packed"])
-        numbers = {"rank": rank, "local_rank": local_rank}
-        command, variables, start = started(task, environment, places, numbers)
+        process = {"rank": rank, "local_rank": local_rank}
+        command, variables, start = started(task, environment, places, process)
         before = saved_now(folders, task)
         # A scheduler sends a warning to all processes of a step; `supervise` hears it, and asks the
         # program to stop with SIGTERM.
