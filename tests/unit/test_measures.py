@@ -490,6 +490,29 @@ def test_what_a_changed_program_could_continue_from_is_kept(tmp_path: Path, left
     assert not folders.earlier.exists()
 
 
+def test_what_was_saved_under_an_earlier_name_is_kept(tmp_path: Path) -> None:
+    folders, said = Folders(tmp_path / "run"), list[str]()
+    begin_again(folders.run, "a", said, ["last.pt"])
+    (folders.work / "last.pt").write_text("a night's work")
+    with pytest.raises(Refusal, match="is of another run: the sources changed; undo that"):
+        begin_again(folders.run, "b", said, ["out/last.pt"])
+    # Of an earlier version nothing is known of them.
+    folders.snapshots.unlink()
+    with pytest.raises(Refusal, match="is of another run: the sources changed; undo that"):
+        begin_again(folders.run, "b", said, ["out/last.pt"])
+    assert (folders.work / "last.pt").exists()
+
+
+def test_validation_that_comes_late_shares_columns_with_the_training(tmp_path: Path) -> None:
+    rows = [{"step": step, "loss": 1 / step, "elapsed": step} for step in range(10, 101, 10)]
+    for at in (40, 20):
+        rows.insert(at // 10 + 1, {"step": at, "val_loss": 0.5, "elapsed": at + 12})
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_user_metrics(tmp_path, "m.jsonl")
+    assert [row["step"] for row in found if row["val_loss"] is not None] == [20, 40]
+    assert len(found) == 10
+
+
 def test_what_changed_is_told_in_whole_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -783,6 +806,9 @@ def test_tables_in_the_form_of_others_become_rows(tmp_path) -> None:
     assert list(read_user_metrics(tmp_path, "per.csv")[1].values()) == [2, 60, 2345]
     (tmp_path / "error.tsv").write_text("iter\tRMSE\n0\t1.5\n1\t1.25\n")  # of CatBoost
     assert read_user_metrics(tmp_path, "error.tsv")[1] == {"iter": 1, "RMSE": 1.25}
+    (tmp_path / "comma.tsv").write_text("iter\tRMSE\n0\t1,5\n")
+    with pytest.raises(Refusal, match=r'comma.tsv has "\\t" between its columns, and no comma'):
+        read_user_metrics(tmp_path, "comma.tsv")
     (tmp_path / "semi.csv").write_text("epoch;acc\n1;0,5\n")
     (tmp_path / "twice.csv").write_text("epoch,epoch,loss\n1,2,0.5\n")
     with pytest.raises(Refusal, match='twice.csv has two columns "epoch"; rename one'):

@@ -43,11 +43,11 @@ def one_line(text: str, most: int = LONGEST) -> str:
 
 
 def uncoloured(text: str) -> str:
-    """What another program has written, without the colours that it may have been told to use. What
-    moves the cursor becomes a blank: numbers that it holds apart are two.
+    """What another program has written, without the colours that it may have been told to use. A
+    move within the line becomes a blank: numbers that it holds apart are two.
     """
     return CONTROLS.sub(
-        lambda found: "" if found[0][1] == "]" or found[0][-1] == "m" else " ", text
+        lambda found: " " if found[0][1] == "[" and found[0][-1] in "CGHf" else "", text
     )
 
 

@@ -303,7 +303,7 @@ def ungrouped(lines: Sequence[str]) -> Sequence[str]:
     plain = [
         n + 1
         for n, line in enumerate(group)
-        if NEXT.match(line) and following[n] and not BELOW.match(following[n + 1])
+        if NEXT.match(line) and "|" in following[n] and not BELOW.match(following[n + 1])
     ]
     if not (raised or plain):
         return lines

@@ -80,7 +80,7 @@ CRASH = re.compile(
     r"|Fatal Python error: "
     r"(?!Aborted|Segmentation fault|Bus error|Illegal instruction|Floating.point exception).*)"
 )
-CHECK = re.compile(r"(?:\[?F\d{4} |.*: F ).*?(\S+:\d+)\] (.*)")
+CHECK = re.compile(r"(?:\[?F\d{4} |[^\]]*?: F )[^\]]*?([^\s\]]+:\d+)\] (.*)")
 # A frame in Python's report of a crash, the innermost one first; and the files of Python and of
 # packages, also those of a container.
 CRASHED_IN = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -93,12 +93,15 @@ BOXED = re.compile(r"[│┃║] (.*?) *[│┃║]$")
 # other levels, and where to read more.
 NAMED = re.compile(r"[\w.]*(Error|Exception)(: |$)")
 LEVEL = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b")
+MOST_LESSER = 3  # lines after an error; behind more, the program has gone on
 LESS = re.compile(
     r".*\b(DEBUG|INFO|SUCCESS|WARNING)\b|(See|see|For more) .*https?://|https?://\S+$"
 )
 # Hydra's last line, and what it advises after an error and adds to it.
 HYDRA = "Set the environment variable HYDRA_FULL_ERROR"
-ADVICE = re.compile(r"To append to your config|Either remove |Or add a second |See https?://|\s")
+ADVICE = re.compile(
+    r"full_key: |object_type=|To append to your config|Either remove |Or add a second |See https?://|\s"
+)
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,7 @@ def last_said(lines: Sequence[str]) -> str:
         said.pop()
     if not said:
         return lines[-1] if lines else ""
-    last = next((line for line in reversed(said) if not is_lesser(line)), "")
+    last = next((line for line in said[: -2 - MOST_LESSER : -1] if not is_lesser(line)), "")
     return of_box(lines) or (last if is_error(last) else said[-1])
 
 

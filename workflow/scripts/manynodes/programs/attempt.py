@@ -1,5 +1,6 @@
 """The beginning of an attempt at a run of the user's program."""
 
+import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +10,9 @@ from typing import Any
 from manynodes.base import atomic
 from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, one_line
 from manynodes.base.provenance import git_state, now, repository_of
+from manynodes.base.reading import MOST, read_bytes
 from manynodes.checkpointing import incidents
+from manynodes.checkpointing.owner import refuse_owned
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.experiment.command import place_of, real_folder, words_sha256
@@ -26,6 +29,7 @@ from manynodes.programs.folders import (
 )
 from manynodes.programs.rank import place_saved
 from manynodes.programs.task import Task
+from manynodes.programs.user_numbers import newest_last
 
 # Where a run is computed, besides its geometry, does not decide its result.
 SITE = ("device", "cpus_per_proc", "world_size")
@@ -68,6 +72,9 @@ def begin(
     if resume == "fresh" and requeued and begun_by(folders, owner):
         resume = "exact"
     changed = changed_and_unsaved(folders, task, request) if resume == "exact" else ""
+    if changed:
+        # Hashing may have taken a while.
+        refuse_owned(folders.state, owner, tell)
     aside = set_aside(folders) if changed else None
     if aside:
         line = "and nothing is saved, or named in snapshots; the files from before are in"
@@ -81,6 +88,7 @@ def begin(
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
+    atomic.write_json(folders.snapshots, list(task.reads.get("snapshots", ())))
     folder = folder_of(task.command, task.directory)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_json(folders.state / REPOSITORY, repository)
@@ -99,7 +107,11 @@ def changed_and_unsaved(folders: Folders, task: Task, request: Mapping[str, Any]
         or any(file.exists() for file in (folders.ended, folders.finished))
     ):
         return ""
-    with suppress(Refusal):
+    with suppress(Refusal, OSError, ValueError, TypeError):
+        # Which the program may have written under its earlier names.
+        earlier = json.loads(read_bytes(folders.snapshots, MOST))
+        if not earlier or any(newest_last(folders.work, str(each)) for each in earlier):
+            return ""
         return differences(read_request(folders)["request"], request)
     # `prepare` says that it cannot be read.
     return ""

@@ -58,6 +58,7 @@ class Folders:
             starts.
         starts: a file for each start of the program, see `note_start`.
         earlier: results folders of attempts from which nothing could continue, see `set_aside`.
+        snapshots: the patterns of the attempt.
         spoiled: there if the inputs changed while the program ran; says which.
         started: where the first process of each node tells the others that all is ready.
         emptied, removed: the folders and files that are of one training alone. The request is
@@ -79,6 +80,7 @@ class Folders:
         self.printed = self.state / "printed"
         self.starts = self.state / "starts"
         self.earlier = self.state / "earlier"
+        self.snapshots = self.state / "snapshots.json"
         self.spoiled = self.state / "spoiled"
         self.started = self.state / "started"
         self.emptied = (
@@ -216,7 +218,7 @@ def set_aside(folders: Folders) -> Path | None:
     """
     with suppress(OSError):
         folders.earlier.mkdir(parents=True, exist_ok=True)
-        taken = [int(path.name) for path in folders.earlier.iterdir() if path.name.isdigit()]
+        taken = [int(path.name) for path in folders.earlier.iterdir() if path.name.isdecimal()]
         return folders.work.rename(folders.earlier / f"{max(taken, default=0) + 1}")
     return None
 

@@ -51,6 +51,7 @@ from manynodes.reporting.metrics import (
 MOST_LINE = 4000  # characters of a line of a log that are looked at
 # Columns whose numbers say of which part of a training a row is.
 PARTS = ("fold", "rank")
+DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 
 
@@ -219,7 +220,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             found = inside(json.loads(text), place)
         else:
             header = text.partition("\n")[0]
-            tabs = "\t" in header and "," not in header
+            tabs = "\t" in header and not {",", ";"} & {*header}
             delimiter = "\t" if tabs else ","
             reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
             names = reader.fieldnames or ()
@@ -231,6 +232,8 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
                 if None in row:
                     where = f"metrics: {path}: line {reader.line_num}"
                     raise Refusal(f"{where} has more cells than the first{HALF}")
+                if tabs and any(DECIMAL_COMMA.fullmatch(cell or "") for cell in row.values()):
+                    refuse_separator(path, ["\t"])
                 found.append(row)
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ValueError("no list of objects")
@@ -241,7 +244,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
 
 def refuse_separator(path: Path, header: Sequence[str]) -> None:
     """Refuse a table whose columns are separated by something else than commas."""
-    for separator in ";|" if len(header) == 1 else "":
+    for separator in ";\t|" if len(header) == 1 else "":
         if separator in header[0]:
             what = f"{path} has {shown(separator)} between its columns, and no comma"
             raise Refusal(f"metrics: {what}; write commas, also into the file that is there")

@@ -113,11 +113,11 @@ def of_the_last_start(
     if len(anew.replaced) > restarts:
         # Written in another order, such as by several writers.
         return list(rows)
-    return without_abandoned(rows, measured, tell)
+    return without_abandoned(rows, measured, restarts, tell)
 
 
 def without_abandoned(
-    rows: Sequence[Counted], measured: Sequence[Counted], tell: Tell
+    rows: Sequence[Counted], measured: Sequence[Counted], restarts: int, tell: Tell
 ) -> list[Counted]:
     """The rows of `of_the_last_start`.
 
@@ -150,7 +150,8 @@ def without_abandoned(
             kept = without(kept, back, at)
         newest |= {name: at for name in names if name in back or at >= newest.get(name, at)}
         kept.append((at, row))
-    if again[1]:
+    # One that has only continued goes back nowhere.
+    if again[1] and starts == restarts:
         tell(*again)
     return kept
 
@@ -204,7 +205,8 @@ def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[s
     """
     blocks = in_blocks((at, row, 0) for at, row in rows if row.get(count) == at)
     newest = -math.inf
-    alone: list[tuple[set[str], set[str]]] = []  # the names of each, and those that it replaces
+    # The count of each, its names, and those that it replaces.
+    alone: list[tuple[float, set[str], set[str]]] = []
     others = {count, *counts}
     known: dict[float, dict[str, float | None]] = {}
     for number, (at, row, _) in enumerate(blocks, 1):
@@ -214,17 +216,22 @@ def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[s
             replaced = {name for name, value in row.items()
                         if name not in (count, *counts)
                         if value is not None and not alike(old.get(name), value)}  # fmt: skip
-            alone.append(({*row}, replaced))
+            alone.append((at, {*row}, replaced))
         else:
             newest = at
             others |= {*row}
         old |= row
-    alone = [(names - others, replaced) for names, replaced in alone if names - others]
+    alone = [(at, names - others, replaced) for at, names, replaced in alone if names - others]
     # A number of their own may be repeated, after a restart.
-    lost = {name for _, replaced in alone for name in replaced & others}
-    # Once, it may be a row after the last epoch.
-    if len(alone) > 1 and lost:
-        refuse_units(count, min(alone[0][0]), min(lost))
+    lost = {name for _, _, replaced in alone for name in replaced & others}
+    # Once, it may be a row after the last epoch; and validation of a step that comes late has the
+    # counts of steps.
+    found = [at for at, _, _ in alone]
+    epochs = {*found} <= {*range(2 + len(found))} and all(
+        one <= two for one, two in pairwise(found)
+    )
+    if len(alone) > 1 and lost and epochs:
+        refuse_units(count, min(alone[0][1]), min(lost))
 
 
 def in_blocks(
