@@ -441,7 +441,8 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     assert "the program has ended before" in program(*launch, one).stderr
     done = program(*launch, other)
     assert done.returncode == 1
-    assert "is of another run: command was" in done.stderr
+    # Long paths leave no room for what it was.
+    assert re.search(r"is of another run: command (was|changed)", done.stderr)
     one.write_text("raise ValueError\n")
     assert "the sources changed" in program(*launch, one).stderr
 
