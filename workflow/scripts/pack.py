@@ -38,9 +38,9 @@ def main() -> None:
         help="for the archive and manifest.json")  # fmt: skip
     args = parser.parse_args()
     with told_in_one_line("pack"), recorded(args.output, "pack"):
-        before: set[str] = set()
+        before = {ARCHIVE}
         with suppress(Refusal):
-            before = {*read_files(args.output).manifest["files"]}
+            before |= {*read_files(args.output).manifest["files"]}
         if args.prefix.is_file():
             packed = collect([args.prefix], args.output, args.name)
         else:

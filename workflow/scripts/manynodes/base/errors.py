@@ -44,11 +44,12 @@ def one_line(text: str, most: int = LONGEST) -> str:
 
 def uncoloured(text: str) -> str:
     """What another program has written, without the colours that it may have been told to use. A
-    move within the line becomes a blank: numbers that it holds apart are two.
+    move of the cursor becomes a blank: numbers that it holds apart are two.
     """
-    return CONTROLS.sub(
-        lambda found: " " if found[0][1] == "[" and found[0][-1] in "CGHf" else "", text
+    plain = CONTROLS.sub(
+        lambda found: "" if found[0][1] == "]" or found[0][-1] in "mKJhl" else " ", text
     )
+    return plain.lstrip(" ") if text.startswith("\x1b") else plain
 
 
 def printable(text: str) -> str:

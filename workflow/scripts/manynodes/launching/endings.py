@@ -80,7 +80,8 @@ CRASH = re.compile(
     r"|Fatal Python error: "
     r"(?!Aborted|Segmentation fault|Bus error|Illegal instruction|Floating.point exception).*)"
 )
-CHECK = re.compile(r"(?:\[?F\d{4} |[^\]]*?: F )[^\]]*?([^\s\]]+:\d+)\] (.*)")
+CHECK = re.compile(r"(?:\[?F\d{4} |.*: F ).*?(\S+:\d+)\] (.*)")
+MOST_CHECK = 300  # characters of a line in which it is looked for
 # A frame in Python's report of a crash, the innermost one first; and the files of Python and of
 # packages, also those of a container.
 CRASHED_IN = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -262,7 +263,7 @@ def crash(lines: Sequence[str]) -> str:
     for line in reversed(lines):
         if found := CRASH.match(line):
             words = " ".join(found[1].split())
-        elif found := CHECK.match(line):
+        elif found := CHECK.match(line[:MOST_CHECK]):
             words = f"{found[2].strip()} ({found[1]})"
         if words:
             break

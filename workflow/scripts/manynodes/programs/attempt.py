@@ -79,7 +79,8 @@ def begin(
     if aside:
         line = "and nothing is saved, or named in snapshots; the files from before are in"
         tell(one_line(f"starts over: {changed}, {line} {aside}", LONGEST - LONGEST_NAME))
-    if aside or resume == "fresh" or folders.finished.exists():
+    over = bool(aside) or resume == "fresh" or folders.finished.exists()
+    if over:
         incidents.forget(folders.state)
     if prepare(folders, task.values, request, resume, attempt, task.token):
         if folders.ended.exists():
@@ -88,7 +89,7 @@ def begin(
         place = place_saved(folders, task)
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
-    atomic.write_json(folders.snapshots, list(task.reads.get("snapshots", ())))
+    note_patterns(folders, task, over)
     folder = folder_of(task.command, task.directory)
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_json(folders.state / REPOSITORY, repository)
@@ -107,14 +108,36 @@ def changed_and_unsaved(folders: Folders, task: Task, request: Mapping[str, Any]
         or any(file.exists() for file in (folders.ended, folders.finished))
     ):
         return ""
-    with suppress(Refusal, OSError, ValueError, TypeError):
-        # Which the program may have written under its earlier names.
-        earlier = json.loads(read_bytes(folders.snapshots, MOST))
-        if not earlier or any(newest_last(folders.work, str(each)) for each in earlier):
-            return ""
+    # The program may have written some under their earlier names.
+    earlier = patterns_before(folders)
+    if not earlier or any(newest_last(folders.work, each) for each in earlier):
+        return ""
+    with suppress(Refusal):
         return differences(read_request(folders)["request"], request)
     # `prepare` says that it cannot be read.
     return ""
+
+
+def note_patterns(folders: Folders, task: Task, over: bool) -> None:
+    """Keep the patterns of snapshots of this attempt, with the earlier ones unless the run starts
+    over: what was saved under another name is still there.
+    """
+    earlier = [] if over else patterns_before(folders) or []
+    patterns = dict.fromkeys([*earlier, *(task.reads.get("snapshots") or ())])
+    atomic.write_json(folders.snapshots, list(patterns))
+
+
+def patterns_before(folders: Folders) -> list[str] | None:
+    """The patterns of snapshots of the attempts before; None if that is not known."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_bytes(folders.snapshots, MOST))
+        if isinstance(found, list) and all(is_pattern(each) for each in found):
+            return found
+    return None
+
+
+def is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and value[:1] not in ("", "/") and "\0" not in value
 
 
 def files_sha256(task: Task, only_code: bool) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import time
@@ -26,7 +25,7 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
-from manynodes.experiment.command import filled
+from manynodes.experiment.command import NAME, filled
 from manynodes.experiment.environments import (
     NoAnswer,
     UserEnvironment,
@@ -65,7 +64,6 @@ DRIVER = Path("/proc/driver/nvidia/version")
 OTHER_LAUNCH = "another command began {} at the same time; run one of them again"
 # Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
 EVERY, LOOK = 1, 0.5
-TELLS_RANK = re.compile(r"(?<!\{)\{rank\}(?!\})")  # in a word of a command
 MOST_TOLD = 1_000_000  # bytes of the message to a node's other processes
 
 
@@ -259,7 +257,7 @@ def ready(
         words = environment.started(safely(command, environment.interpreter, task.directory))
         program = Command(words, variables, directory=start, alone=True, ignored=WARNINGS)
         if local_rank == 0:
-            apart = TELLS_RANK.search(" ".join(task.command)) is not None
+            apart = "rank" in [found[2] for found in NAME.finditer(" ".join(task.command))]
             record = looked(environment, command, variables, start, rank == 0, apart)
             if rank == 0:
                 keep_record(record, task, before.files > 0, tell)

@@ -232,14 +232,24 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
                 if None in row:
                     where = f"metrics: {path}: line {reader.line_num}"
                     raise Refusal(f"{where} has more cells than the first{HALF}")
-                if tabs and any(DECIMAL_COMMA.fullmatch(cell or "") for cell in row.values()):
-                    refuse_separator(path, ["\t"])
+                if tabs and (cell := decimal_comma(row.values())):
+                    where = f"metrics: {path}: line {reader.line_num}"
+                    raise Refusal(f"{where}: {cell} may have a decimal comma; write a point")
                 found.append(row)
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ValueError("no list of objects")
     except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
+
+
+def decimal_comma(cells: Iterable[str | None]) -> str:
+    """The first cell that may be a number with a decimal comma; empty without one."""
+    given = (cell or "" for cell in cells)
+    return next(
+        (cell for cell in given if DECIMAL_COMMA.fullmatch(cell) and not THOUSANDS.fullmatch(cell)),
+        "",
+    )
 
 
 def refuse_separator(path: Path, header: Sequence[str]) -> None:

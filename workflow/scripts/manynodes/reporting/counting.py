@@ -205,8 +205,8 @@ def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[s
     """
     blocks = in_blocks((at, row, 0) for at, row in rows if row.get(count) == at)
     newest = -math.inf
-    # The count of each, its names, and those that it replaces.
-    alone: list[tuple[float, set[str], set[str]]] = []
+    # The count of each, how far it lags, its names, and those that it replaces.
+    alone: list[tuple[float, float, set[str], set[str]]] = []
     others = {count, *counts}
     known: dict[float, dict[str, float | None]] = {}
     for number, (at, row, _) in enumerate(blocks, 1):
@@ -216,22 +216,22 @@ def refuse_other_units(rows: Sequence[Counted], count: str, counts: Collection[s
             replaced = {name for name, value in row.items()
                         if name not in (count, *counts)
                         if value is not None and not alike(old.get(name), value)}  # fmt: skip
-            alone.append((at, {*row}, replaced))
+            alone.append((at, newest - at, {*row}, replaced))
         else:
             newest = at
             others |= {*row}
         old |= row
-    alone = [(at, names - others, replaced) for at, names, replaced in alone if names - others]
+    alone = [
+        (at, lag, names - others, replaced) for at, lag, names, replaced in alone if names - others
+    ]
     # A number of their own may be repeated, after a restart.
-    lost = {name for _, _, replaced in alone for name in replaced & others}
-    # Once, it may be a row after the last epoch; and validation of a step that comes late has the
-    # counts of steps.
-    found = [at for at, _, _ in alone]
-    epochs = {*found} <= {*range(2 + len(found))} and all(
-        one <= two for one, two in pairwise(found)
-    )
-    if len(alone) > 1 and lost and epochs:
-        refuse_units(count, min(alone[0][1]), min(lost))
+    lost = {name for *_, replaced in alone for name in replaced & others}
+    # Once, it may be a row after the last epoch. Validation of a step that comes late has the
+    # counts of steps, and lags no further each time.
+    places, lags = [each[0] for each in alone], [each[1] for each in alone]
+    epochs = {*places} <= {*range(2 + len(places))} and places == sorted(places)
+    if len(alone) > 1 and lost and epochs and all(one < two for one, two in pairwise(lags)):
+        refuse_units(count, min(alone[0][2]), min(lost))
 
 
 def in_blocks(
