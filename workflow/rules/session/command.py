@@ -160,14 +160,15 @@ class Session:
         kept = [name for name in self.experiment.runs if ("train", name) in wanted - planned]
         rules = {rule for rule, _ in planned}
         replaces = self.experiment.config["replace"]
-        if changes := self.finished.replaced(kept, code=False):
+        older = self.finished.replaced(kept, code={"train", "aggregate"} <= rules)
+        if changes := self.finished.replaced(older, code=False):
             # Snakemake sees no reason to train them; with `replace=true` if they are damaged.
             remedy = "put that back, or delete its run.json to train again"
             if replaces:
                 remedy += " (all of them: --forcerun train)"
             self.finished.refuse_replacement(changes, remedy)
         # Runs of other code would not be compared: that is told before others are trained.
-        if {"train", "aggregate"} <= rules and (older := self.finished.replaced(kept)):
+        if older:
             name, change = next(iter(older.items()))
             also = f"{'--forcerun train' if replaces else '--config replace=true'} to train all"
             raise Refusal(

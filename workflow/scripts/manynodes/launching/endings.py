@@ -94,14 +94,15 @@ BOXED = re.compile(r"[│┃║] (.*?) *[│┃║]$")
 # other levels, and where to read more.
 NAMED = re.compile(r"[\w.]*(Error|Exception)(: |$)")
 LEVEL = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b")
-MOST_LESSER = 3  # lines after an error; behind more, the program has gone on
 LESS = re.compile(
     r".*\b(DEBUG|INFO|SUCCESS|WARNING)\b|(See|see|For more) .*https?://|https?://\S+$"
 )
+MOST_LESSER = 3  # lines after an error; behind more, the program has gone on
 # Hydra's last line, and what it advises after an error and adds to it.
 HYDRA = "Set the environment variable HYDRA_FULL_ERROR"
 ADVICE = re.compile(
-    r"full_key: |object_type=|To append to your config|Either remove |Or add a second |See https?://|\s"
+    r"full_key: |object_type=|To append to your config|Either remove |Or add a second "
+    r"|See https?://|\s"
 )
 
 

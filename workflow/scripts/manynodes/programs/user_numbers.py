@@ -253,8 +253,8 @@ def decimal_comma(cells: Iterable[str | None]) -> str:
 
 
 def refuse_separator(path: Path, header: Sequence[str]) -> None:
-    """Refuse a table whose columns are separated by something else than commas."""
-    for separator in ";\t|" if len(header) == 1 else "":
+    """Refuse a table whose columns are separated by something else than commas or tabs."""
+    for separator in ";|" if len(header) == 1 else "":
         if separator in header[0]:
             what = f"{path} has {shown(separator)} between its columns, and no comma"
             raise Refusal(f"metrics: {what}; write commas, also into the file that is there")
