@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,34 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
     assert "the program has ended before" in said
     # Of all its starts.
     assert (place.path / "results/again/run/metrics.csv").read_text().splitlines() == rows
+
+
+@pytest.mark.faults
+def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(place: Checkout) -> None:
+    """Then launcher and ranks of the classifier are of the copy."""
+    ours = venv(place.path / "ours")
+    (site,) = (ours / "lib").glob("*/site-packages")
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    seen = place.path / "seen"
+    (site / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"with open({str(seen)!r}, 'a') as file:\n"
+        "    print(sys.prefix, *map(os.path.basename, sys.orig_argv), file=file)\n"
+    )
+    place.command[0] = str(ours / "bin/python")
+    given = ["environment={stage: true}", "experiment=staged", "epochs=1", "seed=0", "nodes=2",
+             f"scratch=['{place.scratch}']"]  # fmt: skip
+    started = place.start("--configfile", "config/digits.yaml", "--until", "train", "--config",
+                          *given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    said, _ = started.communicate()
+    assert started.returncode == 0, said
+    prefixes: dict[str, set[bool]] = {}
+    for line in seen.read_text().splitlines():
+        prefix, *words = line.split()
+        for name in {"launch.py", "torchrun.py", "train.py"} & {*words[:3]}:
+            prefixes.setdefault(name, set()).add(prefix.startswith(str(place.scratch)))
+    assert prefixes == {"launch.py": {False}, "torchrun.py": {True}, "train.py": {True}}
+    refused = place.snakemake(
+        "-n", "--configfile", "config/digits.yaml", "--config", "environment={strict: true}"
+    )
+    assert "config: environment: is for your own program" in refused.stdout

@@ -113,10 +113,18 @@ def manifest_and_option(option, folder, is_given):
 FILES, FILES_OPTION = manifest_and_option(
     "--files", "files", EXPERIMENT.config["files"]
 )
-# The program's environment, if it is to be staged.
+# The environment, if it is to be staged.
 PACKED, PACKED_OPTION = manifest_and_option(
     "--packed", "environment", EXPERIMENT.environment.stage
 )
+# The Python that runs Snakemake is then that of all processes on the nodes, another one that of the
+# program.
+PACKED_OF_PROGRAM, STAGED_PYTHON = PACKED_OPTION, ""
+if EXPERIMENT.environment.is_ours:
+    PACKED_OF_PROGRAM, STAGED_PYTHON = (
+        "",
+        PACKED_OPTION.replace("--packed", "--staged-python"),
+    )
 
 
 def transport(wildcards):
@@ -165,6 +173,7 @@ TRAINING = {
     **IN_JOB,
     "runtime": 120,
     "launcher": EXPERIMENT.config["launcher"],
+    "staged_python": STAGED_PYTHON,
     "gpus_for_auto": EXPERIMENT.gpus_for_auto,
     "timeout": EXPERIMENT.config["timeout"],
 }
@@ -172,7 +181,8 @@ TRAINING = {
 LAUNCH = (
     "python {params.launch:q}"
     " --transport {resources.transport}{resources.hosts}"
-    " --launcher {resources.launcher}"
+    " --launcher {resources.launcher}{resources.staged_python}"
+    " --scratch {resources.scratch}"
     " {params.geometry}"
     " --gpus-for-auto {resources.gpus_for_auto}"
     " --cpus {threads}"

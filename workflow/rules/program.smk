@@ -53,7 +53,7 @@ rule train:
         sources=EXPERIMENT.sources_sha256,
         geometry=geometry_options,
         places=places_of,
-        packed=PACKED_OPTION,
+        packed=PACKED_OF_PROGRAM,
         directory=lambda wildcards: (
             # What begins with a dash would be an option.
             f" --directory{'=' if SETTINGS['directory'][0] == '-' else ' '}"
@@ -81,7 +81,6 @@ rule train:
         " --run {params.run:q}"
         " --settings {resources.settings:q}"
         " --sources={params.sources} --code={resources.code}{params.places}{params.packed}{params.directory}"
-        " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --reads {resources.reads:q}"
         " --resume {resources.resume}"
@@ -98,7 +97,7 @@ rule evaluate:
     input:
         *OUTPUTS.values(),
         sources=sources_of,
-        packed=ancient(PACKED),
+        packed=ancient(PACKED * bool(PACKED_OF_PROGRAM)),
         about="results/{experiment}/{run}/run.json",
     output:
         "results/{experiment}/{run}/evaluation.json",
@@ -122,7 +121,7 @@ rule evaluate:
         sources=EXPERIMENT.evaluation_sha256,
         run=lambda wildcards: run_of(wildcards).to_json(),
         places=places_of,
-        packed=PACKED_OPTION,
+        packed=PACKED_OF_PROGRAM,
         results=subpath(input.about, parent=True),
     shell:
         "python {params.launch:q}"

@@ -15,6 +15,7 @@ SETTINGS = shlex.join(
 rule train:
     input:
         manifest=data_of,
+        packed=ancient(PACKED),
         staging=ancient("results/{experiment}/{run}/staging.json"),
         initial=initial_of_run,
     output:

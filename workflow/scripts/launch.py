@@ -162,6 +162,11 @@ def arguments() -> argparse.Namespace:
         help="how long ranks wait for each other before one of them counts as hung")  # fmt: skip
     add("--dry-run", action="store_true",
         help="print the environment and command of every node, and start nothing")  # fmt: skip
+    add("--scratch", nargs="*", default=[], metavar="FOLDER",
+        help="node-local folders to stage in; $NAME is expanded on the node")  # fmt: skip
+    add("--staged-python", type=Path, metavar="FOLDER",
+        help="that pack.py has made of the Python that runs this: each node starts with its own "
+        "copy, in --scratch")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments; with --output any command")
     add_options_of_run(parser)
     args = parsed(parser, sys.argv[1:])
@@ -202,8 +207,6 @@ def add_options_of_run(parser: argparse.ArgumentParser) -> None:
         help="of the program's code; refuse if it is another now")  # fmt: skip
     of_run("--data", type=Path, metavar="FOLDER", help="shared data set, with its manifest")
     of_run("--files", type=Path, metavar="FOLDER", help="that collect.py has made")
-    of_run("--scratch", nargs="*", default=[], metavar="FOLDER",
-        help="node-local folders to stage them in; $NAME is expanded on the node")  # fmt: skip
     of_run("--directory", metavar="FOLDER",
         help="where the program starts; default: its results folder")  # fmt: skip
     of_run("--environment", default="{}", metavar="JSON",
@@ -478,7 +481,12 @@ class Program:
             logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
             of_run = ["--task", task_of(args, all_values=True).to_json()] if args.output else []
             words = [str(HERE / "supervise.py"), *logs, *(of_run or args.program)]
-            nodes = make_plan(self.launcher, geometry, words, job, port, str(folder), self.gpus)
+            python = [sys.executable]
+            if args.staged_python:
+                staged = [str(args.staged_python), *args.scratch]
+                python += [str(HERE / "staged_python.py"), *staged, "--"]
+            place = str(folder)
+            nodes = make_plan(self.launcher, geometry, words, job, port, place, self.gpus, python)
             ranks = args.launcher == self.scheduler.task_launcher
             reach = [] if job.one_machine else ["--reach", f"{job.addresses[0]}:{open_port}"]
             uses_gpus = args.device == "cuda" and args.launcher != "none"

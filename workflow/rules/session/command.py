@@ -231,7 +231,9 @@ class Session:
                 # Snakemake removes the earlier evaluation before the job finds that out, and sees
                 # no reason to train again.
                 self.finished.refuse_loss(name, "delete its run.json to train it again")
-        if self.experiment.environment.stage and (names or evaluated) and not self.planned("pack"):
+        environment = self.experiment.environment
+        read = names or (evaluated and not environment.is_ours)
+        if environment.stage and read and not self.planned("pack"):
             refuse_foreign(read_files(self.results / "environment"))
         if not self.workflow.touch:
             for name in names:

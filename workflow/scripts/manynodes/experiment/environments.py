@@ -246,10 +246,17 @@ class UserEnvironment:
 
     @property
     def staged_from(self) -> Path | None:
-        """What is staged of it: the folder of its Python, or its image; None if it has neither."""
+        """What is staged of it: the folder of its Python, or its image; None if it has neither, as
+        the Python of a system has not.
+        """
         if self.container:
             return Path(self.container) if self.is_image_file else None
-        return None if self.prefix is None or self.prefix.is_file() else self.prefix
+        prefix = self.prefix
+        if self.is_ours:
+            ours = Path(sys.prefix)
+            alone = sys.prefix != sys.base_prefix or (ours / "conda-meta").is_dir()
+            prefix = ours if alone else None
+        return None if prefix is None or prefix.is_file() else prefix
 
     def at(self, place: Path) -> "UserEnvironment":
         """The same with what is `staged_from` somewhere in another place."""
@@ -462,7 +469,7 @@ class UserEnvironment:
         if self.container and self.is_image_file:
             status = Path(self.container).stat()
             return f"{self.image} {status.st_size} {status.st_mtime_ns}"
-        if not self.answers_here:
+        if not (self.answers_here or self.is_ours):
             return ""
         text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()

@@ -200,7 +200,9 @@ class Keys:
             Refusal: naming the key.
         """
         for key, value in config.items():
-            if self.built_in and key in OF_PROGRAMS and value is not None:
+            # The classifier's own Python may be staged.
+            staged = key == "environment" and isinstance(value, dict) and {*value} == {"stage"}
+            if self.built_in and key in OF_PROGRAMS and value is not None and not staged:
                 raise Refusal(
                     f"config: {key}: is for your own program; give program or command too"
                 )

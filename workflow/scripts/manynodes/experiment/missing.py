@@ -29,6 +29,7 @@ def refuse_missing(experiment: Experiment, results: Path) -> None:
         _ = experiment.user_data.settings
     refuse_missing_archive(experiment)
     if experiment.built_in:
+        experiment.environment.refuse_missing()
         refuse_missing_weights(experiment, results)
     else:
         refuse_missing_program(experiment)

@@ -57,6 +57,7 @@ def make_plan(
     port: int,
     folder: str,
     gpus: Sequence[str] | None,
+    python: Sequence[str] = (sys.executable,),
 ) -> list[NodeCommand]:
     """One command per node, with rank 0 on the first node.
 
@@ -67,6 +68,7 @@ def make_plan(
             user can enter it, and the nodes exchange their addresses through files in it.
         gpus: if the nodes share one machine, one GPU for every process, or none to compute on
             the CPU. None: each node uses the GPUs that it sees.
+        python: the words that start a Python.
     """
     per_node = geometry.nproc_per_node
     one_machine = allocation.one_machine
@@ -80,7 +82,7 @@ def make_plan(
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(here)}
         started, command = launcher(geometry, place)
         environment = visible | common(geometry, place) | started
-        plan.append(NodeCommand(node_rank, host, environment, (sys.executable, *command, *program)))
+        plan.append(NodeCommand(node_rank, host, environment, (*python, *command, *program)))
     return plan
 
 

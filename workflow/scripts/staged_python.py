@@ -1,0 +1,49 @@
+"""Go on with a node's own copy of the Python that runs this: the folder of its venv, as packed.
+
+torch is thousands of files, which each process would read from a shared file system.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from manynodes.base.environment import Environment
+from manynodes.base.errors import Refusal, error_line
+from manynodes.data.files import read_files
+from manynodes.data.unpacking import unpacked_here
+from manynodes.launching.endings import Ending, send
+
+# It would come again at another start.
+REFUSED = {"refused": "yes"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("packed", type=Path, help="the folder that pack.py has made")
+    parser.add_argument(
+        "scratch", nargs="*", help="node-local folders to try in order; $NAME is expanded here"
+    )
+    # What follows `--` is not parsed.
+    at = sys.argv.index("--")
+    args, words = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
+    contract = Environment.read()
+    try:
+        source = read_files(args.packed)
+        _, folder = unpacked_here(source, args.scratch, contract.job_scratch, print)
+    except Refusal as refusal:
+        who, here = f"node {contract.node_rank}", socket.gethostname()
+        told = Ending(who, here, 1, time.time(), lines=(error_line(refusal),), report=REFUSED)
+        send(told.record())
+        sys.exit(1)
+    python = folder / "bin" / "python" if folder else Path(sys.executable)
+    os.environ["PATH"] = os.pathsep.join([str(python.parent), os.getenv("PATH", "")])
+    os.execv(python, [str(python), *words])
+
+
+if __name__ == "__main__":
+    main()
