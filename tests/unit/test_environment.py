@@ -1,5 +1,6 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -16,7 +17,10 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
-from manynodes.experiment.environments import UserEnvironment, changed_packages, look
+from manynodes.experiment.environment_here import EnvironmentHere
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import QUESTIONS, look
 from manynodes.programs.folders import Folders
 from manynodes.programs.rank import looked, note_other_packages, started
 from manynodes.programs.task import Task
@@ -276,8 +280,13 @@ def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_
         path = tmp_path / "v" / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        seen.add(UserEnvironment.of({"python": str(tmp_path / "v")}).contents_sha256)
+        seen.add(EnvironmentHere.of({"python": str(tmp_path / "v")}).contents_sha256)
     assert len(seen) == 3
+
+
+def test_what_runs_in_the_users_python_is_of_python_3_7() -> None:
+    for path in (QUESTIONS, MODULES / "launched.py"):
+        ast.parse(path.read_text(), feature_version=(3, 7))
 
 
 def test_an_environment_that_takes_the_rank_is_refused() -> None:

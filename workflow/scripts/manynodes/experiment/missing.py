@@ -11,7 +11,8 @@ from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment, Run
-from manynodes.experiment.environments import PATIENCE, UserEnvironment
+from manynodes.experiment.containers import PATIENCE
+from manynodes.experiment.environment_here import EnvironmentHere
 
 
 def refuse_missing(experiment: Experiment, results: Path) -> None:
@@ -147,7 +148,7 @@ def refuse_unstartable(path: str) -> None:
         )
 
 
-def finds(environment: UserEnvironment, module: str) -> bool:
+def finds(environment: EnvironmentHere, module: str) -> bool:
     """Whether the program's Python finds a module; True if it cannot be asked here."""
     if environment.is_ours:
         return is_module(module)

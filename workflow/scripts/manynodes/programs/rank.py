@@ -26,14 +26,9 @@ from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import NAME, filled
-from manynodes.experiment.environments import (
-    NoAnswer,
-    UserEnvironment,
-    changed_packages,
-    is_python,
-    look,
-    needed,
-)
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import NoAnswer, is_python, look, needed
 from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import (
     ENVIRONMENT,
