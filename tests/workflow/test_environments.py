@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,28 @@ def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
+
+
+def wheel(folder: Path) -> Path:
+    """A package without dependencies, `mine`."""
+    path, about = folder / "mine-1-py3-none-any.whl", "mine-1.dist-info"
+    files = {
+        "mine.py": "",
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "mine.py,,\n",
+    }
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in files.items():
+            file.writestr(name, text)
+    return path
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each file of a checkout was changed."""
+    made = {"results", ".snakemake", "__pycache__"}
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")
+            if not (path.is_dir() or made & {*path.relative_to(folder).parts})}  # fmt: skip
 
 
 def record(run: Path) -> dict:
@@ -128,6 +151,12 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
     """Its uv must not take the workflow, above its results, for its own project."""
     folder = place.path / "site"
     prefix = venv(folder / "prefix")
+    (ours,) = (venv(place.path / ".venv") / "lib").glob("*/site-packages")
+    write(ours / "ours-1.dist-info", METADATA="Name: ours\nVersion: 1\n", RECORD="", INSTALLER="")
+    calls = [[str(UV), "--offline", *words] for words in (
+        ["sync"], ["lock"], ["run", "-p", "3", "python", "--version"],
+        ["pip", "install", str(wheel(folder))],
+    )]  # fmt: skip
     scripts = prefix / "etc/conda/activate.d"
     write(scripts, one__sh="export OF_PREFIX=$OF_SITE-prefix\n")
     write(
@@ -136,8 +165,8 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
             "import os, subprocess, sys\n"
             "ours = sys.prefix == os.environ['CONDA_PREFIX']\n"
             "print(os.environ['OF_PREFIX'], ours, flush=True)\n"
-            f"uv = [{str(UV)!r}, 'run', '--offline', 'python', '--version']\n"
-            "subprocess.run(uv, check=True)\n"
+            f"for call in {calls}:\n"
+            "    print(call, subprocess.call(call), flush=True)\n"
         ),
         site__yaml=(
             "experiment: site\nprogram: train.py\npreflight: false\n"
@@ -146,11 +175,13 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
         settings__sh="export OF_SITE=site\n",
         torch__py="",
     )
+    before = times(place.path)
     place.run("--configfile", "site/site.yaml")
     log = (place.path / "results/site/run/logs/rank=0.log").read_text()
     assert "site-prefix True" in log
-    assert not (place.path / ".venv").exists()
-    assert not (place.path / "uv.lock").exists()
+    changed = {path for path, _ in before.items() ^ times(place.path).items()}
+    assert {path for path in changed if not path.is_relative_to(prefix)} == set()
+    assert any(prefix.glob("lib/*/site-packages/mine.py")), log
     # Seen from a file of the user's beside it, and not from our own torch.
     write(folder, train__py="import torch, no_such_module\n")
     done = place.snakemake("--configfile", "site/site.yaml", "--config", "experiment=missing")

@@ -58,8 +58,10 @@ for program_name in "${!program_places[@]}"; do
   fi
 done
 """
+# `uv pip` then takes what this names, and not the `.venv` of a folder above.
+OF_UV = '[ -z "${VIRTUAL_ENV-}${CONDA_PREFIX-}" ] || unset UV_SYSTEM_PYTHON'
 # A scheduler's warning goes to all processes, and would end a program that does not expect it.
-UNWARNED = """sh -c 'trap "" USR1 USR2; exec "$@"' sh"""
+UNWARNED = f"""sh -c 'trap "" USR1 USR2; {OF_UV}; exec "$@"' sh"""
 
 
 def is_image_file(image: str) -> bool:

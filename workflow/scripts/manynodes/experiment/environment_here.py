@@ -70,7 +70,7 @@ class EnvironmentHere(UserEnvironment):
     @cached_property
     def here(self) -> dict[str, Any]:
         """What `look` finds where the command is typed."""
-        return look(self, [self.interpreter], self.variables(os.environ, Path()), (), Path())
+        return look(self, [self.interpreter], self.variables(os.environ), (), Path())
 
     @property
     def packages_sha256(self) -> str:

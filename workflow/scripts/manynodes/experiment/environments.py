@@ -17,6 +17,7 @@ from manynodes.base.environment import MODULES
 from manynodes.base.errors import Refusal
 from manynodes.base.modules import FIND_MODULE
 from manynodes.experiment.containers import (
+    OF_UV,
     container_lines,
     image_in_store,
     image_of_file,
@@ -24,6 +25,7 @@ from manynodes.experiment.containers import (
     refuse_no_file,
 )
 
+CHECKOUT = MODULES.resolve().parents[1]
 # In bash, before modules and setup are loaded and after it. A site's may replace PYTHONPATH, of
 # which the part that leads to the program and to `launched` comes first again; and they take
 # nothing from the CPUs and GPUs of this process but GPUs that they leave out.
@@ -38,6 +40,7 @@ _mn_threads=${{OMP_NUM_THREADS-}} _mn_gpus=${{CUDA_VISIBLE_DEVICES-all}}
 """
 AFTER = f"""
 IFS=$' \\t\\n'
+{OF_UV}
 [[ ${{PYTHONPATH-}} == "$_mn_path"* ]] ||
   export PYTHONPATH="$_mn_path${{PYTHONPATH:+:$PYTHONPATH}}"
 unset {" ".join([*BINDING, *OF_LIBRARIES])}
@@ -185,18 +188,14 @@ class UserEnvironment:
         folder = shlex.quote(str(Path(self.interpreter).parent))
         return [" ".join(["export", f"PATH={folder}:$PATH", *given])]
 
-    def variables(self, before: Mapping[str, str], start: Path) -> dict[str, str]:
+    def variables(self, before: Mapping[str, str]) -> dict[str, str]:
         """The environment of a program, in which no uv, pip or conda finds the environment of the
         workflow.
 
         Args:
             before: this process's own.
-            start: where the program starts.
         """
         found = {name: value for name, value in before.items() if not is_of_ours(name, value)}
-        if project_above(start) == project_above(Path(__file__)):
-            # uv would take the workflow for the program's project.
-            found["UV_NO_PROJECT"] = "1"
         if self.is_ours:
             return found
         path = found.get("PATH", os.defpath).split(os.pathsep)
@@ -214,9 +213,12 @@ class UserEnvironment:
                 found = without_our_torch(found)
             found |= self.of_prefix
         if self.uv:
-            found.pop("UV_NO_PROJECT", None)
             project = str(Path(self.uv).absolute())
             found |= {"UV_PROJECT": project, "UV_FROZEN": "1", "UV_OFFLINE": "1", "UV_NO_SYNC": "1"}
+        if not found.keys() & {"VIRTUAL_ENV", "CONDA_PREFIX"}:
+            # In a folder above the program's there is the workflow's `.venv`, which `uv pip` would
+            # take. UV_PYTHON would also decide the Python of a uv project that the program starts.
+            found["UV_SYSTEM_PYTHON"] = "1"
         return found | {"PATH": os.pathsep.join(path)}
 
     @property
@@ -250,10 +252,13 @@ class UserEnvironment:
 
 
 def is_of_ours(name: str, value: str) -> bool:
-    """Whether a variable leads to the environment of the workflow."""
-    return (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))) and (
-        Path(os.path.realpath(value)).is_relative_to(os.path.realpath(sys.prefix))
-    )
+    """Whether a variable leads to the environment of the workflow, or to its checkout."""
+    if not (name in ("VIRTUAL_ENV", "CONDA_PREFIX") or name.startswith(("UV_", "PIP_"))):
+        return False
+    # Of an interpreter the folder counts: in a venv, the file is a link to another one.
+    place, above = (Path(os.path.realpath(each)) for each in (value, Path(value).parent))
+    ours = os.path.realpath(sys.prefix)
+    return place == CHECKOUT or place.is_relative_to(ours) or above.is_relative_to(ours)
 
 
 def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
@@ -267,11 +272,3 @@ def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
     kept = [folder for folder in folders if not folder or Path(folder).resolve() != ours]
     rest = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
     return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if given and kept else {})
-
-
-def project_above(path: Path) -> Path | None:
-    """The first pyproject.toml in a folder or above it."""
-    for folder in (path.resolve(), *path.resolve().parents):
-        if (folder / "pyproject.toml").is_file():
-            return folder / "pyproject.toml"
-    return None

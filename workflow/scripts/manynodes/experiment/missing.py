@@ -159,7 +159,7 @@ def finds(environment: EnvironmentHere, module: str) -> bool:
     words = [environment.interpreter, "-c", f"{asks}\nprint(is_module(sys.argv[1]))", module]
     try:
         done = subprocess.run(
-            environment.started(words), env=environment.variables(os.environ, Path()),
+            environment.started(words), env=environment.variables(os.environ),
             capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

@@ -324,7 +324,7 @@ def started(
     # Nothing is left of a parameter that is null.
     directory = filled([task.directory or "{results}"], values) or [values["results"]]
     start = Path(directory[0]).resolve()
-    variables = environment_of(places, environment.variables(os.environ, start), folder)
+    variables = environment_of(places, environment.variables(os.environ), folder)
     # As a shell would have it.
     return command, variables | {"PWD": str(start)}, start
 
