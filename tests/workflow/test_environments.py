@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkout import Checkout, jobs_in
+from manynodes.base.reading import file_sha256
 
 UV = Path(sys.executable).with_name("uv")
 
@@ -31,12 +32,12 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text)
 
 
-def wheel(folder: Path) -> Path:
+def wheel(folder: Path, version: str = "1") -> Path:
     """A package without dependencies, `mine`."""
-    path, about = folder / "mine-1-py3-none-any.whl", "mine-1.dist-info"
+    path, about = folder / f"mine-{version}-py3-none-any.whl", f"mine-{version}.dist-info"
     files = {
         "mine.py": "",
-        f"{about}/METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/RECORD": "mine.py,,\n",
     }
@@ -44,6 +45,11 @@ def wheel(folder: Path) -> Path:
         for name, text in files.items():
             file.writestr(name, text)
     return path
+
+
+def uv(place: Checkout, *words: str) -> None:
+    command = [UV, "--offline", "--quiet", *words]
+    subprocess.run(command, cwd=place.path / "project", env=place.environment, check=True)
 
 
 def times(folder: Path) -> dict[Path, int]:
@@ -96,7 +102,11 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "/env is not there; correct environment" in missing.stdout
     other = place.snakemake("--dry-run", *command, "--config", "environment={python: /bin/true}")
     assert "config: environment: /bin/true does not answer" in other.stdout
-    venv(folder / "env")
+    (site,) = (venv(folder / "env") / "lib").glob("*/site-packages")
+    write(site / "numpy-0.1.dist-info", METADATA="Name: numpy\nVersion: 0.1\n")
+    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "*.py"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
     wrong = place.snakemake(*command)
     assert wrong.returncode == 1
     missing = "wrong is not in results/own/run/work, though the program ended"
@@ -114,7 +124,11 @@ def test_a_venv_and_a_mistake_after_the_end(
     found = record(run)
     assert found["interpreter"] == str(folder / "env/bin/python")
     assert "snakemake" not in found["distributions"]
-    (site,) = (folder / "env/lib").glob("*/site-packages")
+    about = json.loads((run / "run.json").read_text())
+    assert about["versions"]["numpy"] == "0.1"
+    assert found["repository"] == about["repository"] | {
+        "path": str(folder), "dirty": True, "diff": "untracked: env.yaml\nuntracked: env/"
+    }  # fmt: skip
     write(site / "numbers_of_mine-1.2.dist-info", METADATA="Name: numbers-of-mine\nVersion: 1.2\n")
     said = place.run("-n", *command, "--config", "outputs=[out/]")
     assert "own/run: since it was trained, numbers-of-mine none -> 1.2" in said
@@ -197,20 +211,29 @@ def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> 
     folder = place.path / "project"
     write(
         folder,
-        pyproject__toml='[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.9"\n',
-        train__py="import sys\nassert sys.prefix.endswith('project/.venv'), sys.prefix\n",
+        pyproject__toml=(
+            '[project]\nname = "program"\nversion = "0"\nrequires-python = ">=3.9"\n'
+            'dependencies = ["mine"]\n[tool.uv]\nfind-links = ["."]\nno-index = true\n'
+        ),
+        train__py="import mine, sys\nassert sys.prefix.endswith('project/.venv'), sys.prefix\n",
         uv__yaml="experiment: uv\nprogram: train.py\npreflight: false\nenvironment: {uv: .}\n",
     )
     command = ["--configfile", "project/uv.yaml"]
     done = place.snakemake("--dry-run", *command)
     assert "run `uv sync --locked` in project" in done.stdout
-    sync = [UV, "sync", "--offline", "--quiet"]
-    subprocess.run(sync, cwd=folder, env=place.environment, check=True)
+    wheel(folder)
+    uv(place, "sync")
     place.run(*command)
-    assert record(place.path / "results/uv/run")["interpreter"].endswith("project/.venv/bin/python")
+    found = record(place.path / "results/uv/run")
+    assert found["interpreter"].endswith("project/.venv/bin/python")
+    assert found["lock_sha256"] == file_sha256(folder / "uv.lock")
     assert "Nothing to be done" in place.run(*command)
-    lock = folder / "uv.lock"
-    lock.write_text(lock.read_text() + "\n# other\n")
+    wheel(folder, "2.01")
+    uv(place, "lock", "--upgrade")
+    done = place.snakemake("--dry-run", *command)
+    says = "/.venv has mine 1, and uv.lock 2.1; run `uv sync --locked` in project"
+    assert f"config: environment: project{says}" in done.stdout
+    uv(place, "sync", "--locked")
     changed = place.snakemake("--dry-run", *command)
     assert "would replace finished results: run (train or its environment has changed)" in (
         changed.stdout

@@ -3,9 +3,14 @@
 import hashlib
 import json
 import os
+import tomllib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import file_sha256, is_file
@@ -57,8 +62,24 @@ class EnvironmentHere(UserEnvironment):
             )
         try:
             _ = self.image, self.answers_here and self.here
+            self.refuse_unlocked()
         except Refusal as refusal:
             raise Refusal(f"config: environment: {refusal}") from None
+
+    def refuse_unlocked(self) -> None:
+        """Refuse a uv project with packages of other versions than its lock has. What else is
+        locked, such as for extras, may be missing; the program's imports are looked for in the job.
+        """
+        if not (self.uv and self.answers_here):
+            return
+        locked = versions_in(self.lock)
+        for name, version in self.here["distributions"].items():
+            versions = locked.get(canonicalize_name(name))
+            if versions and normal(version) not in versions:
+                raise Refusal(
+                    f"{self.prefix} has {name} {version}, and uv.lock {'/'.join(sorted(versions))};"
+                    f" run `uv sync --locked` in {self.uv}"
+                )
 
     @property
     def answers_here(self) -> bool:
@@ -107,6 +128,18 @@ class EnvironmentHere(UserEnvironment):
         return found
 
     @property
+    def lock(self) -> Path:
+        """The lock file of its uv project.
+
+        Raises:
+            Refusal: it is not there.
+        """
+        lock = Path(str(self.uv), "uv.lock")
+        if not lock.is_file():
+            raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
+        return lock
+
+    @property
     def identity(self) -> str:
         """What of it decides the result, as a SHA-256; empty if nothing does.
 
@@ -117,11 +150,34 @@ class EnvironmentHere(UserEnvironment):
         if self.container:
             parts["image"] = self.image
         if self.uv:
-            lock = Path(self.uv, "uv.lock")
-            if not lock.is_file():
-                raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
-            parts["lock"] = file_sha256(lock)
+            parts["lock"] = file_sha256(self.lock)
         if self.strict:
             parts["packages"] = self.packages_sha256
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest() if parts else ""
+
+
+def versions_in(lock: Path) -> Mapping[str, set[str]]:
+    """The versions that a lock file of uv's has of each package that is not a folder's; several
+    where it differs between machines.
+
+    Raises:
+        Refusal: it cannot be read.
+    """
+    found: dict[str, set[str]] = {}
+    try:
+        for package in tomllib.loads(lock.read_text(encoding="utf-8")).get("package", []):
+            local = package["source"].keys() & {"editable", "virtual", "directory"}
+            if "version" in package and not local:
+                found.setdefault(package["name"], set()).add(normal(package["version"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        raise Refusal(f"{lock} cannot be read; run `uv lock` in {lock.parent}") from None
+    return found
+
+
+def normal(version: str) -> str:
+    """A version as uv writes it: 2024.7.4 for 2024.07.04."""
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return version

@@ -16,7 +16,7 @@ from manynodes.base import atomic
 from manynodes.base.environment import Environment
 from manynodes.base.errors import STOPPED, Refusal, Stopped
 from manynodes.base.processes import WARNINGS, process_name
-from manynodes.base.reading import read_bytes, read_json
+from manynodes.base.reading import file_sha256, read_bytes, read_json
 from manynodes.base.signing import signed, verified
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import Owner, acquire
@@ -338,6 +338,9 @@ def keep_record(
         continued: the program had saved something before.
     """
     folders = Folders(task.output.resolve())
+    # Where it is staged, the node may not see it.
+    with suppress(KeyError, OSError):
+        record["lock_sha256"] = file_sha256(Path((task.environment or {})["uv"], "uv.lock"))
     if continued and not task.evaluates:
         note_other_packages(record, folders, tell)
     if record.pop("fuse", False) and (task.environment or {}).get("container"):
