@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,21 @@ def test_runs_that_are_left_out_are_named() -> None:
     after = experiment(program("b"), rate(1.0) | rate(2.0, lr=0.2))
     line = "1 of 2 runs of a is not finished, and left out: lr~0.2"
     assert difference.doubts(before, after) == [line]
+
+
+def test_packages_that_differ_are_named(tmp_path: Path) -> None:
+    def packages(**versions: str) -> dict[str, tuple[str, ...]]:
+        record = json.dumps({"python": "3.12.1", "distributions": versions})
+        (tmp_path / "environment.json").write_text(record)
+        found = difference.packages(tmp_path, {"versions": {"python": "3.11.2"}})
+        return {name: (version,) for name, version in found.items()}
+
+    one = experiment(program("a"), rate(1.0) | rate(1.0, lr=0.2))
+    before, after = (
+        replace(one, versions=packages(numpy=version, torch="2.9")) for version in ("2.3", "2.4")
+    )
+    assert difference.doubts(before, before) == []
+    assert difference.doubts(before, after) == ["their packages differ: numpy 2.3 -> 2.4"]
 
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -16,7 +17,11 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
-from manynodes.experiment.environments import UserEnvironment, changed_packages, look
+from manynodes.experiment.containers import UNWARNED
+from manynodes.experiment.environment_here import EnvironmentHere
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import QUESTIONS, look
 from manynodes.programs.folders import Folders
 from manynodes.programs.rank import looked, note_other_packages, started
 from manynodes.programs.task import Task
@@ -24,7 +29,7 @@ from manynodes.programs.variables import OUTSIDE, gloo_interface, safely
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 from manynodes.schedulers.slurm.scheduler import forget_step_options
-from programs import SCRIPTS, program
+from programs import ROOT, SCRIPTS, program
 
 OTHERS = {
     "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
@@ -143,10 +148,10 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     before = {"PATH": "/bin", "PYTHONPATH": os.pathsep.join([torch, "/of/the/user"])}
     other = UserEnvironment.of({"python": str(tmp_path)})
     # It has none itself.
-    assert other.variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]
+    assert other.variables(before)["PYTHONPATH"] == before["PYTHONPATH"]
     (tmp_path / "lib/python3.9/site-packages/torch").mkdir(parents=True)
-    assert other.variables(before, tmp_path)["PYTHONPATH"] == "/of/the/user"
-    assert UserEnvironment.of({}).variables(before, tmp_path)["PYTHONPATH"] == before["PYTHONPATH"]
+    assert other.variables(before)["PYTHONPATH"] == "/of/the/user"
+    assert UserEnvironment.of({}).variables(before)["PYTHONPATH"] == before["PYTHONPATH"]
 
 
 def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_address() -> None:
@@ -194,6 +199,47 @@ def test_modules_and_setup_replace_nothing_that_a_process_needs(tmp_path: Path) 
         assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("2", left)
         assert found["OF_SITE"] == "1"
         assert not {"MKL_NUM_THREADS", "OMP_PROC_BIND"} & set(found)
+
+
+def test_variables_that_lead_to_ours_reach_no_program() -> None:
+    ours = {
+        "VIRTUAL_ENV": sys.prefix, "UV_PROJECT": str(ROOT), "UV_PYTHON": sys.executable,
+        "PIP_TARGET": f"{sys.prefix}/lib", "PIP_PREFIX": sys.prefix,
+    }  # fmt: skip
+    kept = {"UV_CACHE_DIR": f"{ROOT}/cache", "PIP_NO_INDEX": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    for given in ({}, {"setup": "true"}):
+        found = UserEnvironment.of(given).variables(ours | kept)
+        assert not ours.keys() & found
+        assert found.items() >= kept.items()
+
+
+def test_uv_pip_of_a_program_leaves_the_venv_of_a_folder_above_alone(tmp_path: Path) -> None:
+    installed = [own_python(tmp_path / name) / "some-1.dist-info" for name in (".venv", "other")]
+    for about in installed:
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1\n")
+        (about / "RECORD").write_text(f"{about.name}/METADATA,,\n{about.name}/RECORD,,\n")
+    (tmp_path / "work").mkdir()
+    words = [Path(sys.executable).with_name("uv"), "--offline", "pip", "uninstall", "some"]
+    activate = f"export VIRTUAL_ENV={shlex.quote(str(tmp_path / 'other'))}"
+    before = {name: os.environ[name] for name in ("PATH", "HOME")}
+    for given, left in (
+        ({"python": sys._base_executable}, [True, True]),
+        ({"setup": "true"}, [True, True]),
+        ({"setup": activate}, [True, False]),
+    ):
+        environment = UserEnvironment.of(given)
+        subprocess.run(
+            environment.started(words), env=environment.variables(before), cwd=tmp_path / "work",
+            check=False,
+        )  # fmt: skip
+        assert [about.exists() for about in installed] == left, given
+    # An image may name a venv of its own.
+    for name, left in (("VIRTUAL_ENV", False), ("OTHER", True)):
+        variables = before | {"UV_SYSTEM_PYTHON": "1", name: "/venv"}
+        command = [*shlex.split(UNWARNED), "env"]
+        said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        assert ("UV_SYSTEM_PYTHON=1" in said.stdout) == left
 
 
 def test_a_python_is_understood_whatever_comes_before_it(tmp_path: Path) -> None:
@@ -276,8 +322,13 @@ def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_
         path = tmp_path / "v" / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        seen.add(UserEnvironment.of({"python": str(tmp_path / "v")}).contents_sha256)
+        seen.add(EnvironmentHere.of({"python": str(tmp_path / "v")}).contents_sha256)
     assert len(seen) == 3
+
+
+def test_what_runs_in_the_users_python_is_of_python_3_7() -> None:
+    for path in (QUESTIONS, MODULES / "launched.py"):
+        ast.parse(path.read_text(), feature_version=(3, 7))
 
 
 def test_an_environment_that_takes_the_rank_is_refused() -> None:

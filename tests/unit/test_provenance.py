@@ -147,6 +147,30 @@ def test_the_commit_and_whether_there_are_changes(scripts) -> None:
     assert provenance.git_state() == clean | {"dirty": True}
 
 
+def test_a_program_s_repository_with_what_differs_from_its_commit(tmp_path: Path) -> None:
+    assert provenance.repository_of(tmp_path) == {}
+    program = tmp_path / "code/train.py"
+    program.parent.mkdir()
+    program.write_text("before\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    clean = provenance.repository_of(program.parent)
+    assert len(clean.pop("commit")) == 40
+    assert clean == {"path": str(tmp_path), "dirty": False, "diff": ""}
+    program.write_text("after\n")
+    (tmp_path / "code/new.py").touch()
+    found = provenance.repository_of(program.parent)
+    assert found["dirty"] is True
+    untracked, *diff = found["diff"].splitlines()
+    assert untracked == "untracked: code/new.py"
+    assert diff[-2:] == ["-before", "+after"]
+    program.write_text("x" * 2_000_000)
+    found = provenance.repository_of(program.parent)
+    assert found["diff"].endswith("xxx\n(cut off)")
+    assert 1_000_000 < len(found["diff"]) < 1_000_100
+
+
 def test_a_module_s_packages_are_a_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "pkg/sub").mkdir(parents=True)
     for name in ("pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/train.py"):

@@ -2,6 +2,7 @@
 them. tests/workflow/test_mistakes.py runs Snakemake itself.
 """
 
+import json
 import os
 import sys
 import venv
@@ -16,6 +17,8 @@ from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import is_module, refuse_missing_program
 from manynodes.programs.attempt import folder_of
 from manynodes.schedulers.registry import on_hosts
+from session.finished import FinishedRuns
+from session.inputs import Inputs
 
 REFUSED = {
     "program: nowhere.py": "config: program: nowhere.py is not there",
@@ -190,6 +193,41 @@ def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -
         check(Path("mine/e.yaml"))
     venv.create("mine/.venv", symlinks=True)
     check(Path("mine/e.yaml"))
+
+
+def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypatch) -> None:
+    """Another image, and with `strict` other packages; without it, nothing of them."""
+    monkeypatch.chdir(tmp_path)
+    venv.create("v", symlinks=True)
+    (packages,) = Path("v").glob("lib/python3*/site-packages")
+    Path("p.py").touch()
+    image = Path("image.sif")
+    image.write_bytes(b"SIF_MAGIC one")
+    given = ("{container: image.sif}", "{python: v}", "{python: v, strict: true}")
+
+    def finished(environment: str) -> FinishedRuns:
+        Path("e.yaml").write_text(f"experiment: e\nprogram: p.py\nenvironment: {environment}\n")
+        check(Path("e.yaml"))
+        experiment = Experiment.from_files(read_config(Path("e.yaml")), [Path()])
+        results = Path(f"results/{given.index(environment)}")
+        return FinishedRuns(experiment, results, Inputs(experiment, results, True))
+
+    for runs in map(finished, given):
+        (name, run), *_ = runs.experiment.runs.items()
+        about = {
+            "config": run.values, "git": {"commit": None, "dirty": None}, "files": {},
+            "sources_sha256": runs.experiment.sources_sha256, "data_sha256": None,
+            "files_sha256": None, "versions": {}, "attempts": [{}], "incidents": [],
+            "started": "", "ended": "", "seconds": 0, "directory": None, "outputs": [],
+        }  # fmt: skip
+        (runs.results / name).mkdir(parents=True)
+        (runs.results / name / "run.json").write_text(json.dumps(about))
+        assert runs.replaced([name]) == {}
+    image.write_bytes(b"SIF_MAGIC two")
+    (packages / "mine-1.dist-info").mkdir()
+    (packages / "mine-1.dist-info/METADATA").write_text("Name: mine\nVersion: 1\n")
+    changed = {name: "p or its environment has changed"}
+    assert [finished(each).replaced([name]) for each in given] == [changed, {}, changed]
 
 
 def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatch) -> None:

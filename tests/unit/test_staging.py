@@ -20,7 +20,7 @@ from manynodes.data import staging
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.unpacking import ARCHIVE, unpacked_here
-from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.environment_here import EnvironmentHere
 from programs import SCRIPTS, in_namespace, program, shell
 
 
@@ -316,7 +316,7 @@ def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
-    environment = UserEnvironment(container="image.sif", stage=True)
+    environment = EnvironmentHere(container="image.sif", stage=True)
     assert environment.staged_from == Path("image.sif")
     scratch = tmp_path / "scratch"
     scratch.mkdir()

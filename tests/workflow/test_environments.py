@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from checkout import Checkout, jobs_in
+from manynodes.base.reading import file_sha256
 
 UV = Path(sys.executable).with_name("uv")
 
@@ -29,6 +31,33 @@ def write(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
+
+
+def wheel(folder: Path, version: str = "1") -> Path:
+    """A package without dependencies, `mine`."""
+    path, about = folder / f"mine-{version}-py3-none-any.whl", f"mine-{version}.dist-info"
+    files = {
+        "mine.py": "",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "mine.py,,\n",
+    }
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in files.items():
+            file.writestr(name, text)
+    return path
+
+
+def uv(place: Checkout, *words: str) -> None:
+    command = [UV, "--offline", "--quiet", *words]
+    subprocess.run(command, cwd=place.path / "project", env=place.environment, check=True)
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each file of a checkout was changed."""
+    made = {"results", ".snakemake", "__pycache__"}
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")
+            if not (path.is_dir() or made & {*path.relative_to(folder).parts})}  # fmt: skip
 
 
 def record(run: Path) -> dict:
@@ -74,7 +103,11 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "/env is not there; correct environment" in missing.stdout
     other = place.snakemake("--dry-run", *command, "--config", "environment={python: /bin/true}")
     assert "config: environment: /bin/true does not answer" in other.stdout
-    venv(folder / "env")
+    (site,) = (venv(folder / "env") / "lib").glob("*/site-packages")
+    write(site / "numpy-0.1.dist-info", METADATA="Name: numpy\nVersion: 0.1\n")
+    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "*.py"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
     wrong = place.snakemake(*command)
     assert wrong.returncode == 1
     missing = "wrong is not in results/own/run/work, though the program ended"
@@ -92,7 +125,11 @@ def test_a_venv_and_a_mistake_after_the_end(
     found = record(run)
     assert found["interpreter"] == str(folder / "env/bin/python")
     assert "snakemake" not in found["distributions"]
-    (site,) = (folder / "env/lib").glob("*/site-packages")
+    about = json.loads((run / "run.json").read_text())
+    assert about["versions"]["numpy"] == "0.1"
+    assert found["repository"] == about["repository"] | {
+        "path": str(folder), "dirty": True, "diff": "untracked: env.yaml\nuntracked: env/"
+    }  # fmt: skip
     write(site / "numbers_of_mine-1.2.dist-info", METADATA="Name: numbers-of-mine\nVersion: 1.2\n")
     said = place.run("-n", *command, "--config", "outputs=[out/]")
     assert "own/run: since it was trained, numbers-of-mine none -> 1.2" in said
@@ -129,6 +166,12 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
     """Its uv must not take the workflow, above its results, for its own project."""
     folder = place.path / "site"
     prefix = venv(folder / "prefix")
+    (ours,) = (venv(place.path / ".venv") / "lib").glob("*/site-packages")
+    write(ours / "ours-1.dist-info", METADATA="Name: ours\nVersion: 1\n", RECORD="", INSTALLER="")
+    calls = [[str(UV), "--offline", *words] for words in (
+        ["sync"], ["lock"], ["run", "-p", "3", "python", "--version"],
+        ["pip", "install", str(wheel(folder))],
+    )]  # fmt: skip
     scripts = prefix / "etc/conda/activate.d"
     write(scripts, one__sh="export OF_PREFIX=$OF_SITE-prefix\n")
     write(
@@ -137,8 +180,8 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
             "import os, subprocess, sys\n"
             "ours = sys.prefix == os.environ['CONDA_PREFIX']\n"
             "print(os.environ['OF_PREFIX'], ours, flush=True)\n"
-            f"uv = [{str(UV)!r}, 'run', '--offline', 'python', '--version']\n"
-            "subprocess.run(uv, check=True)\n"
+            f"for call in {calls}:\n"
+            "    print(call, subprocess.call(call), flush=True)\n"
         ),
         site__yaml=(
             "experiment: site\nprogram: train.py\npreflight: false\n"
@@ -147,11 +190,13 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
         settings__sh="export OF_SITE=site\n",
         torch__py="",
     )
+    before = times(place.path)
     place.run("--configfile", "site/site.yaml")
     log = (place.path / "results/site/run/logs/rank=0.log").read_text()
     assert "site-prefix True" in log
-    assert not (place.path / ".venv").exists()
-    assert not (place.path / "uv.lock").exists()
+    changed = {path for path, _ in before.items() ^ times(place.path).items()}
+    assert {path for path in changed if not path.is_relative_to(prefix)} == set()
+    assert any(prefix.glob("lib/*/site-packages/mine.py")), log
     # Seen from a file of the user's beside it, and not from our own torch.
     write(folder, train__py="import torch, no_such_module\n")
     done = place.snakemake("--configfile", "site/site.yaml", "--config", "experiment=missing")
@@ -167,20 +212,29 @@ def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> 
     folder = place.path / "project"
     write(
         folder,
-        pyproject__toml='[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.9"\n',
-        train__py="import sys\nassert sys.prefix.endswith('project/.venv'), sys.prefix\n",
+        pyproject__toml=(
+            '[project]\nname = "program"\nversion = "0"\nrequires-python = ">=3.9"\n'
+            'dependencies = ["mine"]\n[tool.uv]\nfind-links = ["."]\nno-index = true\n'
+        ),
+        train__py="import mine, sys\nassert sys.prefix.endswith('project/.venv'), sys.prefix\n",
         uv__yaml="experiment: uv\nprogram: train.py\npreflight: false\nenvironment: {uv: .}\n",
     )
     command = ["--configfile", "project/uv.yaml"]
     done = place.snakemake("--dry-run", *command)
     assert "run `uv sync --locked` in project" in done.stdout
-    sync = [UV, "sync", "--offline", "--quiet"]
-    subprocess.run(sync, cwd=folder, env=place.environment, check=True)
+    wheel(folder)
+    uv(place, "sync")
     place.run(*command)
-    assert record(place.path / "results/uv/run")["interpreter"].endswith("project/.venv/bin/python")
+    found = record(place.path / "results/uv/run")
+    assert found["interpreter"].endswith("project/.venv/bin/python")
+    assert found["lock_sha256"] == file_sha256(folder / "uv.lock")
     assert "Nothing to be done" in place.run(*command)
-    lock = folder / "uv.lock"
-    lock.write_text(lock.read_text() + "\n# other\n")
+    wheel(folder, "2.01")
+    uv(place, "lock", "--upgrade")
+    done = place.snakemake("--dry-run", *command)
+    says = "/.venv has mine 1, and uv.lock 2.1; run `uv sync --locked` in project"
+    assert f"config: environment: project{says}" in done.stdout
+    uv(place, "sync", "--locked")
     changed = place.snakemake("--dry-run", *command)
     assert "would replace finished results: run (train or its environment has changed)" in (
         changed.stdout

@@ -18,7 +18,7 @@ from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
 from manynodes.data.folder import SOURCE
 from manynodes.experiment.config import Experiment
-from manynodes.experiment.environments import changed_packages
+from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.missing import initial_of
 from manynodes.programs.folders import (
     Folders,

@@ -124,8 +124,8 @@ def git_state() -> dict[str, Any]:
 
 
 def repository_of(folder: Path) -> dict[str, Any]:
-    """The repository that a folder of the user's is in, with what differs from its commit; empty
-    where git knows none, or does not trust its owner.
+    """The repository that a folder of the user's is in, with the names of untracked files and what
+    differs from its commit; empty where git knows none, or does not trust its owner.
     """
     differs = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
     try:
@@ -135,12 +135,16 @@ def repository_of(folder: Path) -> dict[str, Any]:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         ) as running:  # fmt: skip
             assert running.stdout
-            diff = running.stdout.read(MOST_DIFF + 1).strip()
+            diff = running.stdout.read(MOST_DIFF + 1)
             running.kill()
+        status = git("-C", str(folder), "status", "--porcelain")
+        untracked = [line[3:] for line in status.splitlines() if line.startswith("?? ")]
+        # They come first: `git apply` skips what is before a diff.
+        diff = "\n".join([*(f"untracked: {name}" for name in untracked), diff]).strip()
         return {
             "path": git("-C", str(folder), "rev-parse", "--show-toplevel"),
             "commit": git("-C", str(folder), "rev-parse", "HEAD"),
-            "dirty": bool(git("-C", str(folder), "status", "--porcelain")),
+            "dirty": bool(status),
             "diff": diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)",
         }
     except (OSError, subprocess.SubprocessError):

@@ -27,7 +27,7 @@ from manynodes.data.folder import MANIFEST
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
 from manynodes.experiment.declaration import GROWTH
-from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.environment_here import EnvironmentHere
 from manynodes.experiment.keys import (
     GEOMETRY,
     MOST_RUNS,
@@ -356,9 +356,9 @@ class Experiment:
         return self.built_in or bool(self.evaluation)
 
     @cached_property
-    def environment(self) -> UserEnvironment:
+    def environment(self) -> EnvironmentHere:
         """Where the user's program finds its Python."""
-        return UserEnvironment.of(self.config["environment"])
+        return EnvironmentHere.of(self.config["environment"])
 
     @cached_property
     def sources_sha256(self) -> str:

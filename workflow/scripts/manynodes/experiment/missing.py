@@ -11,7 +11,8 @@ from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment, Run
-from manynodes.experiment.environments import PATIENCE, UserEnvironment
+from manynodes.experiment.containers import PATIENCE
+from manynodes.experiment.environment_here import EnvironmentHere
 
 
 def refuse_missing(experiment: Experiment, results: Path) -> None:
@@ -148,7 +149,7 @@ def refuse_unstartable(path: str) -> None:
         )
 
 
-def finds(environment: UserEnvironment, module: str) -> bool:
+def finds(environment: EnvironmentHere, module: str) -> bool:
     """Whether the program's Python finds a module; True if it cannot be asked here."""
     if environment.is_ours:
         return is_module(module)
@@ -159,7 +160,7 @@ def finds(environment: UserEnvironment, module: str) -> bool:
     words = [environment.interpreter, "-c", f"{asks}\nprint(is_module(sys.argv[1]))", module]
     try:
         done = subprocess.run(
-            environment.started(words), env=environment.variables(os.environ, Path()),
+            environment.started(words), env=environment.variables(os.environ),
             capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

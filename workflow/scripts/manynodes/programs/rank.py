@@ -16,7 +16,7 @@ from manynodes.base import atomic
 from manynodes.base.environment import Environment
 from manynodes.base.errors import STOPPED, Refusal, Stopped
 from manynodes.base.processes import WARNINGS, process_name
-from manynodes.base.reading import read_bytes, read_json
+from manynodes.base.reading import file_sha256, read_bytes, read_json
 from manynodes.base.signing import signed, verified
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import Owner, acquire
@@ -26,14 +26,9 @@ from manynodes.data.guard import Guard
 from manynodes.data.staging import stage
 from manynodes.data.unpacking import unpacked_here
 from manynodes.experiment.command import NAME, filled
-from manynodes.experiment.environments import (
-    NoAnswer,
-    UserEnvironment,
-    changed_packages,
-    is_python,
-    look,
-    needed,
-)
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import NoAnswer, is_python, look, needed
 from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import (
     ENVIRONMENT,
@@ -329,7 +324,7 @@ def started(
     # Nothing is left of a parameter that is null.
     directory = filled([task.directory or "{results}"], values) or [values["results"]]
     start = Path(directory[0]).resolve()
-    variables = environment_of(places, environment.variables(os.environ, start), folder)
+    variables = environment_of(places, environment.variables(os.environ), folder)
     # As a shell would have it.
     return command, variables | {"PWD": str(start)}, start
 
@@ -343,6 +338,9 @@ def keep_record(
         continued: the program had saved something before.
     """
     folders = Folders(task.output.resolve())
+    # Where it is staged, the node may not see it.
+    with suppress(KeyError, OSError):
+        record["lock_sha256"] = file_sha256(Path((task.environment or {})["uv"], "uv.lock"))
     if continued and not task.evaluates:
         note_other_packages(record, folders, tell)
     if record.pop("fuse", False) and (task.environment or {}).get("container"):

@@ -19,7 +19,7 @@ from scipy import stats
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import read_json
 from manynodes.experiment.config import REPEATS, Experiment
-from manynodes.experiment.environments import other_packages, packages_of
+from manynodes.experiment.installed import other_packages, packages_of
 from manynodes.reporting import predictions
 from manynodes.reporting.intervals import LEVEL
 from manynodes.reporting.measures import EVALUATED, read_measured

@@ -1,0 +1,183 @@
+"""The environment of a user's program, as it is where the command is typed."""
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from manynodes.base.errors import Refusal
+from manynodes.base.reading import file_sha256, is_file
+from manynodes.experiment.containers import has_overlay
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed import SETUP, packages_of
+from manynodes.experiment.interpreter import look
+
+
+class EnvironmentHere(UserEnvironment):
+    """An environment that is asked what is in it."""
+
+    def refuse_missing(self) -> None:
+        """Check what can be checked where the command is typed.
+
+        Raises:
+            Refusal: its Python is not there, does not answer, or is not as its lock says.
+        """
+        given = [name for name in ("python", "conda", "uv", "container") if getattr(self, name)]
+        if len(given) > 1:
+            raise Refusal(f"config: environment: {' and '.join(given)} are given; keep one of them")
+        if self.stage and self.staged_from is None:
+            raise Refusal(
+                "config: environment.stage: needs the folder of a venv, conda or uv, or an image's "
+                "file"
+            )
+        if self.options and not self.container:
+            raise Refusal("config: environment.options: these are for a container; give it too")
+        if self.strict and self.container:
+            raise Refusal("config: environment.strict: an image is one whole; leave strict out")
+        if self.strict and not self.answers_here:
+            # Else it would say nothing of what they bring.
+            raise Refusal(
+                "config: environment.strict: needs python, conda or uv, and neither modules nor "
+                "setup; leave strict out"
+            )
+        if self.prefix and not Path(self.interpreter).is_file():
+            remedy = "correct environment"
+            if self.uv:
+                remedy = f"run `uv sync --locked` in {self.uv}"
+            elif self.conda:
+                remedy = "give the folder that `conda env list` shows"
+            missing = self.interpreter if self.folder.exists() else self.folder
+            raise Refusal(f"config: environment: {missing} is not there; {remedy}")
+        if self.stage and self.container and has_overlay(Path(self.container)):
+            raise Refusal(
+                f"config: environment.stage: {self.container} has a writable overlay, and each "
+                "node would have another; leave stage out"
+            )
+        try:
+            _ = self.image, self.answers_here and self.here
+            self.refuse_unlocked()
+        except Refusal as refusal:
+            raise Refusal(f"config: environment: {refusal}") from None
+
+    def refuse_unlocked(self) -> None:
+        """Refuse a uv project with packages of other versions than its lock has. What else is
+        locked, such as for extras, may be missing; the program's imports are looked for in the job.
+        """
+        if not (self.uv and self.answers_here):
+            return
+        locked = versions_in(self.lock)
+        for name, version in self.here["distributions"].items():
+            versions = locked.get(canonicalize_name(name))
+            if versions and normal(version) not in versions:
+                raise Refusal(
+                    f"{self.prefix} has {name} {version}, and uv.lock {'/'.join(sorted(versions))};"
+                    f" run `uv sync --locked` in {self.uv}"
+                )
+
+    @property
+    def answers_here(self) -> bool:
+        """Whether its Python can be asked where the command is typed: modules and site settings
+        may only be on the nodes.
+        """
+        return self.prefix is not None and not (self.modules or self.setup)
+
+    @cached_property
+    def here(self) -> dict[str, Any]:
+        """What `look` finds where the command is typed."""
+        return look(self, [self.interpreter], self.variables(os.environ), (), Path())
+
+    @property
+    def packages_sha256(self) -> str:
+        """Changes with the packages that are installed in it; empty if it cannot be asked here."""
+        if not self.answers_here:
+            return ""
+        packages = {name: version for name, version in packages_of(self.here).items()
+                    if name != SETUP}  # fmt: skip
+        text = json.dumps(packages, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def contents_sha256(self) -> str:
+        """Changes with the files of these packages, and with the lock; or with the image."""
+        if self.container and self.is_image_file:
+            status = Path(self.container).stat()
+            return f"{self.image} {status.st_size} {status.st_mtime_ns}"
+        if not (self.answers_here or self.is_ours):
+            return ""
+        text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def unlisted(self) -> list[tuple[str, int, int]]:
+        """Changes with what pip lists in no RECORD: conda's packages, and single modules and .pth
+        files of which somebody has changed the text. Not with what lies deeper, thousands of files.
+        """
+        found = []
+        for each in ("conda-meta/*.json", "lib/python*/site-packages/*"):
+            for path in sorted(self.folder.glob(each)):
+                if is_file(path):
+                    status = path.stat()
+                    found.append((path.name, status.st_size, status.st_mtime_ns))
+        return found
+
+    @property
+    def lock(self) -> Path:
+        """The lock file of its uv project.
+
+        Raises:
+            Refusal: it is not there.
+        """
+        lock = Path(str(self.uv), "uv.lock")
+        if not lock.is_file():
+            raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
+        return lock
+
+    @property
+    def identity(self) -> str:
+        """What of it decides the result, as a SHA-256; empty if nothing does.
+
+        Raises:
+            Refusal: there is no lock file or no image; with `strict`, its Python does not answer.
+        """
+        parts = {}
+        if self.container:
+            parts["image"] = self.image
+        if self.uv:
+            parts["lock"] = file_sha256(self.lock)
+        if self.strict:
+            parts["packages"] = self.packages_sha256
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest() if parts else ""
+
+
+def versions_in(lock: Path) -> Mapping[str, set[str]]:
+    """The versions that a lock file of uv's has of each package that is not a folder's; several
+    where it differs between machines.
+
+    Raises:
+        Refusal: it cannot be read.
+    """
+    found: dict[str, set[str]] = {}
+    try:
+        for package in tomllib.loads(lock.read_text(encoding="utf-8")).get("package", []):
+            local = package["source"].keys() & {"editable", "virtual", "directory"}
+            if "version" in package and not local:
+                found.setdefault(package["name"], set()).add(normal(package["version"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        raise Refusal(f"{lock} cannot be read; run `uv lock` in {lock.parent}") from None
+    return found
+
+
+def normal(version: str) -> str:
+    """A version as uv writes it: 2024.7.4 for 2024.07.04."""
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return version
