@@ -100,6 +100,50 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "tables and page of results/own are of train, and its 1 finished runs will not" in said
 
 
+# Of environment modules, as a login shell exports it.
+MODULE = """() { shift; for name; do
+  export LOADEDMODULES=${LOADEDMODULES:+$LOADEDMODULES:}$name
+done; }"""
+
+
+def test_what_a_site_loads_comes_first_and_is_in_its_profile(
+    place: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A --config leaves nothing of a profile's `config`; a change of the site's reruns nothing."""
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    folder = place.path / "at-a-site"
+    venv(folder / "env")
+    site = (
+        "default-resources:\n  site_modules: '2023 cuda/12.4'\n  site_setup: |\n"
+        '    export OF_SITE="$LOADEDMODULES"\n    ORDER=site\n'
+    )
+    write(folder / "profile", config__yaml=site)
+    write(
+        folder,
+        train__py=(
+            "import os, sys, launched\n"
+            "assert sys.prefix.endswith('at-a-site/env'), sys.prefix\n"
+            "assert os.environ['OF_SITE'] == '2023:cuda/12.4:of/mine'\n"
+            "assert os.environ['ORDER'] == 'site, mine'\n"
+            "launched.result(loss=0.5)\n"
+        ),
+        site__yaml=(
+            "experiment: none\nprogram: train.py\nevaluate: train.py\npreflight: false\n"
+            "environment:\n  python: env\n  modules: [of/mine]\n"
+            "  setup: 'export ORDER=\"$ORDER, mine\"'\n"
+        ),
+    )
+    command = ["--profile", "at-a-site/profile", "--until", "evaluate", "--configfile",
+               "at-a-site/site.yaml", "--config", "experiment=at-a-site"]  # fmt: skip
+    place.run(*command)
+    found = record(place.path / "results/at-a-site/run")
+    assert found["modules"] == ["2023", "cuda/12.4", "of/mine"]
+    write(folder / "profile", config__yaml=site.replace("12.4", "12.8"))
+    assert place.jobs(*command) == {}
+    planned = place.run("--dry-run", "--forcerun", "evaluate", *command)
+    assert '"modules": ["2023", "cuda/12.8", "of/mine"]' in planned
+
+
 def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
     folder = place.path / "packed"
     venv(folder / "env")
