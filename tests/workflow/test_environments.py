@@ -90,6 +90,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert attempt["started"] <= attempt["ended"]
     found = record(run)
     assert found["interpreter"] == str(folder / "env/bin/python")
+    assert found["kind"] == "python"
     assert "snakemake" not in found["distributions"]
     (site,) = (folder / "env/lib").glob("*/site-packages")
     write(site / "numbers_of_mine-1.2.dist-info", METADATA="Name: numbers-of-mine\nVersion: 1.2\n")
