@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,48 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
         r"no module no_such_module, which the program imports",
         done.stdout,
     ), done.stdout
+
+
+SUMS = {
+    "accelerate": (
+        "from accelerate import Accelerator\n"
+        "one = Accelerator().reduce(torch.ones(()))\n"
+    ),
+    "torch.distributed.launch": (
+        "distributed.init_process_group('gloo')\n"
+        "one = torch.ones(())\n"
+        "distributed.all_reduce(one)\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", SUMS)
+def test_other_launchers_start_the_python_of_an_environment(place: Checkout, launcher: str) -> None:
+    """The launcher is ours, and each rank is the program's own Python with its own torch."""
+    folder = place.path / launcher
+    (site,) = venv(folder / "env").glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    write(
+        folder,
+        train__py=(
+            "import sys, torch, launched\n"
+            "from torch import distributed\n"
+            f"assert sys.prefix.endswith('{launcher}/env'), sys.prefix\n"
+            f"{SUMS[launcher]}"
+            "if launched.rank == 0: launched.result(ranks=one.item())\n"
+            "distributed.destroy_process_group()\n"
+        ),
+        env__yaml=(
+            f"experiment: by-{launcher.replace('.', '-')}\nprogram: train.py\npreflight: false\n"
+            f"environment: {{python: env}}\nlauncher: {launcher}\n"
+            "nodes: 2\ncpus_per_proc: 1\ndevice: cpu\n"
+        ),
+    )
+    said = place.run("--until", "train", "--configfile", f"{launcher}/env.yaml")
+    assert re.search(r"by-\S+/run: ranks 2", said), said
+    (run,) = place.path.glob(f"results/by-{launcher.replace('.', '-')}/run")
+    assert record(run)["interpreter"] == str(folder / "env/bin/python")
 
 
 @pytest.mark.faults
