@@ -83,15 +83,21 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
     (folder / "train.py").write_text(
         "import os, sys, launched\n"
         "assert sys.prefix.endswith(('site/env', '-unpacked')), sys.prefix\n"
-        "assert os.environ['OF_SITE'] == 'here'\n"
+        "assert os.environ['OF_SITE'] == os.environ['OF_PROFILE'] == 'here'\n"
         "(launched.results / f'{os.uname().nodename}-{launched.rank}').touch()\n"
     )
-    environment = {"python": "env", "modules": [str(module)]}
+    # The Snakemake inside a job has them from its own command.
+    (folder / "profile").mkdir()
+    (folder / "profile/config.yaml").write_text(
+        f"default-resources: {{site_modules: '{module}', site_setup: 'export OF_PROFILE=here'}}\n"
+    )
+    of_site = ["--profile", "site/profile", "--configfile", "site/site.yaml", "--until"]
+    environment = {"python": "env"}
     (folder / "site.yaml").write_text(
         "experiment: site\nprogram: train.py\nnodes: 2\nevaluate: train.py\npreflight: false\n"
         f"environment: {json.dumps(environment)}\n"
     )
-    checkout.run("--configfile", "site/site.yaml", "--until", "evaluate")
+    checkout.run(*of_site, "evaluate")
     run = checkout.path / "results/site/run"
     hosts = {path.name for path in (run / "work").glob("n*-*")}
     assert {name.partition("-")[2] for name in hosts} == {"0", "1"}
@@ -106,7 +112,7 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
     try:
         staged = ["experiment=staged", "environment={stage: true}", 'scratch=["/scratch"]',
                   "launcher=srun"]  # fmt: skip
-        checkout.run("--configfile", "site/site.yaml", "--until", "train", "--config", *staged)
+        checkout.run(*of_site, "train", "--config", *staged)
     finally:
         for node in NODES:
             cluster.run("umount", str(folder / "env"), node=node)

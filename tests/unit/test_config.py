@@ -268,6 +268,11 @@ REFUSED = [
 ]
 
 
+def test_a_site_loads_nothing_where_there_is_no_environment() -> None:
+    given = Experiment.from_config({"experiment": "mine"})
+    assert given.with_site(["cuda"], "umask 2").environment.is_ours
+
+
 @pytest.mark.parametrize(("config", "line"), REFUSED, ids=[line[:60] for _, line in REFUSED])
 def test_refused_in_one_line(config: dict, line: str) -> None:
     with pytest.raises(Refusal) as refused:

@@ -274,6 +274,25 @@ def test_a_checkout_with_changes_is_named() -> None:
     assert shown["data (SHA-256)"].tolist() == ["b" * 10, "–"]
 
 
+def test_environments_that_agree_have_one_row_and_one_list_of_packages() -> None:
+    same = {"kind": "uv", "interpreter": "/mine/.venv/bin/python", "python": "3.12.1",
+            "modules": ["cuda/12.4", "openmpi"], "lock_sha256": 64 * "a", "image": "",
+            "distributions": {"numpy": "2.3.5"}}  # fmt: skip
+    one = page.environment_section({"a": same | {"host": "n1"}, "b": same | {"host": "n2"}})
+    assert one["environments"].to_dict("records") == [
+        {"environment": "uv", "interpreter": "/mine/.venv/bin/python", "Python": "3.12.1",
+         "modules": "cuda/12.4, openmpi", "lock (SHA-256)": 10 * "a"}
+    ]  # fmt: skip
+    ((whose, packages),) = one["installed"]
+    assert (whose, packages.to_numpy().tolist()) == ("", [["numpy", "2.3.5"]])
+    # A program in another language, in the workflow's own environment.
+    other = {"kind": None, "python": None, "distributions": {}}
+    two = page.environment_section({"a": same, "b": other})
+    assert list(two["environments"]["runs"]) == ["a", "b"]
+    assert list(two["environments"]["environment"]) == ["uv", "the workflow's own"]
+    assert [whose for whose, _ in two["installed"]] == [" of a", " of b"]
+
+
 def test_classes_are_listed_from_the_worst() -> None:
     confused = confusion("r0", ["cat", "dog"], [[8, 2], [5, 5]])
     assert page.by_class(confused).to_numpy().tolist() == [

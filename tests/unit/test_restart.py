@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from manynodes.base.timeouts import SUPERVISE_GRACE
-from programs import program
+from programs import SCRIPTS, program
 from simulated.nccl_texts import WATCHDOG
 from trainings import CONNECTED, Training, attempts, complete_on_ranks, result
 from waiting import until
@@ -419,3 +419,21 @@ def test_a_rank_that_goes_on_long_after_another_has_ended_is_told_and_not_ended(
         r"launch: warning: rank 1 on \S+ ended with status 0 more than 1 s ago, and rank 0 goes on"
     )
     assert re.search(ended, done.stderr)
+
+
+def test_a_rank_that_has_gone_on_until_it_is_ended_is_named_with_its_place(tmp_path) -> None:
+    log, script = tmp_path / "log.txt", tmp_path / "program.py"
+    script.write_text(
+        "import os, time\n"
+        "def tests():\n"
+        "    while os.environ['RANK'] == '0': time.sleep(1)\n"
+        "tests()\n"
+    )
+    options = ["--nproc-per-node", "2", "--cpus", "2", "--timeout", "1", "--log", str(log)]
+    command = [sys.executable, str(SCRIPTS / "launch.py"), *options, "--", str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launch:
+        until(lambda: log.exists() and "goes on" in log.read_text())
+        launch.terminate()
+        _, said = launch.communicate()
+    place = r"rank 0 on \S+ was in tests \(\S+/program\.py:3\), after rank 1 on \S+ had ended"
+    assert re.search(place, said), said

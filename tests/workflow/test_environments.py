@@ -124,6 +124,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert attempt["started"] <= attempt["ended"]
     found = record(run)
     assert found["interpreter"] == str(folder / "env/bin/python")
+    assert found["kind"] == "python"
     assert "snakemake" not in found["distributions"]
     about = json.loads((run / "run.json").read_text())
     assert about["versions"]["numpy"] == "0.1"
@@ -136,6 +137,50 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert jobs_in(said) == {}
     said = place.run("-n", *command, "--config", "program=mine/evaluate.py", "seed=[0,1]")
     assert "tables and page of results/own are of train, and its 1 finished runs will not" in said
+
+
+# Of environment modules, as a login shell exports it.
+MODULE = """() { shift; for name; do
+  export LOADEDMODULES=${LOADEDMODULES:+$LOADEDMODULES:}$name
+done; }"""
+
+
+def test_what_a_site_loads_comes_first_and_is_in_its_profile(
+    place: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A --config leaves nothing of a profile's `config`; a change of the site's reruns nothing."""
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    folder = place.path / "at-a-site"
+    venv(folder / "env")
+    site = (
+        "default-resources:\n  site_modules: '2023 cuda/12.4'\n  site_setup: |\n"
+        '    export OF_SITE="$LOADEDMODULES"\n    ORDER=site\n'
+    )
+    write(folder / "profile", config__yaml=site)
+    write(
+        folder,
+        train__py=(
+            "import os, sys, launched\n"
+            "assert sys.prefix.endswith('at-a-site/env'), sys.prefix\n"
+            "assert os.environ['OF_SITE'] == '2023:cuda/12.4:of/mine'\n"
+            "assert os.environ['ORDER'] == 'site, mine'\n"
+            "launched.result(loss=0.5)\n"
+        ),
+        site__yaml=(
+            "experiment: none\nprogram: train.py\nevaluate: train.py\npreflight: false\n"
+            "environment:\n  python: env\n  modules: [of/mine]\n"
+            "  setup: 'export ORDER=\"$ORDER, mine\"'\n"
+        ),
+    )
+    command = ["--profile", "at-a-site/profile", "--until", "evaluate", "--configfile",
+               "at-a-site/site.yaml", "--config", "experiment=at-a-site"]  # fmt: skip
+    place.run(*command)
+    found = record(place.path / "results/at-a-site/run")
+    assert found["modules"] == ["2023", "cuda/12.4", "of/mine"]
+    write(folder / "profile", config__yaml=site.replace("12.4", "12.8"))
+    assert place.jobs(*command) == {}
+    planned = place.run("--dry-run", "--forcerun", "evaluate", *command)
+    assert '"modules": ["2023", "cuda/12.8", "of/mine"]' in planned
 
 
 def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
@@ -205,6 +250,48 @@ def test_a_prefix_with_site_settings_and_a_program_that_calls_uv(place: Checkout
         r"no module no_such_module, which the program imports",
         done.stdout,
     ), done.stdout
+
+
+SUMS = {
+    "accelerate": (
+        "from accelerate import Accelerator\n"
+        "one = Accelerator().reduce(torch.ones(()))\n"
+    ),
+    "torch.distributed.launch": (
+        "distributed.init_process_group('gloo')\n"
+        "one = torch.ones(())\n"
+        "distributed.all_reduce(one)\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("launcher", SUMS)
+def test_other_launchers_start_the_python_of_an_environment(place: Checkout, launcher: str) -> None:
+    """The launcher is ours, and each rank is the program's own Python with its own torch."""
+    folder = place.path / launcher
+    (site,) = venv(folder / "env").glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    write(
+        folder,
+        train__py=(
+            "import sys, torch, launched\n"
+            "from torch import distributed\n"
+            f"assert sys.prefix.endswith('{launcher}/env'), sys.prefix\n"
+            f"{SUMS[launcher]}"
+            "if launched.rank == 0: launched.result(ranks=one.item())\n"
+            "distributed.destroy_process_group()\n"
+        ),
+        env__yaml=(
+            f"experiment: by-{launcher.replace('.', '-')}\nprogram: train.py\npreflight: false\n"
+            f"environment: {{python: env}}\nlauncher: {launcher}\n"
+            "nodes: 2\ncpus_per_proc: 1\ndevice: cpu\n"
+        ),
+    )
+    said = place.run("--until", "train", "--configfile", f"{launcher}/env.yaml")
+    assert re.search(r"by-\S+/run: ranks 2", said), said
+    (run,) = place.path.glob(f"results/by-{launcher.replace('.', '-')}/run")
+    assert record(run)["interpreter"] == str(folder / "env/bin/python")
 
 
 @pytest.mark.faults

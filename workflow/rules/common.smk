@@ -69,7 +69,9 @@ try:
     for configfile in workflow.configfiles:
         read_config(Path(configfile))
     FOLDERS = [folder_of(Path(each)) for each in reversed(workflow.configfiles)]
-    EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB)
+    EXPERIMENT = Experiment.from_files(config, FOLDERS, RUNS_OF_JOB).with_site(
+        *configuration.of_site(workflow)
+    )
     SESSION = Session(workflow, EXPERIMENT, SCRIPTS)
     SESSION.check_command_line()
     configuration.refuse_other(workflow, EXPERIMENT)

@@ -112,8 +112,9 @@ def aggregate(args: argparse.Namespace) -> None:
     made += [*written, args.output / "report.html"]
     manifests = [each.manifest for each in data.values()]
     warned = [page.not_finite(numbers.not_finite(runs)), seen]
+    where = {name: run.environment for name, run in runs.items() if run.environment}
     text = page.report(
-        experiment, tables, results, missing, pictures, worst, warned, manifests, undrawn
+        experiment, tables, results, missing, pictures, worst, warned, manifests, undrawn, where
     )
     atomic.write_text(made[-1], text)
     for name in {*numbers.TABLES} - {*tables}:

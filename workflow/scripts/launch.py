@@ -76,7 +76,7 @@ from manynodes.launching.logs import (
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
 from manynodes.launching.time_limit import warned_of_a_lower_limit
-from manynodes.launching.unfinished import told_of_unfinished
+from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinished
 from manynodes.launching.whereabouts import whereabouts
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
 from manynodes.programs.task import Task
@@ -443,6 +443,9 @@ class Program:
         def sent(kind: str) -> list[Any]:
             return [record[kind] for record in found if kind in record]
 
+        seen = [whereabouts(each) for each in sent("whereabouts")]
+        if outcome.stopped and (place := place_of_unfinished(sent("finished"), seen)):
+            warn(log, place)
         told = [trouble(each) for each in sent("trouble")]
         said = told[0] if told else scheduler.explain(output.errors)
         lost = of_unknown_ends(outcome, sent("finished"), processes, said)
@@ -454,7 +457,7 @@ class Program:
         first = first_failure(
             outcome,
             [ending(each) for each in sent("ending")],
-            [whereabouts(each) for each in sent("whereabouts")],
+            seen,
             output.errors,
             source,
             restarted,

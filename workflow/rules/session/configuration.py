@@ -1,8 +1,10 @@
 """The configuration that jobs read: a copy of it as it was when they were submitted."""
 
+import ast
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
@@ -35,6 +37,28 @@ def keep(workflow: Any, experiment: Experiment, contents: Mapping[Path, bytes]) 
         atomic.write_text(copy, content.decode())
         kept.append(copy)
     workflow.config_settings.configfiles = kept
+
+
+def of_site(workflow: Any) -> tuple[list[str], str]:
+    """The modules and the lines of bash that a site's profile loads in every environment: two of
+    its default-resources, which reach the Snakemake inside a job too. Of its `config`, a `--config`
+    on the command line would leave nothing.
+    """
+    given = workflow.resource_settings.default_resources or {}
+    modules, setup = (
+        text_of(given[name]) if name in given else "" for name in ("site_modules", "site_setup")
+    )
+    return modules.split(), setup
+
+
+def text_of(resource: Any) -> str:
+    """The text of a resource that no rule has evaluated: without the quotes that keep it from being
+    an expression.
+    """
+    text = str(getattr(resource, "raw", resource))
+    with suppress(ValueError, SyntaxError):
+        text = str(ast.literal_eval(text))
+    return text
 
 
 def sums_of(experiment: Experiment) -> dict[str, str]:

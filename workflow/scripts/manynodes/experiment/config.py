@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -268,6 +268,19 @@ class Experiment:
         located = with_paths(keys.with_types(located), folders, keys)
         located = with_table(located, folders, keys)
         return Experiment.from_config(with_search(located, folders, keys), only=only)
+
+    def with_site(self, modules: Sequence[str], setup: str) -> "Experiment":
+        """The same with what a site loads first in the environment of every program: its modules
+        before those of the experiment, its lines of bash before the experiment's. Without
+        `environment` the program runs in the workflow's own, which needs nothing of them.
+        """
+        own = self.config["environment"]
+        if own is None:
+            return self
+        lines = [each for each in (setup, own.get("setup")) if each]
+        loaded = {"modules": [*modules, *own.get("modules", [])], "setup": "\n".join(lines)}
+        given = own | {name: value for name, value in loaded.items() if value}
+        return replace(self, config=self.config | {"environment": given})
 
     def check(self, datasets: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the program's own `check` look at every run, and refuse an axis without an effect.

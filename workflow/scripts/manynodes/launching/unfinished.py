@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from manynodes.launching.endings import records
+from manynodes.launching.whereabouts import Whereabouts
 
 ASK = 5  # seconds between two looks
 
@@ -55,7 +56,21 @@ def watch(
             more = f" and {len(left) - 1} more go" if len(left) > 1 else " goes"
             tell(
                 f"{sent[0]} ended with status 0 more than {patience:.0f} s ago, and "
-                f"{left[0]}{more} on; if nothing more is to come, end the job, and run the same "
-                "command again"
+                f"{left[0]}{more} on; if nothing more is to come, end the job, which tells "
+                "where, and run the same command again"
             )
             return
+
+
+def place_of_unfinished(finished: Sequence[str], seen: Sequence[Whereabouts]) -> str:
+    """Where a process was when it was told to end, long after others had ended well; empty if none
+    was, or it is not known.
+
+    Args:
+        finished: the processes that have ended with 0.
+        seen: sent by the supervisors of those that were told to end.
+    """
+    left = [each for each in seen if each.words and each.name not in finished]
+    if not (finished and left):
+        return ""
+    return f"{left[0].name} was {left[0].words}, after {finished[0]} had ended with status 0"

@@ -59,6 +59,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 OTHER_LAUNCH = "another command began {} at the same time; run one of them again"
 # Seconds between two looks, and of a look at the inputs: no request to stop is noticed meanwhile.
 EVERY, LOOK = 1, 0.5
+# Parts of the key `environment`, of which the first that is given brings the Python.
+KINDS = ("python", "conda", "uv", "container", "modules", "setup")
 MOST_TOLD = 1_000_000  # bytes of the message to a node's other processes
 
 
@@ -343,7 +345,9 @@ def keep_record(
         record["lock_sha256"] = file_sha256(Path((task.environment or {})["uv"], "uv.lock"))
     if continued and not task.evaluates:
         note_other_packages(record, folders, tell)
-    if record.pop("fuse", False) and (task.environment or {}).get("container"):
+    given = task.environment or {}
+    record["kind"] = next((part for part in KINDS if part in given), None)
+    if record.pop("fuse", False) and "container" in given:
         tell(
             "warning: a process (squashfuse) shows the image, and scancel, a preemption and "
             "--signal end it too: the program may not be able to save; give options: [--unsquash]"

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 import pandas as pd
 
 from manynodes.base.errors import Refusal, printable
+from manynodes.base.reading import read_json
 from manynodes.experiment.config import COLUMNS, Experiment, Run, run_name
 from manynodes.experiment.log_lines import COUNTS
 from manynodes.reporting import scaling, speed_up
 from manynodes.reporting.measures import Confusion, read_measured, unused
 from manynodes.reporting.metrics import Row
 from manynodes.reporting.results import read_finished
+from manynodes.reporting.sums import PUT_BACK
 from manynodes.reporting.tables import incident_table
 
 # All that an experiment may have.
@@ -36,6 +39,7 @@ class Numbers:
         rows: its metrics, one row per count, which is the first column.
         confusion: class names and matrix (true class by row); None if it has none.
         sums: SHA-256 of run.json and evaluation.json, by name.
+        environment: environment.json; empty if there is none.
     """
 
     about: dict[str, Any]
@@ -43,6 +47,7 @@ class Numbers:
     rows: pd.DataFrame
     confusion: Confusion | None
     sums: dict[str, str]
+    environment: dict[str, Any] = field(default_factory=dict)
 
 
 def read(experiment: Experiment, name: str, results: Path) -> Numbers:
@@ -121,7 +126,12 @@ def of_program(experiment: Experiment, folder: Path) -> Numbers:
     """
     found = read_measured(experiment, folder)
     results: dict[str, Any] = {**found.columns(experiment.axes)}
-    return Numbers(found.about, results, table_of(found.metrics), found.confusion, found.sums)
+    environment: dict[str, Any] = {}
+    # An earlier version has written none.
+    with suppress(FileNotFoundError):
+        environment = read_json(folder / "environment.json", "environment", PUT_BACK)
+    rows = table_of(found.metrics)
+    return Numbers(found.about, results, rows, found.confusion, found.sums, environment)
 
 
 def table_of(rows: Sequence[Row]) -> pd.DataFrame:

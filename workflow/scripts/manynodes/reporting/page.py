@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,16 @@ MOST_PLAIN = 1e15  # of numbers that are written with all digits before the poin
 MOST_CLASSES = 50  # of the table of classes
 MOST_PAIRS = 10  # of confused classes
 PLAIN = ("plain_accuracy", "plain_loss")
+# What the page has of environment.json beside the packages, and its column.
+ENVIRONMENT = {
+    "kind": "environment",
+    "interpreter": "interpreter",
+    "python": "Python",
+    "modules": "modules",
+    "lock_sha256": "lock (SHA-256)",
+    "image": "image (SHA-256)",
+    "driver": "driver",
+}
 # Columns that do not differ between seeds, or only go with others.
 NOT_AVERAGED = ("n", *PLAIN, "seconds")
 # Of the classifier's columns; another program's have the names that it gives them.
@@ -56,6 +67,7 @@ def report(
     warned: Sequence[str] = (),
     manifests: Sequence[Mapping[str, Any]] = (),
     undrawn: Sequence[str] = (),
+    environments: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The page as HTML.
 
@@ -68,6 +80,7 @@ def report(
         warned: sentences such as of `in_train`; empty ones are left out.
         manifests: of the data sets.
         undrawn: names of figures that were left out.
+        environments: environment.json of the runs that have one.
     """
     settings = [axis for axis in experiment.axes if axis not in REPEATS]
     summary = in_order(tables["summary"], list(experiment.axes))
@@ -77,6 +90,8 @@ def report(
         sections |= scaling_section(experiment, tables["scaling"], pictures)
     if "confusion" in tables:
         sections |= confusion_section(experiment, tables["confusion"], pictures, manifests)
+    if environments:
+        sections |= environment_section(environments)
     return rendered(
         title=experiment.name,
         result=result_sentence(summary, settings, results, experiment.built_in),
@@ -444,6 +459,35 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
         if column.endswith("_sha256") and summary[column].notna().any():
             columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
     return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
+
+
+def environment_section(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Where the program ran: a row for each environment, and each list of packages once.
+
+    Args:
+        found: environment.json of each run.
+    """
+    rows: dict[tuple[str, ...], list[str]] = {}
+    installed: dict[str, list[str]] = {}
+    for run, each in found.items():
+        words = {key: value_words(value) for key, value in each.items() if value}
+        words |= {key: words[key][:10] for key in ("lock_sha256", "image") if key in words}
+        if "kind" in each:
+            words.setdefault("kind", "the workflow's own")
+        rows.setdefault(tuple(words.get(key, "–") for key in ENVIRONMENT), []).append(run)
+        installed.setdefault(json.dumps(each.get("distributions", {})), []).append(run)
+    shown = pd.DataFrame(list(rows), columns=list(ENVIRONMENT.values()))
+    shown = shown.loc[:, (shown != "–").any()]
+    if len(rows) > 1:
+        shown.insert(0, "runs", [shortened(runs) for runs in rows.values()])
+    lists = [
+        (
+            f" of {shortened(runs)}" * (len(installed) > 1),
+            pd.DataFrame(json.loads(text).items(), columns=["package", "version"]),
+        )
+        for text, runs in installed.items()
+    ]
+    return {"environments": shown, "installed": lists}
 
 
 def images_row(manifest: Mapping[str, Any]) -> tuple[str, str]:
