@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from manynodes.base.errors import Refusal
 from manynodes.data import staging
@@ -306,7 +307,11 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+    with (
+        (tmp_path / "out" / ARCHIVE).open("rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file) as content,
+        tarfile.open(fileobj=content, mode="r|") as archive,
+    ):
         assert "./bin/python" in archive.getnames()
 
 
@@ -338,7 +343,7 @@ def test_an_environment_that_cannot_be_unpacked_is_a_fallback_with_the_folder(tm
     full = tmp_path / "full"
     (tmp_path / "env").mkdir()
     full.mkdir()
-    (tmp_path / "env/large").write_bytes(bytes(3_000_000))
+    (tmp_path / "env/large").write_bytes(os.urandom(3_000_000))
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
     assert program("pack", *where, "--name", "x", cwd=tmp_path).returncode == 0
     stage = shell("stage", "--packed", tmp_path / "out", "--scratch", full)

@@ -19,11 +19,12 @@ from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 
-ARCHIVE = "environment.tar"
+ARCHIVE = "environment.tar.zst"
 # Not in Python 3.11.3 and earlier, which trust every archive.
 TRUSTED: dict[str, Any] = (
     {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 )
+BLOCK = 1 << 20  # bytes of it that are read or written in one call
 COMPLETE = ".complete"  # beside what was unpacked: it has all files
 # In the working folder: an empty file for each archive that this user has packed there.
 PACKED = Path(".snakemake/packed")
@@ -131,6 +132,9 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         Refusal: it is no archive.
         OSError: there is no space for it.
     """
+    # Few programs have an environment that is staged, and a site may not have installed it.
+    import zstandard
+
     target = copy.path.with_name(f"{copy.path.name}-unpacked")
     if (target / COMPLETE).exists():
         return target
@@ -142,7 +146,11 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            with tarfile.open(copy.path / ARCHIVE, "r|") as archive:
+            with (
+                (copy.path / ARCHIVE).open("rb") as file,
+                zstandard.ZstdDecompressor().stream_reader(file) as content,
+                tarfile.open(fileobj=content, mode="r|", bufsize=BLOCK) as archive,
+            ):
                 # Ours, see `refuse_foreign`. Links of a venv lead out of it, to the Python that it
                 # was made from.
                 archive.extractall(work, **TRUSTED)
@@ -152,7 +160,7 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
             # A full disk's error names no file, or the member.
             error.filename = str(target.parent)
             raise
-        except tarfile.TarError as error:
+        except (tarfile.TarError, zstandard.ZstdError) as error:
             raise Refusal(f"{copy.path / ARCHIVE}: {error}; delete it and try again") from None
         finally:
             shutil.rmtree(work, ignore_errors=True)
