@@ -78,7 +78,11 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
     folder = checkout.path / "site"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     script = folder / "env/bin/where"
-    script.write_text(f"#!{folder}/env/bin/python\nimport sys\nprint(sys.executable)\n")
+    # As pip writes it: the path has a space.
+    script.write_text(
+        f"#!/bin/sh\n'''exec' '{folder}/env/bin/python' \"$0\"\n' '''\n"
+        "import sys\nprint(sys.executable)\n"
+    )
     script.chmod(0o755)
     # The path of a module must not have a space.
     module = checkout.path.parent / "of-site"

@@ -315,12 +315,12 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
         assert "./bin/python" in archive.getnames()
 
 
-@pytest.mark.parametrize("given", ["python", "conda"])
+@pytest.mark.parametrize("given", [{"python": "link"}, {"conda": "link"}, {"uv": "."}], ids=str)
 def test_a_staged_environment_names_itself_and_is_unpacked_once(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     """Its scripts would start the shared Python, which may be gone."""
-    env = tmp_path / "env"
+    env = tmp_path / ".venv"
     for folder in ("bin", "etc/conda/activate.d", "lib/pkgconfig"):
         (env / folder).mkdir(parents=True)
     (env / "bin/python3").symlink_to(sys.executable)
@@ -332,7 +332,8 @@ def test_a_staged_environment_names_itself_and_is_unpacked_once(
     (env / "lib/of_it.so").write_bytes(b"\x7fELF\0" + os.fsencode(env) + b"\0")
     # The name under which it is given may be another than that in its scripts.
     (tmp_path / "link").symlink_to(env)
-    where = ["--prefix", tmp_path / "link", "--output", tmp_path / "out"]
+    environment = UserEnvironment.of({**given, "stage": True})
+    where = ["--prefix", environment.staged_from, "--output", "out"]
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     env.rename(tmp_path / "gone")
@@ -341,13 +342,13 @@ def test_a_staged_environment_names_itself_and_is_unpacked_once(
     _, place = unpacked_here(packed, [str(scratch)], None, print)
     assert place
     assert place.is_relative_to(scratch)
-    environment = UserEnvironment.of({given: "link", "stage": True}).at(place)
+    environment = environment.at(place)
     ran = subprocess.run(
         environment.started(["bash", "-c", "echo $OF_IT; where"]),
         env=environment.variables(os.environ, tmp_path), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    activated = {"python": "", "conda": f"{place}/lib:{env}-2"}
-    assert ran.stdout.splitlines() == [activated[given], f"{place}/bin/python"]
+    activated = f"{place}/lib:{env}-2" if "conda" in given else ""
+    assert ran.stdout.splitlines() == [activated, f"{place}/bin/python"]
     assert (place / "bin/where").stat().st_mode & 0o777 == 0o555
     assert (place / "lib/pkgconfig/of_it.pc").read_text() == f"Libs: -L{place}/lib\n"
     assert os.fsencode(env) in (place / "lib/of_it.so").read_bytes()
