@@ -77,12 +77,20 @@ def test_modules_and_a_venv_are_on_every_node_and_staged_it_needs_no_shared_one(
 ) -> None:
     folder = checkout.path / "site"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    script = folder / "env/bin/where"
+    # As pip writes it: the path has a space.
+    script.write_text(
+        f"#!/bin/sh\n'''exec' '{folder}/env/bin/python' \"$0\"\n' '''\n"
+        "import sys\nprint(sys.executable)\n"
+    )
+    script.chmod(0o755)
     # The path of a module must not have a space.
     module = checkout.path.parent / "of-site"
     module.write_text("#%Module\nsetenv OF_SITE here\n")
     (folder / "train.py").write_text(
-        "import os, sys, launched\n"
+        "import os, subprocess, sys, launched\n"
         "assert sys.prefix.endswith(('site/env', '-unpacked')), sys.prefix\n"
+        "assert subprocess.check_output('where', text=True) == f'{sys.prefix}/bin/python\\n'\n"
         "assert os.environ['OF_SITE'] == os.environ['OF_PROFILE'] == 'here'\n"
         "(launched.results / f'{os.uname().nodename}-{launched.rank}').touch()\n"
     )

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from manynodes.base.errors import Refusal
 from manynodes.data import staging
@@ -306,8 +307,58 @@ def test_an_environment_behind_a_link_is_packed_with_its_content(tmp_path: Path)
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+    with (
+        (tmp_path / "out" / ARCHIVE).open("rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file) as content,
+        tarfile.open(fileobj=content, mode="r|") as archive,
+    ):
         assert "./bin/python" in archive.getnames()
+
+
+@pytest.mark.parametrize("given", [{"python": "link"}, {"conda": "link"}, {"uv": "."}], ids=str)
+def test_a_staged_environment_names_itself_and_is_unpacked_once(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Its scripts would start the shared Python, which may be gone."""
+    env = tmp_path / ".venv"
+    for folder in ("bin", "etc/conda/activate.d", "lib/pkgconfig"):
+        (env / folder).mkdir(parents=True)
+    (env / "bin/python3").symlink_to(sys.executable)
+    (env / "bin/python").symlink_to(env / "bin/python3")
+    (env / "bin/where").write_text(f"#!{env}/bin/python\nimport sys\nprint(sys.executable)\n")
+    (env / "bin/where").chmod(0o555)
+    (env / "etc/conda/activate.d/of_it.sh").write_text(f"export OF_IT='{env}'/lib:{env}-2\n")
+    (env / "lib/pkgconfig/of_it.pc").write_text(f"Libs: -L{env}/lib\n")
+    (env / "lib/of_it.so").write_bytes(b"\x7fELF\0" + os.fsencode(env) + b"\0")
+    # The name under which it is given may be another than that in its scripts.
+    (tmp_path / "link").symlink_to(env)
+    environment = UserEnvironment.of({**given, "stage": True})
+    where = ["--prefix", environment.staged_from, "--output", "out"]
+    done = program("pack", *where, "--name", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    env.rename(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
+    packed = read_files(tmp_path / "out")
+    _, place = unpacked_here(packed, [str(scratch)], None, print)
+    assert place
+    assert place.is_relative_to(scratch)
+    environment = environment.at(place)
+    ran = subprocess.run(
+        environment.started(["bash", "-c", "echo $OF_IT; where"]),
+        env=environment.variables(os.environ, tmp_path), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    activated = f"{place}/lib:{env}-2" if "conda" in given else ""
+    assert ran.stdout.splitlines() == [activated, f"{place}/bin/python"]
+    assert (place / "bin/where").stat().st_mode & 0o777 == 0o555
+    assert (place / "lib/pkgconfig/of_it.pc").read_text() == f"Libs: -L{place}/lib\n"
+    assert os.fsencode(env) in (place / "lib/of_it.so").read_bytes()
+    # Of the next run: only the archive is verified again.
+    before = (place / "bin/where").stat()
+    staged, again = unpacked_here(packed, [str(scratch)], None, print)
+    assert (staged.status, again) == ("reused", place)
+    assert (place / "bin/where").stat() == before
+    (Path(staged.path) / ARCHIVE).write_bytes(b"")
+    assert unpacked_here(packed, [str(scratch)], None, print)[0].status == "fresh"
 
 
 def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +389,7 @@ def test_an_environment_that_cannot_be_unpacked_is_a_fallback_with_the_folder(tm
     full = tmp_path / "full"
     (tmp_path / "env").mkdir()
     full.mkdir()
-    (tmp_path / "env/large").write_bytes(bytes(3_000_000))
+    (tmp_path / "env/large").write_bytes(os.urandom(3_000_000))
     where = ["--prefix", tmp_path / "env", "--output", tmp_path / "out"]
     assert program("pack", *where, "--name", "x", cwd=tmp_path).returncode == 0
     stage = shell("stage", "--packed", tmp_path / "out", "--scratch", full)

@@ -193,11 +193,11 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
         "environment: {python: env, stage: true}\n",
     )
     # In the place of the archive.
-    (place.path / "results/packed/environment/environment.tar").mkdir(parents=True)
+    (place.path / "results/packed/environment/environment.tar.zst").mkdir(parents=True)
     done = place.snakemake("--until", "train", "--configfile", "packed/env.yaml")
-    why = r"packed/run: not finished: pack: .*environment.tar: Is a directory; log: .*pack.log"
+    why = r"packed/run: not finished: pack: .*environment.tar.zst: Is a directory; log: .*pack.log"
     assert re.search(why, done.stdout), done.stdout
-    (place.path / "results/packed/environment/environment.tar").rmdir()
+    (place.path / "results/packed/environment/environment.tar.zst").rmdir()
     place.run("--until", "train", "--configfile", "packed/env.yaml")
     # For a finished run, nothing is staged again.
     (site,) = (folder / "env/lib").glob("*/site-packages")

@@ -80,6 +80,8 @@ rule pack:
         pack=f"{SCRIPTS}/pack.py",
         prefix=lambda wildcards: str(EXPERIMENT.environment.staged_from),
         content=lambda wildcards: EXPERIMENT.environment.contents_sha256,
+        # Of an earlier version, an archive of another form is packed again.
+        form="tar.zst",
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.pack:q}"

@@ -5,12 +5,13 @@ of a node, or the image of a container.
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,47 @@ from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 
-ARCHIVE = "environment.tar"
+ARCHIVE = "environment.tar.zst"
 # Not in Python 3.11.3 and earlier, which trust every archive.
 TRUSTED: dict[str, Any] = (
     {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 )
+BLOCK = 1 << 20  # bytes of it that are read or written in one call
+NAMED = ".named.json"  # in it, last: a `Named`
 COMPLETE = ".complete"  # beside what was unpacked: it has all files
 # In the working folder: an empty file for each archive that this user has packed there.
 PACKED = Path(".snakemake/packed")
+
+
+@dataclass(frozen=True)
+class Named:
+    """The texts of a packed folder that name it: first lines of scripts, conda's activation
+    scripts, pkg-config's files. Libraries that name it, such as conda's OpenSSL, stay as they are.
+
+    Attributes:
+        prefixes: paths of the folder; none is the beginning of a later one.
+        files: names in it.
+    """
+
+    prefixes: Sequence[str]
+    files: list[str] = field(default_factory=list)
+
+    def is_in(self, content: bytes) -> bool:
+        """Whether it is a text that names the folder."""
+        named = any(os.fsencode(prefix) in content for prefix in self.prefixes)
+        return named and b"\0" not in content
+
+    def rename(self, folder: Path, place: Path) -> None:
+        """Let these texts, in a folder, name the place where it will be."""
+        names = b"|".join(re.escape(os.fsencode(prefix)) for prefix in self.prefixes)
+        # Not /envs/torch in /envs/torch-2.
+        pattern = re.compile(rb"(?:%b)(?![\w.-])" % names)
+        for name in self.files:
+            path = folder / name
+            mode = path.stat().st_mode
+            path.chmod(mode | stat.S_IWUSR)
+            path.write_bytes(pattern.sub(lambda _: os.fsencode(place), path.read_bytes()))
+            path.chmod(mode)
 
 
 def note_packed(source: DataFolder) -> None:
@@ -131,6 +165,9 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         Refusal: it is no archive.
         OSError: there is no space for it.
     """
+    # Few programs have an environment that is staged, and a site may not have installed it.
+    import zstandard
+
     target = copy.path.with_name(f"{copy.path.name}-unpacked")
     if (target / COMPLETE).exists():
         return target
@@ -142,17 +179,22 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            with tarfile.open(copy.path / ARCHIVE, "r|") as archive:
+            with (
+                (copy.path / ARCHIVE).open("rb") as file,
+                zstandard.ZstdDecompressor().stream_reader(file) as content,
+                tarfile.open(fileobj=content, mode="r|", bufsize=BLOCK) as archive,
+            ):
                 # Ours, see `refuse_foreign`. Links of a venv lead out of it, to the Python that it
                 # was made from.
                 archive.extractall(work, **TRUSTED)
+            Named(**json.loads((work / NAMED).read_bytes())).rename(work, target)
             (work / COMPLETE).touch()
             work.rename(target)
         except OSError as error:
             # A full disk's error names no file, or the member.
             error.filename = str(target.parent)
             raise
-        except tarfile.TarError as error:
+        except (tarfile.TarError, zstandard.ZstdError) as error:
             raise Refusal(f"{copy.path / ARCHIVE}: {error}; delete it and try again") from None
         finally:
             shutil.rmtree(work, ignore_errors=True)
