@@ -88,7 +88,6 @@ def against_tutorial(ours: list[Ours], data: Path) -> Iterator[Measured]:
             median(
                 min(of["peer_0_workers"], of["peer_all_workers"]) / of[precision] for of in rounds
             ),
-            least=2 if precision == "bf16" else None,
             details={
                 "workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS,
                 "a_step": steps,
