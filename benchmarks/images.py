@@ -6,7 +6,6 @@ DataLoader, on the same files and with its best number of workers. Memory is mea
 group, as root, on arrays three times as large as the memory that it allows.
 """
 
-import io
 import itertools
 import json
 import os
@@ -16,8 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +27,6 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-import fetch
 from classifier.pixels import batches
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.shares import Shares
@@ -82,31 +78,21 @@ def write_mosaics(cifar: DataFolder, root: Path) -> None:
 
 
 def importing(user_data: UserData, work: Path) -> Measured:
-    """The program's import of a folder, against decoding and resizing alone on all cores."""
-    # Another size than the files', so that they are resized.
-    other = replace(user_data, image_size=(WINDOW, WINDOW))
+    """An import of a folder, against decoding and resizing alone on all cores."""
     script = Path(__file__).with_name("decoding.py")
 
-    def ours() -> float:
-        folder = work / "small"
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "work").mkdir(parents=True)
-        start = time.perf_counter()
-        fetch.publish(fetch.imported(other, folder / "work"), folder / "work", folder)
-        return time.perf_counter() - start
-
-    def bare() -> float:
+    def seconds(what: str) -> float:
+        # To another size than the files', so that they are resized.
         done = subprocess.run(
-            [sys.executable, script, str(WINDOW), user_data.path],
+            [sys.executable, script, str(WINDOW), user_data.path, what],
             check=True,
             capture_output=True,
             text=True,
             env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
         )
-        return float(done.stdout)
+        return json.loads(done.stdout)["seconds"]
 
-    with redirect_stdout(None), redirect_stderr(io.StringIO()):
-        rounds = [(ours(), bare()) for _ in range(ROUNDS)]
+    rounds = [(seconds("import"), seconds("own")) for _ in range(ROUNDS)]
     subprocess.run(
         [
             *(sys.executable, SCRIPTS / "fetch.py", "--dataset", user_data.name),
@@ -116,12 +102,12 @@ def importing(user_data: UserData, work: Path) -> Measured:
         capture_output=True,
     )
     ratio = statistics.median(alone / whole for whole, alone in rounds)
-    seconds = statistics.median(whole for whole, _ in rounds)
+    whole = statistics.median(whole for whole, _ in rounds)
     return Measured(
         "importing a folder of images",
         "decoding and resizing alone, all cores",
         ratio,
-        details={"images": TRAIN + TEST, "seconds": seconds, "rounds": ROUNDS},
+        details={"images": TRAIN + TEST, "seconds": whole, "rounds": ROUNDS},
     )
 
 

@@ -48,7 +48,6 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:
         "launching 2 processes, to the first step",
         "seconds more than importing torch in 2",
         step - torch,
-        most=3,
         details=details,
     )
 

@@ -1,9 +1,10 @@
 """Gain of more processes: measured on this machine, modelled, and predicted for many GPUs.
 
-Two processes of one thread are compared with one of two, in turns, as `launch.py` and `train.py`
-train them. The model of `manynodes.reporting.step_model` is fitted to steps on 1, 2 and 3
-processes of one thread, and to all-reduces of several sizes. Three processes share two CPUs, which
-tests the model. The figures for GPUs use published speeds, not a GPU here.
+Two processes of one thread are compared with one of two, and with two trainings at once of half a
+batch each, which send each other nothing: in turns, as `launch.py` and `train.py` train them. The
+model of `manynodes.reporting.step_model` is fitted to steps on 1, 2 and 3 processes of one thread,
+and to all-reduces of several sizes. Three processes share two CPUs, which tests the model. The
+figures for GPUs use published speeds, not a GPU here.
 """
 
 import csv
@@ -11,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -82,7 +84,7 @@ PUBLISHED = (
 
 
 def measure(data: Path, work: Path) -> Iterator[Measured]:
-    yield two_processes(data, work)
+    yield from two_processes(data, work)
     reduces = all_reduces(work)
     network = fit_network(reduces)
     config = default_config()
@@ -135,27 +137,42 @@ def trained(
     return median(rates)
 
 
-def two_processes(data: Path, work: Path) -> Measured:
+def two_processes(data: Path, work: Path) -> Iterator[Measured]:
     batch = default_config()["global_batch_size"]
-    ways = {"two_processes_of_a_thread": (2, 1), "one_process_of_two_threads": (1, 2)}
-    rates = [
+
+    def alone(folder: str) -> float:
+        """A half of the images in as many steps."""
+        own = work / folder
+        own.mkdir(exist_ok=True)
+        return trained(data, own, 1, 1, batch // 2, (1 + VALIDATION_FRACTION) / 2, EPOCHS)
+
+    def apart() -> float:
+        with ThreadPoolExecutor(2) as both:
+            return sum(both.map(alone, ("one", "other")))
+
+    def at_once(processes: int, threads: int) -> float:
+        return trained(data, work, processes, threads, batch, VALIDATION_FRACTION, EPOCHS)
+
+    rounds = [
         {
-            way: trained(data, work, *how, batch, VALIDATION_FRACTION, EPOCHS)
-            for way, how in ways.items()
+            "two_processes_of_a_thread": at_once(2, 1),
+            "one_process_of_two_threads": at_once(1, 2),
+            "two_trainings_of_a_thread": apart(),
         }
         for _ in range(ROUNDS)
     ]
-    ratio = median(two / one for two, one in (each.values() for each in rates))
     details = {
-        "images_per_second": {way: [round(each[way]) for each in rates] for way in ways},
+        "images_per_second": {way: [round(each[way]) for each in rounds] for way in rounds[0]},
         "global_batch_size": batch,
     }
-    return Measured(
-        "training throughput, two processes of one thread",
-        "one process of two threads",
-        ratio,
-        details=details,
-    )
+    for peer, least in (("one_process_of_two_threads", None), ("two_trainings_of_a_thread", 0.97)):
+        yield Measured(
+            "training throughput, two processes of one thread",
+            peer.replace("_", " "),
+            median(each["two_processes_of_a_thread"] / each[peer] for each in rounds),
+            least,
+            details=details,
+        )
 
 
 def all_reduces(work: Path) -> list[tuple[int, int, float]]:

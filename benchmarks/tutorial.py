@@ -1,9 +1,12 @@
-"""Training throughput against the usual tutorial loop, tutorial_loop.py."""
+"""Training throughput against the usual tutorial loop, tutorial_loop.py, in its precision and, on a
+CPU that has it, in bf16, which `precision: auto` takes there.
+"""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -11,6 +14,7 @@ import torch
 from measured import Measured
 from throughput import CPUS, Bare, Case, Ours
 
+from manynodes.ranks.device import computes_in_bf16
 from manynodes.ranks.process_group import process_group
 
 ROUNDS = 5
@@ -23,14 +27,22 @@ AS_THE_TUTORIAL = Case(
 )
 
 
+IN_BF16 = replace(AS_THE_TUTORIAL, keys=AS_THE_TUTORIAL.keys | {"precision": "bf16"})
+
+
 def measure(data: Path, work: Path) -> Iterator[Measured]:
     with process_group("cpu") as process:
         torch.set_num_threads(CPUS)
-        yield against_tutorial(Ours(AS_THE_TUTORIAL, process, data, work), data)
+        cases = [AS_THE_TUTORIAL, *([IN_BF16] if computes_in_bf16(process.device) else [])]
+        yield from against_tutorial([Ours(case, process, data, work) for case in cases], data)
 
 
-def against_tutorial(ours: Ours, data: Path) -> Measured:
-    """Against the faster of its two ways to read data: this process, or one worker per CPU."""
+def against_tutorial(ours: list[Ours], data: Path) -> Iterator[Measured]:
+    """Against the faster of its two ways to read data: this process, or one worker per CPU.
+
+    Args:
+        ours: in its precision and in others, which take turns with it.
+    """
     case = AS_THE_TUTORIAL
     command = [
         sys.executable,
@@ -53,11 +65,11 @@ def against_tutorial(ours: Ours, data: Path) -> Measured:
             )
             return float(answer.readline())
 
-        bare = Bare(case, ours.training)
+        bare = Bare(case, ours[0].training)
         rounds = [
-            {
-                "ours": case.batch / ours.images_per_second(),
-                "ours_bare": case.batch / bare.images_per_second(),
+            {each.training.run.precision: case.batch / each.images_per_second() for each in ours}
+            | {
+                "fp32_bare": case.batch / bare.images_per_second(),
                 "peer_0_workers": step("loop"),
                 "peer_all_workers": step("loop", CPUS),
                 "peer_data": step("data"),
@@ -67,16 +79,17 @@ def against_tutorial(ours: Ours, data: Path) -> Measured:
             for _ in range(ROUNDS)
         ]
         ask.close()
-    ratio = median(
-        min(each["peer_0_workers"], each["peer_all_workers"]) / each["ours"] for each in rounds
-    )
     steps = {f"{key}_ms": round(1e3 * median(each[key] for each in rounds), 1) for key in rounds[0]}
-    details = {"workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS} | {
-        "a_step": steps
-    }
-    return Measured(
-        "training throughput, resnet18_imagenet",
-        "the usual tutorial loop, with its best number of workers",
-        ratio,
-        details=details,
-    )
+    for each in ours:
+        precision = each.training.run.precision
+        yield Measured(
+            f"training throughput, resnet18_imagenet, {precision}",
+            "the usual tutorial loop in fp32, with its best number of workers",
+            median(
+                min(of["peer_0_workers"], of["peer_all_workers"]) / of[precision] for of in rounds
+            ),
+            details={
+                "workers": CPUS, "rounds": len(rounds), "batch": case.batch, "threads": CPUS,
+                "a_step": steps,
+            },
+        )  # fmt: skip

@@ -15,4 +15,4 @@ with process_group("cpu") as process:
     run = Experiment.from_config({"experiment": "test"}).runs["run"]
     images = np.zeros((2, 4, 4, 3), np.uint8)
     images[1, 2, 2, 1] = sys.argv[2] == "coloured"
-    print(agreed_precision(run.with_values(precision="auto"), process, images))
+    print(*agreed_precision(run.with_values(precision="auto"), process, images), sep=", ")

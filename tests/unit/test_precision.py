@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
+from classifier.states import state
 from forked import run_ranks
 from manynodes.ranks import device
-from trainings import Training, complete, result
+from trainings import Training, complete, complete_on_ranks, result
 
 FLAGS = "processor\t: 0\nmodel name\t: any\nflags\t\t: fpu sse4_2 avx512f {}\nbugs\t: avx512_bf16\n"
 CPU = torch.device("cpu")
 NET = """
+import torch
 from torch import nn
 
+class Net(nn.Sequential):
+    def forward(self, images):
+        assert self.training or not torch.is_autocast_enabled("cpu"), "validated in bf16"
+        return super().forward(images)
+
 def net(classes, channels, size):
-    return nn.Sequential(
+    return Net(
         nn.Conv2d(channels, 8, 4, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
         nn.Linear(8 * (size[0] // 4) * (size[1] // 4), classes),
     )
@@ -40,6 +48,13 @@ def test_a_processor_says_whether_it_has_bf16(tmp_path, monkeypatch, flags, expe
     assert device.computes_in_bf16(CPU) is expected
 
 
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_a_gpu_has_bf16_from_8_0_on(monkeypatch, capability) -> None:
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {gpu: capability}.__getitem__)
+    assert device.computes_in_bf16(gpu) is (capability[0] >= 8)
+
+
 @pytest.mark.parametrize(
     ("of_second", "images", "chosen", "why"),
     [
@@ -54,12 +69,9 @@ def test_all_ranks_use_what_the_least_of_them_has(tmp_path, of_second, images, c
     script = Path(__file__).with_name("precision.py")
     ranks = run_ranks([str(script), str(tmp_path), images], 2)
     assert [rank.returncode for rank in ranks] == [0, 0], ranks
-    said = [rank.stdout.splitlines() for rank in ranks]
-    assert [lines[-1] for lines in said] == [chosen, chosen]
-    first, second = ([line for line in lines if line.startswith("train: ")] for lines in said)
-    (line,) = first
-    assert line.startswith(f"train: precision: {chosen}, chosen by auto: {why}")
-    assert not second
+    first, second = (rank.stdout.splitlines()[-1] for rank in ranks)
+    assert first.startswith(f"{chosen}, chosen by auto: {why}")
+    assert second.startswith(f"{chosen}, ")
 
 
 @pytest.fixture
@@ -72,31 +84,63 @@ def cheap(tmp_path) -> dict[str, object]:
     return {"model": f"{network}:net", "learning_rate": 0.01}
 
 
+def lines_of(said: str) -> list[str]:
+    """What a training itself says."""
+    return [line for line in said.splitlines() if line.startswith("train: ")]
+
+
 def test_auto_is_what_the_processor_has(digits, tmp_path, cheap) -> None:
     how = cheap | {"epochs": 1, "checkpoint_every": 1}
     training = complete(tmp_path / "auto", digits, precision="auto", **how)
     expected = "bf16" if device.computes_in_bf16(CPU) else "fp32"
-    assert f"\ntrain: precision: {expected}, chosen by auto: " in str(training.said)
+    assert lines_of(training.said)[0].startswith(f"train: precision: {expected}, chosen by auto: ")
     assert json.loads((tmp_path / "auto" / "run.json").read_text())["computed_in"] == expected
-    complete(tmp_path / "named", digits, precision=expected, **how)
+    named = complete(tmp_path / "named", digits, precision=expected, **how)
+    assert lines_of(named.said)[0] == f"train: precision: {expected}, as configured"
     assert result(tmp_path / "auto") == result(tmp_path / "named")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_training_goes_on_as_it_began_whatever_auto_is_here(
-    digits, tmp_path, cheap, precision
+def test_a_training_that_is_stopped_goes_on_in_bf16_whatever_auto_is_here(
+    digits, tmp_path, cheap
 ) -> None:
     # Of 0.03 s each: there must be some left when the signal comes.
     how = cheap | {"epochs": 60, "checkpoint_every": 30}
-    complete(tmp_path / "alone", digits, precision=precision, **how)
+    complete(tmp_path / "alone", digits, precision="bf16", **how)
     output = tmp_path / "out"
-    training = Training(output, digits, precision=precision, **how)
+    training = Training(output, digits, precision="bf16", **how)
     training.reach(2)
     training.process.send_signal(signal.SIGTERM)
     assert training.end() == 75, training.said
     resumed = complete(output, digits, precision="auto", **how)
-    assert "resumed after" in str(resumed.said)
-    assert "chosen by auto" not in str(resumed.said)
+    assert_as_it_began(output, resumed.said, "bf16")
+    assert result(output) == result(tmp_path / "alone")
+
+
+def assert_as_it_began(output: Path, said: str, precision: str) -> None:
+    first, second, *_ = lines_of(said)
+    assert first.startswith("train: resumed after")
+    assert second == f"train: precision: {precision}, as this training began"
     about = json.loads((output / "run.json").read_text())
     assert (about["config"]["precision"], about["computed_in"]) == ("auto", precision)
-    assert result(output) == result(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(("precision", "processes"), [("fp32", 1), ("bf16", 2)])
+def test_trainings_repeat_and_resume_to_the_bit_and_save_fp32(
+    digits, tmp_path, cheap, precision, processes
+) -> None:
+    how = cheap | {"epochs": 4, "checkpoint_every": 2}
+    where = (tmp_path / "out", digits, processes)
+    complete_on_ranks(*where, precision=precision, **how)
+    expected = result(tmp_path / "out")
+    newest, _ = (path for path, _ in state.states(tmp_path / "out/state"))
+    saved, _ = state.read(newest)
+    kept = tree_leaves([saved.model, saved.optimizer, [rank["buffers"] for rank in saved.ranks]])
+    tensors = [each for each in kept if isinstance(each, torch.Tensor)]
+    assert {each.dtype for each in tensors if each.is_floating_point()} == {torch.float32}
+    # As after a crash in the last epoch.
+    state.remove(newest)
+    said = complete_on_ranks(*where, precision="auto", **how)
+    assert_as_it_began(tmp_path / "out", said, precision)
+    assert result(tmp_path / "out") == expected
+    complete_on_ranks(*where, "--resume=fresh", precision=precision, **how)
+    assert result(tmp_path / "out") == expected

@@ -262,9 +262,12 @@ def test_a_program_may_have_a_parameter_views() -> None:
     assert page.means(table, ["views"], ["rate"], False) is None
 
 
-def test_a_checkout_with_changes_is_named() -> None:
-    table = summary("plain", [0.9, 0.9]).assign(dirty=[True, False], data_sha256="a" * 64)
+def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
+    table = summary("plain", [0.9, 0.9]).assign(
+        dirty=[True, False], data_sha256="a" * 64, computed_in=["bf16", "fp32"]
+    )
     shown = page.provenance(table)
+    assert shown["computed in"].tolist() == ["bf16", "fp32"]
     assert shown["commit"].tolist() == ["0000000000 + changes", "0000000000"]
     assert shown["data (SHA-256)"].tolist() == ["a" * 10] * 2
     # Trained where there was no git.

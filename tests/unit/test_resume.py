@@ -458,16 +458,28 @@ def test_within_an_epoch_another_number_of_processes_sees_every_image_once(
 
 
 @pytest.mark.faults
-def test_a_changed_processor_is_warned_of(digits, left) -> None:
-    """The same machine, with oneDNN and torch's own kernels limited to older instructions."""
+def test_a_changed_processor_is_warned_of_and_computes_in_the_precision_of_before(
+    digits, tmp_path
+) -> None:
+    """The same machine, with oneDNN and torch's own kernels limited to older instructions, which
+    have no bf16.
+    """
+    network = tmp_path / "small.py"
+    network.write_text(SMALL)
+    how = {"model": f"{network}:net", "learning_rate": 0.01, "epochs": 3}
+    output = tmp_path / "out"
+    complete(output, digits, precision="bf16", **how)
+    state.remove(states(output)[0])
     older = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
-    training = complete(left, digits, environment=older)
+    training = complete(output, digits, environment=older, precision="auto", **how)
+    assert training.epochs == [3]
     (warning,) = (
         line for line in training.said.splitlines() if line.startswith("train: warning: ")
     )
     assert re.search(r"onednn_isa was .+ and is .*SSE4", warning)
     assert re.search(r"aten was \S+ and is DEFAULT", warning)
-    before, after = attempts(left)
+    assert warning.endswith("uninterrupted training, although it goes on in bf16")
+    before, after = attempts(output)
     assert before["cpu"] == after["cpu"]
     assert before["onednn_isa"] != after["onednn_isa"]
 

@@ -153,6 +153,16 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert first.endswith("; too few sizes for a model.")
     rates = study(STRONG[:2], learning_rate=[0.1, 0.2])
     assert list(scaling.sizes(rates, measured(rates))["runs"]) == [1] * 4
+    # What `auto` came to, on nodes of two kinds.
+    rounded = study(STRONG[:2], seed=[0, 1])
+    runs = measured(rounded)
+    for number, run in enumerate(runs):
+        run["computed_in"] = ("fp32", "bf16")[number % 2]
+    both = scaling.sizes(rounded, runs)
+    assert list(both["runs"]) == [1] * 4
+    assert [line.partition(":")[0] for line in scaling.advice(rounded, both)] == [
+        "in fp32", "in bf16",
+    ]  # fmt: skip
     lines = scaling.shown(experiment, table).set_index("")
     assert "model" not in lines.index
     assert scaling.meaning(table).startswith("Input: the share of a step in which ")

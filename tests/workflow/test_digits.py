@@ -234,6 +234,7 @@ def test_the_tables_agree_with_the_runs(done) -> None:
             evaluation["loss"],
         )
         assert row["code_sha256"] == about["code_sha256"]
+        assert row["computed_in"] == about["computed_in"] == "fp32"
         assert (row["learning_rate"], row["nodes"]) == (
             str(about["config"]["learning_rate"]),
             str(about["config"]["nodes"]),

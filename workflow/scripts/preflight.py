@@ -1,10 +1,18 @@
 """Check that all processes of a run connect, have the right devices and can sum."""
 
+# ruff: noqa: E402
 import argparse
+import gc
+
+# As in train.py.
+gc.disable()
 
 from manynodes.base.environment import Environment
 from manynodes.base.errors import told_in_one_line
 from manynodes.ranks.process_group import failing_at_once, gather, process_group
+
+gc.freeze()
+gc.enable()
 
 
 def main() -> None:

@@ -345,10 +345,12 @@ def begin(
     content = broadcast(content, process)
     state = State.decode(content) if content else None
     if state:
-        precision = state.run["precision"]
+        precision, why = state.run["precision"], "as this training began"
     else:
         images = data.at(Path(staged.path)).array("train_images")
-        precision = agreed_precision(request.run, process, images)
+        precision, why = agreed_precision(request.run, process, images)
+    if process.first:
+        tell(f"precision: {precision}, {why}")
     training = Training(
         request.run.with_values(precision=precision),
         process,
@@ -370,20 +372,20 @@ def begin(
     return training, state is not None
 
 
-def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
-    """The precision of a run that begins: `auto` becomes one that is fast on every rank, and in
-    which the network trains on such images.
+def agreed_precision(run: Run, process: Process, images: np.ndarray) -> tuple[str, str]:
+    """The precision of a run that begins, and on rank 0 why: `auto` becomes one that is fast on
+    every rank, and in which the network trains on such images.
 
     Args:
         images: of the train split, (n, h, w, c).
     """
     if run.precision != "auto":
-        return run.precision
+        return run.precision, "as configured"
     here = socket.gethostname()
     where = f"the {'CPU' if process.device.type == 'cpu' else 'GPU'} of {here}"
     without = gather("" if computes_in_bf16(process.device) else where, process)
     slow = ", ".join(dict.fromkeys(filter(None, without)))
-    chosen = ""
+    chosen = why = ""
     if process.first:
         if slow:
             chosen, why = "fp32", f"{slow} has no bf16"
@@ -392,8 +394,7 @@ def agreed_precision(run: Run, process: Process, images: np.ndarray) -> str:
             chosen, why = "fp32", f"the images are grey in all channels: {run.model} needs it"
         else:
             chosen, why = "bf16", "every process has bf16"
-        tell(f"precision: {chosen}, chosen by auto: {why}")
-    return broadcast(chosen.encode(), process).decode()
+    return broadcast(chosen.encode(), process).decode(), f"chosen by auto: {why}"
 
 
 def are_grey(images: np.ndarray) -> bool:
@@ -450,7 +451,7 @@ def attempt(
             was = ", ".join(f"{key} was {last[key]} and is {this.get(key)}" for key in keys)
             tell(
                 f"warning: {was}: the last bits of the result may differ from those of an "
-                "uninterrupted training"
+                f"uninterrupted training, although it goes on in {training.run.precision}"
             )
     return this
 
