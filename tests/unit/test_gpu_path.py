@@ -341,6 +341,24 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
+@pytest.mark.parametrize(
+    ("device", "processes", "for_auto", "usable", "shared"),
+    [
+        ("cpu", 1, 1, True, 0),
+        ("auto", 1, 1, True, 4),
+        ("auto", 1, 1, False, 0),
+        ("auto", 1, 5, True, 0),  # another run of the experiment needs five
+        ("cuda", 1, 5, False, 4),  # whose run then says why
+    ],
+)
+def test_a_training_with_device_auto_shares_the_gpus_too_if_torch_can_use_them(
+    monkeypatch, device: str, processes: int, for_auto: int, usable: bool, shared: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setattr(gpus, "torch_uses_them", lambda: usable)
+    assert len(gpus.gpus_to_share(device, processes, for_auto)) == shared
+
+
 def test_the_cpus_near_a_gpu_are_those_of_its_socket(tmp_path: Path) -> None:
     device = tmp_path / "bus/pci/devices/0000:17:00.0"
     node = tmp_path / "devices/system/node/node1"
