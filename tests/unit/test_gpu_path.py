@@ -9,6 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -17,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from classifier.states.saver import Saver
 from classifier.states.state import State
@@ -29,6 +34,7 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
+from manynodes.ranks import probe, process_group
 from manynodes.ranks.device import (
     Meter,
     choose_device,
@@ -38,10 +44,12 @@ from manynodes.ranks.device import (
     on_cpu_at_once,
     stay_near,
 )
+from manynodes.ranks.preflight import RankReport, check_sum
 from manynodes.ranks.process_group import Process
+from manynodes.ranks.vote import Vote
 from programs import SCRIPTS, program, train_command
 from simulated.nccl_texts import DUMP, LONG, WATCHDOG
-from trainings import RUN, SIMULATED, complete, result
+from trainings import RUN, SIMULATED, complete, in_this_process, result
 from waiting import until
 
 # As torch describes a GPU.
@@ -196,6 +204,92 @@ def test_of_ranks_that_all_abort_at_once_the_one_that_hung_is_named(tmp_path: Pa
     assert done.returncode == 1
     line = r"program failed: rank 1 on \S+ hung \(in load_next_file \(\S*program\.py:\d+\)\)"
     assert re.search(line, done.stderr), done.stderr
+
+
+def waits(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where a rank would be seen not to wait, of all places where it waits for sums of others.
+
+    The others never come: nothing waits but what asks the device for a number.
+    """
+    monkeypatch.syspath_prepend(SIMULATED)
+    import nccl_over_gloo
+
+    sums: list[torch.futures.Future] = []
+    ended: list[bool] = []
+
+    def begin(*_arguments: object, **_options: object) -> None:
+        sums.append(torch.futures.Future())
+        nccl_over_gloo.QUEUED.append(sums[-1])
+
+    monkeypatch.setattr(nccl_over_gloo, "late", lambda: True)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for name in ("all_gather", "all_reduce", "broadcast", "gather"):
+        monkeypatch.setattr(dist, name, begin)
+
+    def in_queue() -> None:
+        with nccl_over_gloo.Queue(), suppress(Refusal):
+            work()
+        ended.append(True)
+
+    rank = threading.Thread(target=in_queue, daemon=True)
+    rank.start()
+    places, elsewhere = 0, []
+    while rank.is_alive():
+        frames = [
+            {"name": code.co_name, "filename": code.co_filename, "line": line}
+            for each, line in traceback.walk_stack(sys._current_frames().get(rank.ident))
+            for code in [each.f_code]
+        ]
+        if frames and frames[0]["name"] == "asked" and not all(each.done() for each in sums):
+            monkeypatch.setattr(whereabouts, "stack", lambda _pid, found=frames: found)
+            seen = whereabouts.seen(os.getpid(), "")
+            places += 1
+            elsewhere += [] if seen.waits else [seen.frame]
+            for each in sums:
+                if not each.done():
+                    each.set_result(None)
+        time.sleep(0.001)
+    assert places
+    assert ended
+    return elsewhere
+
+
+HERE = RankReport(0, 0, "here", "127.0.0.1", "cpu", "", "", 1, 1, "0")
+ALONE = Process(0, 0, 2, torch.device("cpu"))
+WAITING = {
+    "a vote": lambda: Vote(ALONE, None, False, torch.ones(()), torch.ones(())).verdict(),
+    "the test all-reduce": lambda: check_sum(1.0, HERE, 2),
+    "the first rank of each node": lambda: probe.places(ALONE),
+    "the speed of all-reduces": lambda: probe.all_reduces(ALONE),
+    "gather": lambda: process_group.gather(1, ALONE),
+    "broadcast": lambda: process_group.broadcast(b"1", ALONE),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_rank_that_waits_for_a_gpu_in_code_without_frames_is_seen_to_wait(
+    monkeypatch, what: str
+) -> None:
+    """A copy from the device waits in C."""
+    monkeypatch.setenv("LAUNCH_SECRET", "0" * 64)
+    assert waits(WAITING[what], monkeypatch) == []
+
+
+def test_a_training_waits_for_its_gpu_only_where_it_is_seen_to_wait(
+    monkeypatch, digits: Path, tmp_path: Path
+) -> None:
+    training = in_this_process(digits)
+
+    training.seconds = 1.0
+
+    def work() -> None:
+        training.new_classifier(print)
+        training.end_epoch()
+        training.save_weights(tmp_path / "weights")
+        training.per_rank.tolist()
+        training.rank_state()
+
+    assert waits(work, monkeypatch) == []
 
 
 RANKS = """

@@ -1,8 +1,8 @@
 """The device of a rank, and where a rank waits for it.
 
 A rank that waits for its GPU waits for the others, whose sums are in its queue. Such places of ours
-are in this file, so that `whereabouts` can tell them from the place of a rank that hangs; torch's
-own are in its list.
+are in this file and in process_group.py, so that `whereabouts` can tell them from the place of a
+rank that hangs; torch's own are in its list.
 """
 
 import importlib
@@ -35,6 +35,12 @@ def numbers(tensor: Tensor) -> Any:
 def on_cpu(tensor: Tensor) -> Tensor:
     """The tensor on the CPU, when its device has computed it."""
     return tensor.cpu()
+
+
+def settle(device: torch.device) -> None:
+    """Return when a device has computed all before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def on_cpu_at_once(tree: Any) -> Any:
