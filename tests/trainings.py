@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from classifier.states import state
+from classifier.training import loop
 from forked import Forked, run_ranks, server
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
+from manynodes.experiment.config import read_run
+from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, train_command
 from waiting import until
 
@@ -157,6 +163,16 @@ def complete(output: Path, data: Path, *options: object, **how: Any) -> Training
     training = Training(output, data, *options, **how)
     assert training.end() == 0, training.said
     return training
+
+
+def in_this_process(data: Path, **changes: Any) -> loop.Training:
+    """A training that has not begun, on the CPU.
+
+    Args:
+        changes: to RUN.
+    """
+    run, folder = read_run(json.dumps(RUN | changes)), DataFolder.read(data)
+    return loop.Training(run, Process(0, 0, 1, torch.device("cpu")), folder, stage(folder, []), "")
 
 
 def result(output: Path) -> dict[str, Any]:

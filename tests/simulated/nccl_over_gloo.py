@@ -40,6 +40,10 @@ DUMPS, SLEEPS = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILS
 DEFAULTS = {DUMPS: "1", SLEEPS: "15000"}
 # Results that what computes next waits for.
 QUEUED: deque[Future] = deque()
+# What asks for a number on the device, and waits for all before.
+ASKING = {
+    "tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__",
+}  # fmt: skip
 
 
 def synchronize(result: Future) -> None:
@@ -47,8 +51,14 @@ def synchronize(result: Future) -> None:
     torch._C.Future.wait(result)
 
 
-# In the file where a rank on a GPU is seen to wait.
-synchronize.__code__ = synchronize.__code__.replace(co_filename=torch.cuda.streams.__file__)
+def asked(result: Future) -> None:
+    """The same for a number."""
+    torch._C.Future.wait(result)
+
+
+def late() -> bool:
+    """Whether the others do not come: then what only computes goes on, as it would on a GPU."""
+    return False
 
 
 class Queue(TorchFunctionMode):
@@ -57,9 +67,29 @@ class Queue(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, _types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        while QUEUED:
-            synchronize(QUEUED.popleft())
+        asks = function.__name__ in ASKING or chooses(function, arguments)
+        while QUEUED and (asks or not late()):
+            (asked if asks else synchronize)(QUEUED.popleft())
         return function(*arguments, **(options or {}))
+
+
+def chooses(function: Callable, arguments: Any) -> bool:
+    """Whether the number of results depends on the numbers in an index."""
+    if function.__name__ != "__getitem__":
+        return False
+    index = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
+    return any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in index)
+
+
+def seen_in(function: Any, file: str) -> None:
+    function.__code__ = function.__code__.replace(co_filename=file)
+
+
+# In the file where a rank on a GPU is seen to wait; for a number it waits without a frame of
+# Python's, so these are as if they were not there.
+seen_in(synchronize, torch.cuda.streams.__file__)
+seen_in(asked, "<CUDA>")
+seen_in(Queue.__torch_function__, "<CUDA>")
 
 
 def queued(collective: Callable) -> Callable:

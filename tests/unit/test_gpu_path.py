@@ -9,39 +9,53 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
+from socket import gethostname
 from textwrap import dedent
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
 from classifier.states.saver import Saver
 from classifier.states.state import State
+from classifier.training.gradients import refused_if_not_compiled
 from forked import run_ranks
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import LONGEST, Refusal
 from manynodes.base.processes import last_words
 from manynodes.checkpointing.owner import acquire
+from manynodes.experiment.config import read_run
 from manynodes.launching import gpus, whereabouts
 from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
+from manynodes.ranks import probe, process_group
 from manynodes.ranks.device import (
     Meter,
     choose_device,
     is_built_for,
+    limits,
     named,
     near_cpus,
     on_cpu_at_once,
     stay_near,
 )
+from manynodes.ranks.preflight import RankReport, check_sum
 from manynodes.ranks.process_group import Process
+from manynodes.ranks.processor import OF_GPUS, ORDERING, gpu_software
+from manynodes.ranks.vote import Vote
 from programs import SCRIPTS, program, train_command
 from simulated.nccl_texts import DUMP, LONG, WATCHDOG
-from trainings import RUN, SIMULATED, complete, result
+from trainings import RUN, SIMULATED, complete, in_this_process, result
 from waiting import until
 
 # As torch describes a GPU.
@@ -198,6 +212,191 @@ def test_of_ranks_that_all_abort_at_once_the_one_that_hung_is_named(tmp_path: Pa
     assert re.search(line, done.stderr), done.stderr
 
 
+def waits(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where a rank would be seen not to wait, of all places where it waits for sums of others.
+
+    The others never come: nothing waits but what asks the device for a number.
+    """
+    monkeypatch.syspath_prepend(SIMULATED)
+    import nccl_over_gloo
+
+    sums: list[torch.futures.Future] = []
+    ended: list[bool] = []
+
+    def begin(*_arguments: object, **_options: object) -> None:
+        sums.append(torch.futures.Future())
+        nccl_over_gloo.QUEUED.append(sums[-1])
+
+    monkeypatch.setattr(nccl_over_gloo, "late", lambda: True)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for name in ("all_gather", "all_reduce", "broadcast", "gather"):
+        monkeypatch.setattr(dist, name, begin)
+
+    def in_queue() -> None:
+        with nccl_over_gloo.Queue(), suppress(Refusal):
+            work()
+        ended.append(True)
+
+    rank = threading.Thread(target=in_queue, daemon=True)
+    rank.start()
+    places, elsewhere = 0, []
+    while rank.is_alive():
+        frames = [
+            {"name": code.co_name, "filename": code.co_filename, "line": line}
+            for each, line in traceback.walk_stack(sys._current_frames().get(rank.ident))
+            for code in [each.f_code]
+        ]
+        if frames and frames[0]["name"] == "asked" and not all(each.done() for each in sums):
+            monkeypatch.setattr(whereabouts, "stack", lambda _pid, found=frames: found)
+            seen = whereabouts.seen(os.getpid(), "")
+            places += 1
+            elsewhere += [] if seen.waits else [seen.frame]
+            for each in sums:
+                if not each.done():
+                    each.set_result(None)
+        time.sleep(0.001)
+    assert places
+    assert ended
+    return elsewhere
+
+
+HERE = RankReport(0, 0, "here", "127.0.0.1", "cpu", "", "", 1, 1, "0")
+ALONE = Process(0, 0, 2, torch.device("cpu"))
+WAITING = {
+    "a vote": lambda: Vote(ALONE, None, False, torch.ones(()), torch.ones(())).verdict(),
+    "the test all-reduce": lambda: check_sum(1.0, HERE, 2),
+    "the first rank of each node": lambda: probe.places(ALONE),
+    "the speed of all-reduces": lambda: probe.all_reduces(ALONE),
+    "gather": lambda: process_group.gather(1, ALONE),
+    "broadcast": lambda: process_group.broadcast(b"1", ALONE),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_rank_that_waits_for_a_gpu_in_code_without_frames_is_seen_to_wait(
+    monkeypatch, what: str
+) -> None:
+    """A copy from the device waits in C."""
+    monkeypatch.setenv("LAUNCH_SECRET", "0" * 64)
+    assert waits(WAITING[what], monkeypatch) == []
+
+
+def test_a_training_waits_for_its_gpu_only_where_it_is_seen_to_wait(
+    monkeypatch, digits: Path, tmp_path: Path
+) -> None:
+    training = in_this_process(digits)
+
+    training.seconds = 1.0
+
+    def work() -> None:
+        training.new_classifier(print)
+        training.end_epoch()
+        training.save_weights(tmp_path / "weights")
+        training.per_rank.tolist()
+        training.rank_state()
+
+    assert waits(work, monkeypatch) == []
+
+
+# In the form of torch's CUDACachingAllocator.cpp, and in none that is known.
+TOLD_FULL = {
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 3.25 GiB is free. Including non-PyTorch memory, this process has 136.54 GiB memory in "
+    "use.": "(139.80 GiB, 20.00 GiB more)",
+    "Allocation on device would exceed the allowed memory.": "(Allocation on device would exceed",
+}
+
+
+@pytest.mark.parametrize("said", TOLD_FULL)
+def test_a_gpu_whose_memory_is_full_is_told_in_a_line_with_its_size_and_a_remedy(
+    digits: Path, tmp_path: Path, said: str
+) -> None:
+    """The training's own; its network raises what torch does."""
+    network = tmp_path / "large.py"
+    network.write_text(
+        WIDE.replace("from torch import nn", "import torch\nfrom torch import nn").replace(
+            "nn.Flatten(),", "Full(), nn.Flatten(),"
+        ).replace(
+            "def make",
+            "class Full(nn.Module):\n"
+            "    def forward(self, x):\n"
+            "        if len(x) > 60:\n"
+            f"            raise torch.OutOfMemoryError({said!r})\n"
+            "        return x\n\n\n"
+            "def make",
+        )
+    )  # fmt: skip
+    run = {key: value for key, value in RUN.items() if key != "widths"}
+    run = json.dumps(run | {"model": f"{network}:make", "device": "cpu"})
+    done = program("train", "--run", run, "--data", digits, "--output", tmp_path / "run")
+    line = done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert re.match(
+        rf"train: the memory of a GPU on \S+ is full {re.escape(TOLD_FULL[said])}", line
+    )
+    assert line.endswith("use a smaller global_batch_size, more processes, or images_in: disk")
+    assert len(line) <= LONGEST
+
+
+# What a compiler of torch's raised or, of the GPU ones, raises by its source; and what is said.
+PTXAS = (
+    "An exception occurred in a subprocess:\n\nName=triton_poi_0\nTraceback (most recent call "
+    "last):\n  File make_cubin\nRuntimeError: Internal Triton PTX codegen error\n`ptxas` stderr:\n"
+    "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'\n\nRepro command: ptxas x"
+)
+HEADERS = "C++ compile error\n\nCommand:\ng++ x.cpp\n\nOutput:\nx.cpp:9:10: fatal error: Python.h: \
+No such file or directory\n    9 | #include <Python.h>\ncompilation terminated."
+KILLED = "C++ compile error\n\nCommand:\ng++ x.cpp\n\nOutput:\ng++: fatal error: Killed signal \
+terminated program cc1plus\ncompilation terminated."
+OLD_GPU = SimpleNamespace(name="Tesla K80", major=3, minor=7)
+COMPILER = "needs g++ and python3-dev (Python's headers) on every node; "
+NOT_COMPILED = [
+    (RuntimeError(PTXAS), "failed on ", "ptxas fatal : Value 'sm_120'"),
+    (RuntimeError(HEADERS), "needs python3-dev (Python's headers) on every node; ", "Python.h: No"),
+    (RuntimeError(KILLED), "fills the memory of ", "Killed signal terminated program cc1plus"),
+    (RuntimeError("Failed to find C compiler. Please specify via CC"), COMPILER, "Failed to find"),
+    (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "/tmp/main.c"]), COMPILER, "/usr/bin/gcc"),
+    (ValueError("mine"), "failed on ", "mine; use compile: none"),
+]
+
+
+@pytest.mark.parametrize(("error", "begins", "says"), NOT_COMPILED)
+def test_a_network_that_cannot_be_compiled_is_refused_with_the_compilers_own_reason(
+    error: Exception, begins: str, says: str
+) -> None:
+    run = read_run(json.dumps(RUN | {"compile": "default"}))
+    with pytest.raises(Refusal) as refused, refused_if_not_compiled(run):
+        raise torch._dynamo.exc.BackendCompilerFailed(print, error, None)
+    line = str(refused.value)
+    assert line.startswith(f"compile: default {begins}{'' if 'every' in begins else gethostname()}")
+    assert says in line
+    assert line.endswith("use compile: none")
+    assert len(line) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    "error", [TritonMissing(None), GPUTooOldForTriton(OLD_GPU, None)], ids=["missing", "too old"]
+)
+def test_a_gpu_without_triton_is_told_in_a_line(error: Exception) -> None:
+    run = read_run(json.dumps(RUN | {"compile": "default"}))
+    with (
+        pytest.raises(
+            Refusal, match=r"^compile: default failed on \S+: (Cannot find a|Found Tesla)"
+        ),
+        refused_if_not_compiled(run),
+    ):
+        raise error
+
+
+def test_what_the_compiler_did_not_raise_is_not_taken_for_its_fault() -> None:
+    run = read_run(json.dumps(RUN | {"compile": "default"}))
+    full = torch.OutOfMemoryError("CUDA out of memory.")
+    with pytest.raises(torch.OutOfMemoryError), refused_if_not_compiled(run):
+        raise torch._dynamo.exc.BackendCompilerFailed(print, full, None)
+    with pytest.raises(ValueError, match="mine"), refused_if_not_compiled(run):
+        raise ValueError("mine")
+
+
 RANKS = """
 import ctypes, os, sys, time
 import torch.distributed as dist
@@ -341,6 +540,24 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
+@pytest.mark.parametrize(
+    ("device", "processes", "for_auto", "usable", "shared"),
+    [
+        ("cpu", 1, 1, True, 0),
+        ("auto", 1, 1, True, 4),
+        ("auto", 1, 1, False, 0),
+        ("auto", 1, 5, True, 0),  # another run of the experiment needs five
+        ("cuda", 1, 5, False, 4),  # whose run then says why
+    ],
+)
+def test_a_training_with_device_auto_shares_the_gpus_too_if_torch_can_use_them(
+    monkeypatch, device: str, processes: int, for_auto: int, usable: bool, shared: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setattr(gpus, "torch_uses_them", lambda: usable)
+    assert len(gpus.gpus_to_share(device, processes, for_auto)) == shared
+
+
 def test_the_cpus_near_a_gpu_are_those_of_its_socket(tmp_path: Path) -> None:
     device = tmp_path / "bus/pci/devices/0000:17:00.0"
     node = tmp_path / "devices/system/node/node1"
@@ -405,6 +622,55 @@ def test_a_gpus_counters_are_read_from_when_the_training_began(monkeypatch, tmp_
     assert meter.read() == (2.5, 2.0, -1, 0.5)
     assert meter.read() == (-1, -1, -1, 0.5)  # the library fails
     assert Meter(torch.device("cpu")).read() == unknown
+
+
+def test_the_memory_and_the_power_limit_of_a_gpu_are_known(monkeypatch, tmp_path: Path) -> None:
+    card = SimpleNamespace(uuid="8f3a", total_memory=80_000_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: card)
+    gpu = torch.device("cuda", 0)
+    unknown = {"gpu_total_bytes": 80_000_000_000, "gpu_power_limit_watts": None}
+    assert limits(gpu) == unknown
+    (tmp_path / "pynvml.py").write_text(
+        "nvmlInit = lambda: None\n"
+        "nvmlDeviceGetHandleByUUID = {'GPU-8f3a': 'card'}.__getitem__\n"
+        "nvmlDeviceGetEnforcedPowerLimit = {'card': 350_000}.__getitem__\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert limits(gpu) == unknown | {"gpu_power_limit_watts": 350}
+    assert limits(torch.device("cpu")) == {}
+
+
+def test_variables_that_choose_the_order_of_nccls_sums_are_recorded(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 30, 1)))
+    gpu = torch.device("cuda", 0)
+    for name in ORDERING:
+        monkeypatch.delenv(name, raising=False)
+    found = gpu_software(gpu)
+    assert list(found) == list(OF_GPUS)
+    assert (found["nccl"], found["nccl_settings"]) == ("2.30.1", None)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert gpu_software(gpu)["nccl_settings"] == "NCCL_ALGO=Ring"
+    assert gpu_software(torch.device("cpu")) == {}
+
+
+@pytest.mark.parametrize("override", ["0", "1"])
+def test_fp32_is_not_tf32_whatever_the_environment_says(override: str) -> None:
+    code = (
+        "import torch\n"
+        "from manynodes.ranks.process_group import process_group\n"
+        "print(torch.backends.cuda.matmul.allow_tf32)\n"
+        "with process_group('cpu'):\n"
+        "    print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)\n"
+    )
+    environment = {"PYTHONPATH": str(SCRIPTS), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": override}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=os.environ | environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [str(override == "1"), "False False"]
+    assert "deprecated" not in done.stderr
 
 
 @pytest.mark.parametrize(("architectures", "capability", "runs"), [

@@ -12,6 +12,7 @@ from manynodes.experiment.job_size import (
     BYTES_PER_PARAMETER,
     BYTES_PER_PARAMETER_SAVED,
     Images,
+    cpus_on_one_machine,
     evaluation_size,
     training_size,
 )
@@ -144,3 +145,21 @@ def test_memory_and_local_disk_follow_the_size_of_the_images() -> None:
     assert photographs.memory == usual.memory + 2 * (32 * 224 * 224 // 1000 - 1000) + 15_000
     assert resources(photographs)["disk_mb"] == 40_000
     assert resources(usual)["disk_mb"] == 200
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "cpus"),
+    [
+        ({}, 0, 32),
+        ({}, 8, 4),
+        ({"nproc_per_node": 3}, 8, 12),
+        ({"nodes": 2, "nproc_per_node": 4}, 8, 32),
+        ({"nproc_per_node": 8}, 4, 32),  # on the CPUs
+        ({}, 64, 1),
+        ({"nproc_per_node": 2, "cpus_per_proc": 3}, 8, 6),
+    ],
+)
+def test_on_one_machine_a_run_has_the_cpus_of_its_gpus(run, gpus: int, cpus: int) -> None:
+    usual = {"experiment": "test", "global_batch_size": 48}
+    (one,) = Experiment.from_config(usual | run).runs.values()
+    assert cpus_on_one_machine(one, 32, gpus) == cpus

@@ -1,5 +1,8 @@
 """The pixels of a step: the same on any number of processes, from the disk and from memory."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,10 @@ from torch.overrides import TorchFunctionMode
 from classifier.pixels import batches, shares
 from classifier.pixels.batches import Augmentation
 from classifier.pixels.shares import Shares
-from trainings import complete, result
+from classifier.training import loop
+from classifier.training.losses import Weights
+from manynodes.ranks.vote import Verdict
+from trainings import complete, in_this_process, result
 
 CPU = torch.device("cpu")
 # Images of less and of more than LARGE bytes, of which some are not square or not RGB.
@@ -110,8 +116,8 @@ class Copies(TorchFunctionMode):
         return found
 
 
-# torchvision's operations take numbers of images, which this device lacks.
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "trivially augmented"])
+# Those of torchvision do so for the matrix of each image that they rotate, shear or move.
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
     """A GPU would compute all before first. torch's device without data stands for it."""
@@ -127,6 +133,38 @@ def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
         assert sum(1 for _ in steps) == 4
     assert before > 0
     assert copies.blocking == before
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"mixup": 0.8, "class_weights": "balanced"}, {"sampling": "balanced"}]
+)
+def test_no_step_of_a_training_copies_to_the_device_and_waits(
+    monkeypatch: pytest.MonkeyPatch, digits: Path, way: dict[str, object]
+) -> None:
+    """With weights of the images; what computes on the device is left out."""
+    training, there = in_this_process(digits, epochs=1, **way), torch.device("meta")
+    training.shares.device = there
+    training.shares.colour = training.shares.colour.to(there)
+    training.labels = training.labels.to(there)
+    classes = training.weights.classes
+    of_images = torch.ones(len(training.labels), device=there)
+    training.weights = Weights(None if classes is None else classes.to(there), of_images)
+    training.totals = training.totals.to(there)
+    found = []
+
+    def step(*_arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+        found.append(copies.blocking)
+        return torch.zeros(2, device=there), torch.zeros((), device=there)
+
+    monkeypatch.setattr(training.stepper, "step", step)
+    verdict = SimpleNamespace(verdict=lambda: Verdict(None, False, None, None))
+    monkeypatch.setattr(loop, "Vote", lambda *_arguments: verdict)
+    nothing = SimpleNamespace(reason=None, due=False, update=lambda: None)
+    with Copies() as copies:
+        training.train_epoch(nothing, nothing, nothing)
+    assert len(found) == len(training.sizes)
+    assert found[0] > 0
+    assert set(found) == {found[0]}
 
 
 def test_float_images_keep_their_values() -> None:

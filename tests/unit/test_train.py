@@ -399,7 +399,7 @@ def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
-        "train: compile: default needs a C++ compiler and Python's headers (g++, python3-dev) on "
+        "train: compile: default needs g++ and python3-dev (Python's headers) on every node; "
     )
     assert "Traceback" not in done.stderr
 

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 from checkout import Checkout
+from manynodes.launching import gpus
 from waiting import until
 
 EXAMPLES = "examples/programs"
@@ -598,3 +600,38 @@ def test_a_command_an_evaluation_and_what_watch_says(place: Checkout) -> None:
     assert place.snakemake(*command, "--config", "replace=true").returncode != 0
     said = place.python(*watch, "--once")
     assert "run: failed: train: rank 0 on" in said.stdout
+
+
+ON_A_GPU = """
+import os, pathlib, time
+gpu = pathlib.Path(os.environ["HERE"], os.environ["CUDA_VISIBLE_DEVICES"])
+used = pathlib.Path(os.environ["HERE"], "used " + gpu.name)
+gpu.mkdir()  # fails if another training has it
+used.touch()
+while len(list(gpu.parent.glob("used *"))) < 4: time.sleep(0.05)
+gpu.rmdir()
+"""
+
+
+@pytest.mark.faults
+def test_ten_seeds_on_four_gpus_are_trained_four_at_a_time(
+    place: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs are invented; `launch` only passes their names on. There are CPUs for five."""
+    names = [f"GPU-{os.getpid()}-{number}" for number in range(4)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
+    monkeypatch.setenv("HERE", str(tmp_path))
+    (place.path / "on_a_gpu.py").write_text(ON_A_GPU)
+    (place.path / "gpus.yaml").write_text(
+        f"experiment: gpus\nprogram: on_a_gpu.py\nseed: {list(range(10))}\ndevice: cuda\n"
+        "cpus_per_proc: 1\npreflight: false\n"
+    )
+    try:
+        said = place.run("--configfile", "gpus.yaml", "--until", "train", "--cores", "5")
+    finally:
+        for folder, name in product(gpus.folders_of_claims(), names):
+            (folder / name).unlink(missing_ok=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"used {name}" for name in names]
+    steps = re.findall(r"^localrule train:|Finished jobid: \d+ \(Rule: train\)", said, re.MULTILINE)
+    at_once = list(accumulate(-1 if "Finished" in step else 1 for step in steps))
+    assert (len(steps), max(at_once), at_once[-1]) == (20, 4, 0), said

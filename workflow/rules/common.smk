@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from functools import cache
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import initial_of
-from manynodes.launching.gpus import visible_gpus
+from manynodes.launching.gpus import gpus_to_share, visible_gpus
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
@@ -143,6 +143,34 @@ def transport(wildcards):
     return getattr(registry.of_executor(executor), "transport", registry.LOCAL)
 
 
+def share_gpus():
+    """Let Snakemake start no training that would hold CPUs while it waits for a GPU."""
+    with suppress(Refusal):  # without an answer of their driver, the runs fail later
+        if transport(None) == registry.LOCAL and (gpus := visible_gpus()):
+            workflow.register_resource("gpus_here", len(gpus))
+
+
+call_when_planned(share_gpus)
+
+
+def gpus_of(run):
+    """How many GPUs of this machine a run shares with others; 0 if it computes on CPUs, or on a
+    cluster.
+    """
+    with suppress(Refusal):  # as above, or there are too few
+        if transport(None) in (registry.LOCAL, "auto"):
+            return len(
+                gpus_to_share(run.device, run.world_size, EXPERIMENT.gpus_for_auto)
+            )
+    return 0
+
+
+def gpus_used(wildcards):
+    """How many of them the run has while it trains."""
+    run = run_of(wildcards)
+    return run.world_size if gpus_of(run) else 0
+
+
 def sized_by(size):
     """A job's resources, from a function of its run."""
 
@@ -178,6 +206,8 @@ TRAINING = {
     "staged_python": STAGED_PYTHON,
     "gpus_for_auto": EXPERIMENT.gpus_for_auto,
     "timeout": EXPERIMENT.config["timeout"],
+    # Not `gpus`, for which Snakemake's plugin asks Slurm.
+    "gpus_here": gpus_used,
 }
 # The command that starts the ranks, without its own program.
 LAUNCH = (
@@ -268,21 +298,11 @@ def code_of_program(name):
     return code_sha256(name) if workflow.is_main_process else ""
 
 
-@cache
-def gpus_here():
-    """How many GPUs this machine has; one whose driver does not answer fails its run later."""
-    try:
-        return len(visible_gpus())
-    except Refusal:
-        return 0
-
-
 def cpus_of(wildcards):
     """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
     run = run_of(wildcards)
-    gpus = gpus_here() if run.device == "cuda" else 0
-    return cores if ALONE else job_size.cpus_on_one_machine(run, cores, gpus)
+    return cores if ALONE else job_size.cpus_on_one_machine(run, cores, gpus_of(run))
 
 
 wildcard_constraints:

@@ -69,7 +69,7 @@ from manynodes.checkpointing.owner import acquire
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import Staged, stage
 from manynodes.experiment.config import Run, read_run
-from manynodes.ranks.device import computes_in_bf16, told_when_full
+from manynodes.ranks.device import computes_in_bf16, limits, told_when_full
 from manynodes.ranks.probe import outliers, probe
 from manynodes.ranks.process_group import (
     Process,
@@ -620,7 +620,8 @@ def epoch_line(output: Path, training: Training) -> str:
 
 def placement(process: Process, staged: Staged) -> dict[str, Any]:
     """Where this rank runs, on which device, and which data it reads."""
-    return asdict(describe(process)) | {"pid": os.getpid(), "data": asdict(staged)}
+    known = asdict(describe(process)) | limits(process.device)
+    return known | {"pid": os.getpid(), "data": asdict(staged)}
 
 
 if __name__ == "__main__":

@@ -38,20 +38,22 @@ MOST_SCALE = 10
 
 
 def save(classifier: Classifier, path: Path) -> None:
-    """Write weights and description atomically as safetensors."""
-    tensors = {
-        # A copy, because safetensors refuses weights that share memory.
-        name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in classifier.state_dict().items()
-    }
+    """Write a classifier that is on the CPU, see `write`."""
+    write(classifier.state_dict(), classifier.description, path)
+
+
+def write(tensors: Mapping[str, Tensor], description: dict[str, Any], path: Path) -> None:
+    """Write weights and description of a classifier atomically as safetensors.
+
+    Args:
+        tensors: of its `state_dict`, on the CPU.
+    """
+    # A copy, because safetensors refuses weights that share memory.
+    own = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     # A single metadata key: safetensors writes several in varying order, and the file must be
     # reproducible.
-    atomic.write_bytes(
-        path,
-        safetensors.torch.save(
-            tensors, metadata={"classifier": json.dumps(classifier.description)}
-        ),
-    )
+    metadata = {"classifier": json.dumps(description)}
+    atomic.write_bytes(path, safetensors.torch.save(own, metadata=metadata))
 
 
 def load(path: Path | str, trusted: str | None = None) -> Classifier:

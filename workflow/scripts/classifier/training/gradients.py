@@ -29,6 +29,18 @@ BUCKET_MB = (1.0, 25.0)
 # Of autocast, by precision.
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+# In what a compiler says.
+FATAL = re.compile(r"\b(fatal|error)\b *:")
+NO_MEMORY = re.compile("Cannot allocate memory|out of memory|Killed signal")
+# Triton builds a C module for Python; what its compiler says then is in the log of the rank alone.
+NEEDED = {
+    "python3-dev (Python's headers)": re.compile(r"Python\.h"),
+    "g++ and python3-dev (Python's headers)": re.compile(
+        r"No working C\+\+ compiler|find C compiler|Compiler: \S+ is not found"
+        r"|/(gcc|g\+\+|cc|c\+\+|clang|clang\+\+)'.*non-zero exit status"
+    ),
+}
+
 
 class Gradients:
     """This rank's gradients before they are summed, and their total.
@@ -151,26 +163,49 @@ def distributed(
 
 @contextmanager
 def refused_if_not_compiled(run: Run) -> Iterator[None]:
+    """Say in one line why a network cannot be compiled.
+
+    Raises:
+        torch.OutOfMemoryError: a GPU's memory is full, which is no matter of the compiler.
+    """
     try:
         yield
     except Exception as error:
-        # Imported here, because it takes a second and a half.
-        if run.compile == "none" or not isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+        # Imported by then, because it takes a second and a half. A kernel may be built when it is
+        # first called.
+        of_compiler = type(error).__module__.startswith(("torch._inductor.", "triton."))
+        if run.compile == "none" or not (
+            of_compiler or isinstance(error, torch._dynamo.exc.BackendCompilerFailed)
+        ):
             raise
-        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
-        with suppress(OSError):
-            if is_noexec(Path(cache)):
-                raise Refusal(
-                    f"compile: {run.compile} loads what it compiles from {cache}, which is mounted "
-                    f"noexec on {socket.gethostname()}; set TORCHINDUCTOR_CACHE_DIR to a folder of "
-                    "yours on another disk, or use compile: none"
-                ) from None
-        # Triton builds a C module for Python besides.
-        needs = "a C++ compiler and Python's headers (g++, python3-dev)"
-        raise Refusal(
-            f"compile: {run.compile} needs {needs} on every node; {socket.gethostname()} says "
-            f"{str(error).splitlines()[0]}; load a module that has one, or use compile: none"
-        ) from None
+        inner = getattr(error, "inner_exception", error)
+        if isinstance(inner, torch.OutOfMemoryError):
+            raise inner from None
+        raise Refusal(f"compile: {run.compile} {why_not_compiled(inner)}") from None
+
+
+def why_not_compiled(error: Exception) -> str:
+    """What a compiler lacks on this host, and what helps."""
+    here, text = socket.gethostname(), str(error)
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
+    with suppress(OSError):
+        if is_noexec(Path(cache)):
+            return (
+                f"loads what it compiles from {cache}, which is mounted noexec on {here}; set "
+                "TORCHINDUCTOR_CACHE_DIR to a folder of yours on another disk, or use compile: none"
+            )
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    first = lines[-1] if lines[0].endswith(":") else lines[0]
+    said = one_line(next(filter(FATAL.search, lines), first), 60)
+    if isinstance(error, MemoryError) or NO_MEMORY.search(text):
+        return f"fills the memory of {here}: {said}; ask for more, or use compile: none"
+    for needs, pattern in NEEDED.items():
+        if pattern.search(text):
+            return (
+                f"needs {needs} on every node; {here} says {said}; load a module, or use compile: "
+                "none"
+            )
+    return f"failed on {here}: {said}; use compile: none"
 
 
 @contextmanager

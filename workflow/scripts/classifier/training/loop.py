@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from classifier.models.classifier import Classifier, build, images_sums, moments, some
-from classifier.models.weights import save, warm_start
+from classifier.models.weights import warm_start, write
 from classifier.pixels import batches
 from classifier.pixels.shares import Shares, fits
 from classifier.states import kept
@@ -51,7 +51,14 @@ from manynodes.data.folder import DataFolder, content_sha256
 from manynodes.data.guard import Guard
 from manynodes.data.staging import Staged, discard
 from manynodes.experiment.config import Run
-from manynodes.ranks.device import Meter, first_not_finite, most_memory, numbers, on_cpu_at_once
+from manynodes.ranks.device import (
+    Meter,
+    first_not_finite,
+    most_memory,
+    numbers,
+    on_cpu,
+    on_cpu_at_once,
+)
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here
 from manynodes.ranks.stopping import Stopping
 from manynodes.ranks.vote import Vote
@@ -78,9 +85,9 @@ class Training:
         weights: in the loss, of the classes and of the training images.
         planned: by epoch, the plan that a thread makes during the epoch before.
         held_out: the validation images.
-        per_rank: (ranks, 7), the same on all of them: mean seconds of a forward pass and of waiting
-            for pixels in the last epoch, the most bytes on the GPU so far, and after the last epoch
-            what `Meter.read` says of this attempt.
+        per_rank: (ranks, 7), on the CPU, the same on all of them: mean seconds of a forward pass
+            and of waiting for pixels in the last epoch, the most bytes on the GPU so far, and after
+            the last epoch what `Meter.read` says of this attempt.
     """
 
     def __init__(
@@ -118,7 +125,7 @@ class Training:
         self.history: list[dict[str, Any]] = []
         self.attempts: list[dict[str, Any]] = []
         self.checkpoints: dict[int, str] = {}
-        self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64, device=process.device)
+        self.per_rank = torch.zeros(run.world_size, 7, dtype=torch.float64)
         self.attempt_began = time.monotonic()
         self.meter = Meter(process.device)
         # When the present epoch would have begun without interruptions; None between two epochs.
@@ -191,12 +198,12 @@ class Training:
             dtype=data.manifest["dtype"],
             jpeg_scaling=data.manifest["settings"].get("jpeg_scaling", False),
         )
-        mean, std = moments(self.sums_of_images(), self.shares.images[:1])
+        mean, std = moments(on_cpu(self.sums_of_images()), self.shares.images[:1])
         count = min(len(self.labels), some(self.shares.images))
         # A user's arrays may be sorted by class.
         last = len(self.labels) - 1 if data.manifest["settings"] else count - 1
         first = self.shares.take(torch.linspace(0, last, count).round().long())
-        classifier.fit(mean, std, first.cpu())
+        classifier.fit(mean, std, on_cpu(first))
         if run.initial_weights:
             warm_start(classifier, Path(run.initial_weights), tell)
         return classifier
@@ -370,7 +377,8 @@ class Training:
     def save_weights(self, path: Path) -> None:
         """Write the weights for evaluation, with `ema` the averages."""
         with self.average.used():
-            save(self.classifier, path)
+            tensors = on_cpu_at_once(self.classifier.state_dict())
+        write(tensors, self.classifier.description, path)
 
     def plan(self, epoch: int) -> batches.Epoch:
         """The order and the augmentation of an epoch's images, where the images are."""
@@ -522,12 +530,12 @@ class Training:
         self.history.append(dict(zip(kept.METRICS, row, strict=True)))
         self.totals.zero_()
         self.seconds = 0.0
-        self.per_rank.zero_()
         device = self.process.device
         counted = self.meter.read() if self.finished else (0.0,) * 4
         here = (*self.stepper.clock.per_step(), most_memory(device), *counted)
-        self.per_rank[self.process.rank] = torch.tensor(here, dtype=torch.float64)
-        all_reduce(self.per_rank)
+        rows = torch.zeros(self.run.world_size, len(here), dtype=torch.float64, device=device)
+        rows[self.process.rank] = torch.tensor(here, dtype=torch.float64)
+        self.per_rank = on_cpu(all_reduce(rows))
         self.stepper.clock.reset()
 
 

@@ -120,12 +120,16 @@ def batch_weights(
         yield from repeat(weights, len(batches))
         return
     classes, images = weights
-    in_order = torch.cat(list(batches)).to(labels.device)
-    for numbers, part in zip(in_order.split([len(each) for each in batches]), parts, strict=True):
+
+    def there(numbers: Sequence[Tensor]) -> Sequence[Tensor]:
+        # Once per epoch: in a step, such a copy would wait until a GPU has computed all before.
+        return torch.cat(list(numbers)).to(labels.device).split([len(each) for each in numbers])
+
+    for numbers, part in zip(there(batches), there(parts), strict=True):
         if images is None:
             assert classes is not None
             yield Weights(classes / classes[labels[numbers]].mean())
         else:
             each = images[numbers]
             mean = (each if classes is None else each * classes[labels[numbers]]).mean()
-            yield Weights(classes, images[part.to(labels.device)] / mean)
+            yield Weights(classes, images[part] / mean)

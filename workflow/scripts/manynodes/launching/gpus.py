@@ -48,11 +48,11 @@ def claimed_gpus(
         Refusal: as `usable_gpus`.
         Stopped: `gone` said so.
     """
-    gpus = usable_gpus(device, processes, for_auto)
-    if not gpus or (device == "auto" and not torch_uses_them()):
+    gpus = gpus_to_share(device, processes, for_auto)
+    if not gpus:
         if device == "auto" and (there := visible_gpus()):
             why = "torch cannot use its GPUs"
-            if not gpus:
+            if not usable_gpus(device, processes, for_auto):
                 wanted = max(processes, for_auto)
                 why = f"device: auto needs {wanted} GPUs, for all runs alike; it has {len(there)}"
             tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
@@ -139,6 +139,19 @@ def is_private(path: Path) -> bool:
     return False
 
 
+def gpus_to_share(device: str, processes: int, for_auto: int = 0) -> list[str]:
+    """The GPUs of this machine of which a training takes some; none if it computes on CPUs.
+
+    Args:
+        for_auto: as in `usable_gpus`.
+
+    Raises:
+        Refusal: as `usable_gpus`.
+    """
+    gpus = usable_gpus(device, processes, for_auto)
+    return gpus if device == "cuda" or (gpus and torch_uses_them()) else []
+
+
 def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
     """The GPUs of this machine; none if the device is `cpu`, or `auto` and there are too few.
 
@@ -192,6 +205,7 @@ def uuids_by_index() -> Mapping[str, str]:
     return {index.strip(): uuid.strip() for index, uuid, *_ in pairs}
 
 
+@cache
 def torch_uses_them() -> bool:
     """Whether torch can compute on GPUs here: it may be built without CUDA, or the driver be too
     old for it. In a process of its own, because it takes two seconds and starts CUDA.

@@ -35,6 +35,7 @@ COLLECTIVE = (
     "/torch/cuda/streams.py",
     "/torch/amp/grad_scaler.py",
     "/manynodes/ranks/device.py",
+    "/manynodes/ranks/process_group.py",
 )
 WAITING = "/subprocess.py"
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}

@@ -1,8 +1,8 @@
 """The device of a rank, and where a rank waits for it.
 
 A rank that waits for its GPU waits for the others, whose sums are in its queue. Such places of ours
-are in this file, so that `whereabouts` can tell them from the place of a rank that hangs; torch's
-own are in its list.
+are in this file and in process_group.py, so that `whereabouts` can tell them from the place of a
+rank that hangs; torch's own are in its list.
 """
 
 import importlib
@@ -25,6 +25,8 @@ from manynodes.base.errors import Refusal, one_line
 
 CPUINFO = Path("/proc/cpuinfo")
 SYSTEM = Path("/sys")
+# What torch has asked for, and the size of the GPU.
+FULL = re.compile(r"Tried to allocate ([\d.]+ \w+)\..*total capacity of ([\d.]+ \w+)", re.DOTALL)
 
 
 def numbers(tensor: Tensor) -> Any:
@@ -35,6 +37,12 @@ def numbers(tensor: Tensor) -> Any:
 def on_cpu(tensor: Tensor) -> Tensor:
     """The tensor on the CPU, when its device has computed it."""
     return tensor.cpu()
+
+
+def settle(device: torch.device) -> None:
+    """Return when a device has computed all before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def on_cpu_at_once(tree: Any) -> Any:
@@ -135,14 +143,7 @@ class Meter:
     BETWEEN = 5.0
 
     def __init__(self, device: torch.device) -> None:
-        self.nvml: Any = None
-        if device.type == "cuda":
-            with suppress(Exception):  # whatever a driver raises: no training fails of this
-                nvml = importlib.import_module("pynvml")
-                nvml.nvmlInit()
-                uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-                self.card = nvml.nvmlDeviceGetHandleByUUID(uuid)
-                self.nvml = nvml
+        self.nvml, self.card = with_nvml(device)
         self.begun = self.counters()
         self.samples: list[int] = []
         self.seen, self.looked = 0, -math.inf
@@ -188,6 +189,31 @@ class Meter:
         return tuple(-1.0 if math.isnan(number) else number for number in found)
 
 
+def with_nvml(device: torch.device) -> tuple[Any, Any]:
+    """NVML's Python module and its handle of a GPU; None, None without them."""
+    if device.type == "cuda":
+        with suppress(Exception):  # whatever a driver raises: no training fails of this
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
+    return None, None
+
+
+def limits(device: torch.device) -> dict[str, float | None]:
+    """The memory of a GPU in bytes and its power limit in watts, None if that is not known; nothing
+    of a CPU.
+    """
+    if device.type != "cuda":
+        return {}
+    nvml, card = with_nvml(device)
+    watts = or_nan(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3)
+    return {
+        "gpu_total_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "gpu_power_limit_watts": None if math.isnan(watts) else watts,
+    }
+
+
 def or_nan(function: Callable[[], float]) -> float:
     try:
         return function()
@@ -213,10 +239,10 @@ def told_when_full(remedy: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        found = FULL.search(str(error))
+        what = f"{found[2]}, {found[1]} more" if found else one_line(str(error), 70)
         where = socket.gethostname()
-        raise Refusal(
-            f"the memory of a GPU on {where} is full ({one_line(str(error), 70)}); {remedy}"
-        ) from None
+        raise Refusal(f"the memory of a GPU on {where} is full ({what}); {remedy}") from None
 
 
 def choose_device(device: str, local_rank: int) -> torch.device:

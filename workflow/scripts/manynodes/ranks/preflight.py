@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from manynodes.base.errors import Refusal
 from manynodes.base.signing import signed, verified
+from manynodes.ranks.device import numbers
 
 # Time for a rank to connect: importing torch from a cold network file system takes minutes on some
 # nodes. A rank that has ended ends the job at once, see supervise.py.
@@ -165,10 +166,10 @@ def check_sum(contribution: float, report: RankReport, world_size: int) -> None:
     vector = torch.full((1024,), contribution, dtype=torch.float64, device=report.device)
     dist.all_reduce(vector)
     wanted = world_size * (world_size + 1) / 2
-    wrong = vector[vector != wanted]
-    if len(wrong):
+    wrong = [found for found in numbers(vector) if found != wanted]
+    if wrong:
         raise Refusal(
-            f"preflight: the test all-reduce gives {wrong[0].item():g} on {report.host} instead "
+            f"preflight: the test all-reduce gives {wrong[0]:g} on {report.host} instead "
             f"of {wanted:g}; "
             "exclude that node (--exclude) and tell its administrator"
         )

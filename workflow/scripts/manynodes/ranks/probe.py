@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from manynodes.ranks.device import numbers, settle
 from manynodes.ranks.process_group import Process, all_reduce, everyone_is_here, gather
 
 SIZES = (4, 4_096, 262_144, 4_194_304, 33_554_432)  # bytes of an all-reduce
@@ -102,8 +103,8 @@ def all_reduces(process: Process) -> list[dict[str, Any]]:
         seconds = median(timed(once) for _ in range(TIMES))
         found.append({"bytes": size, "seconds": round(seconds, 7)})
         # All ranks must come to the same decision.
-        total = all_reduce(torch.tensor([seconds], device=process.device))
-        means.append(float(total) / process.world_size)
+        (total,) = numbers(all_reduce(torch.tensor([seconds], device=process.device)))
+        means.append(total / process.world_size)
         # What the smallest one takes is latency, which does not grow with the size.
         expected = means[0] + (means[-1] - means[0]) * larger / size
         if expected * (TIMES + 1) > MOST_SECONDS:
@@ -115,7 +116,7 @@ def places(process: Process) -> list[int]:
     """The first rank of each node."""
     firsts = torch.zeros(process.world_size, device=process.device)
     firsts[process.rank] = float(process.local_rank == 0)
-    return [rank for rank, first in enumerate(all_reduce(firsts).tolist()) if first]
+    return [rank for rank, first in enumerate(numbers(all_reduce(firsts))) if first]
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
@@ -220,11 +221,6 @@ def read_rate(path: Path) -> float | None:
             return round(done / (time.perf_counter() - start)) if done >= LEAST_READ else None
     except OSError:
         return None
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def timed(work: Callable[[], None]) -> float:

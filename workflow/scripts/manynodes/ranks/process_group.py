@@ -174,8 +174,9 @@ def join_others(process: Process, patience: timedelta) -> None:
 
     where = f"preflight: {here.host} ({here.address})"
     if process.device.type == "cuda":
-        network = interface_of(here.address) or "the network to use"
-        remedy = f"set NCCL_SOCKET_IFNAME to =INTERFACE, here perhaps {network}"
+        # Without the second `=`, it would be a prefix of names.
+        network = interface_of(here.address) or "INTERFACE"
+        remedy = f"set NCCL_SOCKET_IFNAME=={network}, or another network's"
         # Its own time-out must not come first.
         patient = timedelta(seconds=2 * CONNECT)
     else:

@@ -26,7 +26,13 @@ IDENTITY = (
 # Results of MKL's functions of these names, as in MKL_CBWR and MKL_VERBOSE. MKL documents neither
 # function.
 MKL_CBWR = {1: "off", 2: "auto", 3: "compatible", 10: "avx2", 12: "avx512", 14: "avx512_e1"}
-OF_GPUS = ("cuda", "cudnn", "nccl", "driver")
+OF_GPUS = ("cuda", "cudnn", "nccl", "driver", "nccl_settings")
+# Of NCCL's variables those that choose the order of its sums, or what chooses it.
+ORDERING = (
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE", "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
+    "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE",
+)  # fmt: skip
 DRIVER = Path("/sys/module/nvidia/version")
 MKL_KERNELS = {0: "default", 5: "avx2", 7: "avx512"}
 
@@ -53,6 +59,7 @@ def gpu_software(device: torch.device) -> dict[str, str | None]:
         str(torch.backends.cudnn.version()),
         attempt(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
         attempt(lambda: DRIVER.read_text().strip()),
+        " ".join(f"{name}={os.environ[name]}" for name in ORDERING if name in os.environ) or None,
     )
     return dict(zip(OF_GPUS, found, strict=True))
 

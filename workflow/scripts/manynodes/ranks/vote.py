@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manynodes.ranks.device import numbers
 from manynodes.ranks.process_group import Process
 from manynodes.ranks.stopping import REASONS
 
@@ -69,7 +70,7 @@ class Vote:
     def verdict(self) -> Verdict:
         if self.arrived:
             self.arrived.synchronize()
-        stop, *ranks = self.result.tolist()
+        stop, *ranks = numbers(self.result)
         save, loss, gradient = (None if rank == self.nobody else rank for rank in ranks)
         reason = REASONS[stop] if stop < len(REASONS) else None
         return Verdict(reason, save is not None, loss, gradient)
