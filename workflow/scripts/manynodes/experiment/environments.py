@@ -119,7 +119,8 @@ listed, texts = [], []
 # One that is damaged, or not in UTF-8, keeps nobody from the others.
 def named(d):
     try:
-        return d.metadata["Name"], d.version
+        about = d.metadata  # read anew each time, and by d.version
+        return about["Name"], about["Version"]
     except Exception:
         folder = os.path.basename(str(getattr(d, "_path", "")))
         return folder.rpartition(".")[0].partition("-")[::2]
