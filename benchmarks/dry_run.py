@@ -55,7 +55,7 @@ def measure(data: Path, work: Path) -> Iterator[Measured]:  # noqa: ARG001, the 
     taken: dict[int, list[Taken]] = {runs: [] for runs in SIZES}
     for turn in range(TIMES):
         for runs in SIZES:
-            # The largest takes a minute.
+            # The largest takes a minute on a quiet machine.
             if runs < MOST or turn == 0:
                 taken[runs].append(snakemake(work, SNAKEFILE, written(work, seeds(runs))))
     seconds = {runs: statistics.median(each.seconds for each in taken[runs]) for runs in SIZES}
