@@ -68,7 +68,8 @@ def installed() -> tuple:
 def named(distribution: Any) -> tuple:
     """Its name and version."""
     try:
-        return distribution.metadata["Name"], distribution.version
+        about = distribution.metadata  # read anew each time, and by distribution.version
+        return about["Name"], about["Version"]
     except Exception:
         folder = Path(str(getattr(distribution, "_path", ""))).name
         return folder.rpartition(".")[0].partition("-")[::2]
