@@ -195,6 +195,29 @@ def test_an_error_that_the_program_has_survived_is_not_the_one_that_ended_it(
     assert fatal or words[: len(traceback) - start] == tuple(traceback[start:])
 
 
+KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+GONE = "RuntimeError: DataLoader worker (pid(s) 7, 9) exited unexpectedly"
+CAUSED = "The above exception was the direct cause of the following exception:"
+# What Python prints of an error when the handler of a signal raises another one meanwhile.
+DUMPED = [
+    "    main()object address  : 0x7f07d95c96c0",
+    "object refcount : 2",
+    "object type     : 0x7f07d9e4fee0",
+    "object type name: RuntimeError",
+    f"object repr     : RuntimeError('{KILLED.partition(': ')[2]}')",
+    "lost sys.stderr",
+]
+
+
+@pytest.mark.parametrize("lines", [
+    [*RAISED, KILLED, "", CAUSED, "", *RAISED, GONE], [*RAISED[:2], *DUMPED], DUMPED[1:],
+    [*RAISED, KILLED, "", CAUSED, "", *RAISED[:2], *DUMPED],
+])  # fmt: skip
+def test_a_killed_process_that_loads_data_is_told_with_its_signal(lines) -> None:
+    told = Ending("rank 1", "n2", 1, 1.0, lines=last_words(["begun", *lines], "")).error
+    assert told == f"rank 1 on n2: {KILLED.rstrip()}"
+
+
 def test_of_a_group_of_errors_the_first_one_is_told() -> None:
     """As Python prints it."""
     program = (

@@ -314,6 +314,30 @@ def test_a_finished_run_with_a_file_that_cannot_be_read_says_so_beside_the_other
     assert found[SECOND].state == "waiting"
 
 
+@pytest.mark.parametrize(
+    "metrics", ["rows.csv", {"log": r"^Epoch (?P<epoch>\d+) loss (?P<loss>\S+)"}]
+)
+def test_numbers_that_a_program_writes_in_its_own_way_are_seen_while_it_runs(
+    tmp_path, metrics: object
+) -> None:
+    script, seen = tmp_path / "program.py", tmp_path / "seen"
+    script.write_text(
+        "import os, sys, time\n"
+        "print('Epoch 3 loss 0.5', flush=True)\n"
+        "open('rows.csv', 'w').write('epoch,loss\\n3,0.5\\n')\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.1)\n"
+    )
+    command = [sys.executable, SCRIPTS / "launch.py", "--output", tmp_path / "run", "--reads",
+               json.dumps({"metrics": metrics}), "--", sys.executable, script, seen]  # fmt: skip
+    experiment = Experiment.from_config({"experiment": "x", "program": str(script)})
+    with subprocess.Popen(list(map(str, command))) as launch:
+        until(lambda: read_all(experiment, tmp_path)[0].epoch == 3 or launch.poll() is not None)
+        found = read_all(experiment, tmp_path)[0]
+        seen.touch()
+    assert launch.returncode == 0
+    assert (found.state, found.counts, found.numbers) == ("running", "epoch", "loss 0.5")
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines(tmp_path) -> None:
     (tmp_path / RECORD).write_text(json.dumps({"experiment": "study", "epochs": 8, "seed": [0, 1]}))
     for name in EXPERIMENT.runs:

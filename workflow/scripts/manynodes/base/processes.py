@@ -47,6 +47,13 @@ NEXT = re.compile(r" +\+(-\+)?-+ \d+ -+$")
 BELOW = re.compile(r" +\+-\+-+ 1 -+$")
 # torch tells the own traceback of a process that loads data as a message.
 ORIGINAL = f"Original {TRACEBACK}"
+# Of a process that loads data, and how torch's error that it has caused tells less of it.
+WORKER_KILLED = re.compile(r"RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: ")
+WORKER_GONE = re.compile(r"RuntimeError: DataLoader worker \(pid\(s\) .*\) exited unexpectedly$")
+# In place of an error that Python could not print, because its handler of a signal has raised
+# another one meanwhile, as torch's does when several processes that load data are killed.
+UNPRINTED = re.compile(r".*object address  : 0x|object (refcount|type)\b.*: |lost sys\.stderr$")
+PRINTED = re.compile(r"object repr     : (\w+)\((['\"])(.*)\2\)$")
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
 ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")
 # What may follow an error that has ended a program: Python's warnings, advice of Hydra's, the end
@@ -209,6 +216,7 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
         status: as in subprocess; Python's is 1 after an error.
     """
     said = [RANK_PREFIX.sub("", line) for line in lines]
+    said = [PRINTED.sub(r"\1: \3", line) for line in said if not UNPRINTED.match(line)]
     for line in reversed(said):
         if program and line.startswith(f"{program}: "):
             return (line.removeprefix(f"{program}: "),)
@@ -236,6 +244,8 @@ def reason(lines: Sequence[str], status: int) -> list[str]:
     if start is None:
         return [line for line in lines if not REMARK.search(line)]
     told = [lines[start], *takewhile(lambda line: not ASIDE.match(line), lines[start + 1 :])]
+    if killed := [line for line in lines[:start] if WORKER_KILLED.match(line)]:
+        told = [killed[-1] if WORKER_GONE.match(line) else line for line in told]
     if status > 1 and (later := what_follows(told)):
         return later
     return [line for line in told if not NOISE.search(line)]
