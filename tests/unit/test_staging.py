@@ -332,7 +332,7 @@ def test_a_staged_environment_names_itself_and_is_unpacked_once(
     (env / "lib/of_it.so").write_bytes(b"\x7fELF\0" + os.fsencode(env) + b"\0")
     # The name under which it is given may be another than that in its scripts.
     (tmp_path / "link").symlink_to(env)
-    environment = UserEnvironment.of({**given, "stage": True})
+    environment = EnvironmentHere.of({**given, "stage": True})
     where = ["--prefix", environment.staged_from, "--output", "out"]
     done = program("pack", *where, "--name", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -345,7 +345,7 @@ def test_a_staged_environment_names_itself_and_is_unpacked_once(
     environment = environment.at(place)
     ran = subprocess.run(
         environment.started(["bash", "-c", "echo $OF_IT; where"]),
-        env=environment.variables(os.environ, tmp_path), capture_output=True, text=True, check=True,
+        env=environment.variables(os.environ), capture_output=True, text=True, check=True,
     )  # fmt: skip
     activated = f"{place}/lib:{env}-2" if "conda" in given else ""
     assert ran.stdout.splitlines() == [activated, f"{place}/bin/python"]
