@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from socket import gethostname
@@ -882,3 +883,32 @@ def test_an_operation_that_cannot_be_repeated_exactly_is_named_once_and_kept(
     assert "deterministic" not in done.said
     kept = json.loads((output / "run.json").read_text())["incidents"]
     assert [(each["kind"], each["text"].startswith(line)) for each in kept] == [("inexact", True)]
+
+
+@pytest.mark.parametrize("interface", ["eth0", None])
+def test_a_network_that_nccl_cannot_use_is_told_with_how_to_name_another(
+    monkeypatch, interface: str | None
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("ncclSystemError")
+
+    monkeypatch.setenv("LAUNCH_SECRET", "0" * 64)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(process_group, "describe", lambda _process: HERE)
+    monkeypatch.setattr(process_group, "meeting_place", lambda *_: dist.HashStore())
+    monkeypatch.setattr(process_group, "join", lambda *_: {})
+    monkeypatch.setattr(process_group, "interface_of", lambda _address: interface)
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    gpu = Process(0, 0, 2, torch.device("cuda", 0))
+    wanted = f"set NCCL_SOCKET_IFNAME=={interface or 'INTERFACE'}, or another network's"
+    with pytest.raises(Refusal, match=re.escape(wanted)):
+        process_group.join_others(gpu, timedelta(seconds=9))
+
+
+@pytest.mark.parametrize("dumps", [True, False])
+def test_a_rank_whose_memory_is_written_to_a_core_file_does_not_wait_for_a_disk(
+    monkeypatch, dumps: bool
+) -> None:
+    monkeypatch.setattr(whereabouts, "stat_of", lambda _pid: ["D"])
+    monkeypatch.setattr(whereabouts, "dumps_core", lambda _pid: dumps)
+    assert whereabouts.state_of(os.getpid()) == ("" if dumps else "waiting for a disk")
