@@ -231,3 +231,27 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
     assert "the program has ended before" in said
     # Of all its starts.
     assert (place.path / "results/again/run/metrics.csv").read_text().splitlines() == rows
+
+
+@pytest.mark.faults
+def test_a_program_that_starts_in_its_state_folder_continues_there(place: Checkout) -> None:
+    write(
+        place.path / "stateful",
+        train__py=(
+            "import json, os\n"
+            "assert os.getcwd() == os.environ['LAUNCH_STATE']\n"
+            "if not os.path.exists('last'):\n"
+            "    open('last', 'w').close()\n"
+            "    raise MemoryError('once')\n"
+            "with open(os.path.join(os.environ['LAUNCH_RESULTS'], 'result.json'), 'w') as file:\n"
+            "    json.dump({'loss': 0.25}, file)\n"
+        ),
+        stateful__yaml=(
+            "experiment: stateful\nprogram: train.py\npreflight: false\nnproc_per_node: 1\n"
+            "directory: '{state}'\n"
+        ),
+    )
+    said = place.run("--until", "train", "--configfile", "stateful/stateful.yaml")
+    assert "MemoryError: once; " in said
+    assert "starting again, with what was saved (start 2 of this job)" in said
+    assert "stateful/run: loss 0.25" in said
