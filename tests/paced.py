@@ -3,6 +3,9 @@ machine it lasts at least as long as a test of its time limit needs, and is soon
 continued.
 """
 
+import json
+import re
+
 from checkout import Checkout
 
 PAUSE = 7.5  # seconds
@@ -22,16 +25,57 @@ for epoch in range(first, {EPOCHS}):
     if launched.stop_requested():
         launched.stop()
 """
+# The same of one that knows nothing of us: SIGTERM kills it, and it has saved only before.
+UNCHANGED = f"""
+import os
+import time
+
+first = int(open("snapshot").read()) if os.path.exists("snapshot") else 0
+
+for epoch in range(first, {EPOCHS}):
+    print("epoch", epoch + 1, "loss", 1 / (epoch + 1), flush=True)
+    if os.environ["RANK"] == "0":
+        with open("snapshot.new", "w") as file:
+            print(epoch + 1, file=file)
+        os.replace("snapshot.new", "snapshot")
+    time.sleep(0 if first else {PAUSE})
+"""
 CONFIG = """
-program: paced.py
+program: {name}.py
 nodes: 2
 cpus_per_proc: 1
 preflight: false
 """
+SNAPSHOTS = r"""
+snapshots: [snapshot]
+metrics: {log: 'epoch (?P<epoch>\d+) loss (?P<loss>\S+)'}
+"""
+
+
+def written(checkout: Checkout, name: str, program: str, more: str = "") -> list[str]:
+    """Write the program and its configuration; returns the options of Snakemake."""
+    (checkout.path / f"{name}.py").write_text(program)
+    (checkout.path / f"{name}.yaml").write_text(CONFIG.format(name=name) + more)
+    return ["--until", "train", "--configfile", f"{name}.yaml", "--config", f"experiment={name}"]
 
 
 def paced(checkout: Checkout) -> list[str]:
-    """Write the program and its configuration; returns the options of Snakemake."""
-    (checkout.path / "paced.py").write_text(PROGRAM)
-    (checkout.path / "paced.yaml").write_text(CONFIG)
-    return ["--configfile", "paced.yaml", "--config"]
+    """One that saves and stops when it is asked to."""
+    return written(checkout, "paced", PROGRAM)
+
+
+def unchanged(checkout: Checkout) -> list[str]:
+    """One that SIGTERM kills; see `assert_continued`."""
+    return written(checkout, "unchanged", UNCHANGED, SNAPSHOTS)
+
+
+def assert_continued(checkout: Checkout) -> None:
+    """That it was killed by SIGTERM, and went on from its snapshot."""
+    run = checkout.path / "results/unchanged/run"
+    about = json.loads((run / "run.json").read_text())
+    assert len(about["attempts"]) >= 2
+    killed = re.compile(r"stopped \(.*\) with signal 15; saved in \S.*/work/snapshot; ")
+    assert any(killed.match(incident["text"]) for incident in about["incidents"]), about
+    assert "epoch 1 " not in (run / "logs/rank=0.log").read_text()
+    epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()]
+    assert epochs == ["epoch", *map(str, range(1, EPOCHS + 1))]

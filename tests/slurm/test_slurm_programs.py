@@ -16,8 +16,10 @@ import pytest
 
 from checkout import SlurmCheckout
 from cluster.handle import Cluster
-from paced import EPOCHS, paced
+from guides import GUIDES, assert_ran, command_of, make_environments
+from paced import EPOCHS, assert_continued, paced, unchanged
 from submissions import submitted
+from waiting import until
 
 pytestmark = pytest.mark.faults
 EXAMPLES = "examples/programs"
@@ -32,33 +34,50 @@ def rows(run: Path) -> list[str]:
     return [row["epoch"] for row in csv.DictReader(io.StringIO((run / "metrics.csv").read_text()))]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "number"),
-    [
-        ("procid", ["launcher=srun"], r"accuracy 0\.9"),
-        ("accelerated", [], r"accuracy 0\.9"),
-        # A parameter that changes no result travels apart from the others.
-        ("text/text", ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1"],
-         r"characters \d+, test_loss 2\.\d+, perplexity"),
-    ],
-    ids=["procid", "accelerated", "text"],
-)  # fmt: skip
-def test_the_examples_complete_on_two_nodes(
-    checkout: SlurmCheckout, name: str, options: list[str], number: str
+@pytest.fixture(scope="module")
+def guides(checkout: SlurmCheckout) -> None:
+    make_environments(checkout)
+
+
+@pytest.mark.usefixtures("guides")
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_guides_programs_run_unchanged_in_their_own_environments(
+    checkout: SlurmCheckout, name: str
 ) -> None:
-    # The preflight of procid is that of all.
-    few = ["cpus_per_proc=1", f"preflight={json.dumps(name == 'procid')}"]
-    last = "evaluate" if name == "text/text" else "train"
-    said = checkout.run(*example(name), "--until", last, "--config", *few, *options)
-    assert re.search(rf"{Path(name).name}/\S+: {number}", said), said
+    # The preflight of one is that of all, and no agent of torchrun's is needed.
+    options = ["launcher=srun"] if not name.startswith("trixie") else []
+    options += ["preflight=true"] if name == "princeton" else []
+    checkout.run(*command_of(checkout, name), *options)
+    assert_ran(checkout, name)
+
+
+def test_an_example_with_declared_parameters_completes_on_two_nodes(
+    checkout: SlurmCheckout,
+) -> None:
+    """A parameter that changes no result travels apart from the others."""
+    options = ["layers=1", "steps=40", "save_every=20", "nodes=2", "nproc_per_node=1",
+               "cpus_per_proc=1", "preflight=false"]  # fmt: skip
+    said = checkout.run(*example("text/text"), "--until", "evaluate", "--config", *options)
+    assert re.search(r"text/\S+: characters \d+, test_loss 2\.\d+, perplexity", said), said
+
+
+def test_an_unchanged_program_continues_from_its_snapshot_when_it_is_preempted(
+    cluster: Cluster, checkout: SlurmCheckout
+) -> None:
+    snakemake = checkout.start(*unchanged(checkout), "launcher=srun")
+    until((checkout.path / "results/unchanged/run/work/snapshot").exists, snakemake)
+    urgent = ["--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null"]
+    done = cluster.run("sbatch", *urgent, "--wrap=sleep 3")
+    assert done.returncode == 0, done.stderr
+    assert snakemake.wait() == 0
+    assert_continued(checkout)
 
 
 def test_out_of_time_the_job_continues(cluster: Cluster, checkout: SlurmCheckout) -> None:
     """The job ends with 75 and is queued again by `launch`; Snakemake is started once."""
     # At first 150 s of pauses; a job of three minutes is asked to stop a minute before its end.
     said = checkout.run(
-        *paced(checkout), "experiment=paced", "--until", "train",
-        "--set-resources", "train:runtime=3",
+        *paced(checkout), "--set-resources", "train:runtime=3",
     )  # fmt: skip
     run = checkout.path / "results/paced/run"
     about = json.loads((run / "run.json").read_text())

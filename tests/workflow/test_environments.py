@@ -376,7 +376,9 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
 
 
 @pytest.mark.faults
-def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(place: Checkout) -> None:
+def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
+    place: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then launcher and ranks of the classifier are of the copy."""
     ours = venv(place.path / "ours")
     (site,) = (ours / "lib").glob("*/site-packages")
@@ -387,7 +389,7 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(place: Checkout) 
         f"with open({str(seen)!r}, 'a') as file:\n"
         "    print(sys.prefix, *map(os.path.basename, sys.orig_argv), file=file)\n"
     )
-    place.command[0] = str(ours / "bin/python")
+    monkeypatch.setitem(place.command, 0, str(ours / "bin/python"))
     given = ["environment={stage: true}", "experiment=staged", "epochs=1", "seed=0", "nodes=2",
              f"scratch=['{place.scratch}']"]  # fmt: skip
     started = place.start("--configfile", "config/digits.yaml", "--until", "train", "--config",
@@ -404,3 +406,26 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(place: Checkout) 
         "-n", "--configfile", "config/digits.yaml", "--config", "environment={strict: true}"
     )
     assert "config: environment: is for your own program" in refused.stdout
+
+
+def test_a_program_that_starts_in_its_state_folder_continues_there(place: Checkout) -> None:
+    write(
+        place.path / "stateful",
+        train__py=(
+            "import json, os\n"
+            "assert os.getcwd() == os.environ['LAUNCH_STATE']\n"
+            "if not os.path.exists('last'):\n"
+            "    open('last', 'w').close()\n"
+            "    raise MemoryError('once')\n"
+            "with open(os.path.join(os.environ['LAUNCH_RESULTS'], 'result.json'), 'w') as file:\n"
+            "    json.dump({'loss': 0.25}, file)\n"
+        ),
+        stateful__yaml=(
+            "experiment: stateful\nprogram: train.py\npreflight: false\nnproc_per_node: 1\n"
+            "directory: '{state}'\n"
+        ),
+    )
+    said = place.run("--until", "train", "--configfile", "stateful/stateful.yaml")
+    assert "MemoryError: once; " in said
+    assert "starting again, with what was saved (start 2 of this job)" in said
+    assert "stateful/run: loss 0.25" in said

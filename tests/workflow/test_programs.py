@@ -415,9 +415,9 @@ def is_rank(path: Path, run: Path, rank: int) -> bool:
     )
 
 
-# `legacy` is the fixture `whole`; others complete on Slurm (tests/slurm/test_slurm_programs.py).
+# `legacy` is the fixture `whole`.
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["lit", "trainer"])
+@pytest.mark.parametrize("name", ["lit", "accelerated"])
 def test_an_example_completes(place: Checkout, name: str) -> None:
     said = place.run("--until", "train", *example(name), "--config", "preflight=false")
     assert f"{name}/run: accuracy 0.9" in said
