@@ -432,16 +432,13 @@ class Program:
             output = Output(log, errors, show_errors=shows, records=lines)
             before = state_of(args)
             processes, patience = self.geometry.world_size, args.timeout or TIMEOUT
-            with (
-                warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END),
-                told_of_unfinished(lines, processes, patience, partial(warn, log)),
-            ):
+            files.enter_context(warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END))
+            with told_of_unfinished(lines, processes, patience, partial(warn, log)):
                 commands = scheduler.commands(step)
                 outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with)
-            found = records(lines)
 
         def sent(kind: str) -> list[Any]:
-            return [record[kind] for record in found if kind in record]
+            return [record[kind] for record in records(lines) if kind in record]
 
         seen = [whereabouts(each) for each in sent("whereabouts")]
         if outcome.stopped and (place := place_of_unfinished(sent("finished"), seen)):
