@@ -619,6 +619,7 @@ def test_a_gpus_counters_are_read_from_when_the_training_began(monkeypatch, tmp_
     unknown = (-1, -1, -1, -1)
     assert Meter(gpu).read() == unknown  # nvidia-ml-py is not installed here
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     meter = Meter(gpu)
     assert meter.read() == (2.5, 2.0, -1, 0.5)
     assert meter.read() == (-1, -1, -1, 0.5)  # the library fails
