@@ -433,6 +433,8 @@ def test_a_rank_that_has_gone_on_until_it_is_ended_is_named_with_its_place(tmp_p
     command = [sys.executable, str(SCRIPTS / "launch.py"), *options, "--", str(script)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launch:
         until(lambda: log.exists() and "goes on" in log.read_text())
+        # By then somebody has looked where it is.
+        time.sleep(6)
         launch.terminate()
         _, said = launch.communicate()
     place = r"rank 0 on \S+ was in tests \(\S+/program\.py:3\), after rank 1 on \S+ had ended"

@@ -122,11 +122,10 @@ PACKED, PACKED_OPTION = manifest_and_option(
 # The Python that runs Snakemake is then that of all processes on the nodes, another one that of the
 # program.
 PACKED_OF_PROGRAM, STAGED_PYTHON = PACKED_OPTION, ""
-if EXPERIMENT.environment.is_ours:
-    PACKED_OF_PROGRAM, STAGED_PYTHON = (
-        "",
-        PACKED_OPTION.replace("--packed", "--staged-python"),
-    )
+if PACKED and EXPERIMENT.environment.is_ours:
+    STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python")
+    STAGED_PYTHON += f" --scratch {SCRATCH}"
+    PACKED_OF_PROGRAM = ""
 
 
 def transport(wildcards):
@@ -144,7 +143,7 @@ def transport(wildcards):
 
 
 def share_gpus():
-    """Let Snakemake start no training that would hold CPUs while it waits for a GPU."""
+    """Let Snakemake start nothing that would hold CPUs while it waits for a GPU."""
     with suppress(Refusal):  # without an answer of their driver, the runs fail later
         if transport(None) == registry.LOCAL and (gpus := visible_gpus()):
             workflow.register_resource("gpus_here", len(gpus))
@@ -153,22 +152,26 @@ def share_gpus():
 call_when_planned(share_gpus)
 
 
-def gpus_of(run):
-    """How many GPUs of this machine a run shares with others; 0 if it computes on CPUs, or on a
-    cluster.
+def gpus_of(run, processes, for_auto):
+    """How many GPUs of this machine processes of a run share with others; 0 if they compute on
+    CPUs, or on a cluster.
     """
     with suppress(Refusal):  # as above, or there are too few
         if transport(None) in (registry.LOCAL, "auto"):
-            return len(
-                gpus_to_share(run.device, run.world_size, EXPERIMENT.gpus_for_auto)
-            )
+            return len(gpus_to_share(run.device, processes, for_auto))
     return 0
 
 
-def gpus_used(wildcards):
+def gpus_to_train(wildcards):
     """How many of them the run has while it trains."""
     run = run_of(wildcards)
-    return run.world_size if gpus_of(run) else 0
+    gpus = gpus_of(run, run.world_size, EXPERIMENT.gpus_for_auto)
+    return run.world_size if gpus else 0
+
+
+def gpus_to_evaluate(wildcards):
+    """The same while it is evaluated."""
+    return min(gpus_of(run_of(wildcards), 1, 0), 1)
 
 
 def sized_by(size):
@@ -202,19 +205,18 @@ IN_JOB = {
 TRAINING = {
     **IN_JOB,
     "runtime": 120,
-    "launcher": EXPERIMENT.config["launcher"],
-    "staged_python": STAGED_PYTHON,
+    # Together, as another text of a rule's command would be another command for finished runs.
+    "launcher": EXPERIMENT.config["launcher"] + STAGED_PYTHON,
     "gpus_for_auto": EXPERIMENT.gpus_for_auto,
     "timeout": EXPERIMENT.config["timeout"],
     # Not `gpus`, for which Snakemake's plugin asks Slurm.
-    "gpus_here": gpus_used,
+    "gpus_here": gpus_to_train,
 }
 # The command that starts the ranks, without its own program.
 LAUNCH = (
     "python {params.launch:q}"
     " --transport {resources.transport}{resources.hosts}"
-    " --launcher {resources.launcher}{resources.staged_python}"
-    " --scratch {resources.scratch}"
+    " --launcher {resources.launcher}"
     " {params.geometry}"
     " --gpus-for-auto {resources.gpus_for_auto}"
     " --cpus {threads}"
@@ -302,7 +304,10 @@ def cpus_of(wildcards):
     """The CPUs of a run's processes on this machine; all of its CPUs if it must run alone."""
     cores = workflow.resource_settings.cores or 1
     run = run_of(wildcards)
-    return cores if ALONE else job_size.cpus_on_one_machine(run, cores, gpus_of(run))
+    if ALONE:
+        return cores
+    gpus = gpus_of(run, run.world_size, EXPERIMENT.gpus_for_auto)
+    return job_size.cpus_on_one_machine(run, cores, gpus)
 
 
 wildcard_constraints:

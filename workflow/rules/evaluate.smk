@@ -17,6 +17,7 @@ rule evaluate:
     resources:
         **sized_by(job_size.evaluation_size),
         runtime=30,
+        gpus_here=gpus_to_evaluate,
     params:
         evaluate=f"{SCRIPTS}/evaluate.py",
         data=subpath(input.manifest, parent=True),

@@ -81,6 +81,7 @@ rule train:
         " --run {params.run:q}"
         " --settings {resources.settings:q}"
         " --sources={params.sources} --code={resources.code}{params.places}{params.packed}{params.directory}"
+        " --scratch {resources.scratch}"
         " --environment {resources.environment:q}"
         " --reads {resources.reads:q}"
         " --resume {resources.resume}"
@@ -109,6 +110,7 @@ rule evaluate:
     resources:
         **sized_by(job_size.evaluation_size),
         runtime=30,
+        gpus_here=gpus_to_evaluate,
         scratch=SCRATCH,
         environment=json.dumps(EXPERIMENT.environment.pinned),
     params:

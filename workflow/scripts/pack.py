@@ -30,6 +30,7 @@ from manynodes.data.unpacking import ARCHIVE, BLOCK, NAMED, Named, note_packed
 READERS = 16
 AHEAD = 512  # files that they have read, at most
 SMALL = 1_000_000  # bytes; larger ones are read when their turn comes
+THREADS = min(usable_cpus(), 4)  # of a login node, which has others too
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
             with (
                 atomic.replacing(path) as temporary,
                 temporary.open("wb") as file,
-                zstandard.ZstdCompressor(threads=usable_cpus()).stream_writer(file) as packed,
+                zstandard.ZstdCompressor(threads=THREADS).stream_writer(file) as packed,
                 tarfile.open(
                     fileobj=packed, mode="w|", bufsize=BLOCK, format=tarfile.PAX_FORMAT
                 ) as archive,
@@ -77,14 +78,17 @@ def add(archive: tarfile.TarFile, given: Path) -> None:
     waiting: deque[tuple[tarfile.TarInfo, Path, Future[bytes] | None]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
         for path in below(prefix):
-            # Not by the readers: of two links to one file, the first in the archive is the file.
-            info = archive.gettarinfo(
-                path, arcname=f"./{path.relative_to(prefix)}".removesuffix("/.")
-            )
-            if info is None:  # a socket
-                continue
-            small = info.isreg() and info.size <= SMALL
-            waiting.append((info, path, pool.submit(path.read_bytes) if small else None))
+            # Python replaces files of bytecode at any time, by way of temporary ones.
+            with suppress(FileNotFoundError):
+                # Not by the readers: of two links to one file, the first in the archive is the
+                # file.
+                info = archive.gettarinfo(
+                    path, arcname=f"./{path.relative_to(prefix)}".removesuffix("/.")
+                )
+                if info:  # else a socket
+                    small = info.isreg() and info.size <= SMALL
+                    read = pool.submit(path.read_bytes) if small else None
+                    waiting.append((info, path, read))
             if len(waiting) > AHEAD:
                 put(archive, named, *waiting.popleft())
         while waiting:
@@ -109,7 +113,11 @@ def put(
                 info.linkname = os.path.relpath(f"./{inner}", Path(info.name).parent)
         archive.addfile(info)
     elif read:
-        content = read.result()
+        try:
+            content = read.result()
+        except FileNotFoundError:
+            return
+        info.size = len(content)
         if named.is_in(content):
             named.files.append(info.name)
         archive.addfile(info, io.BytesIO(content))

@@ -41,6 +41,8 @@ def main() -> None:
         send(told.record())
         sys.exit(1)
     python = folder / "bin" / "python" if folder else Path(sys.executable)
+    if folder and (folder / "pyvenv.cfg").is_file():
+        os.environ["VIRTUAL_ENV"] = str(folder)
     os.environ["PATH"] = os.pathsep.join([str(python.parent), os.getenv("PATH", "")])
     os.execv(python, [str(python), *words])
 

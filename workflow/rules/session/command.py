@@ -322,7 +322,7 @@ class Session:
         """
         self.inputs.refuse_damaged(self.experiment.runs[name].dataset)
         reason = self.workflow.dag.reason(job)
-        fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect", "pack")}
+        fetched = {str(job.output[0]) for job in self.jobs("fetch", "collect")}
         made = sorted(fetched & {*map(str, reason.updated_input_run)})
         words = (
             "an attempt to replace it was ended" if self.is_unseen(job)

@@ -198,7 +198,10 @@ def why_not_compiled(error: Exception) -> str:
     first = lines[-1] if lines[0].endswith(":") else lines[0]
     said = one_line(next(filter(FATAL.search, lines), first), 60)
     if isinstance(error, MemoryError) or NO_MEMORY.search(text):
-        return f"fills the memory of {here}: {said}; ask for more, or use compile: none"
+        whose, remedy = "", "ask for more"
+        if "CUDA" in text:
+            whose, remedy = "a GPU of ", "use a smaller global_batch_size"
+        return f"fills the memory of {whose}{here}: {said}; {remedy}, or use compile: none"
     for needs, pattern in NEEDED.items():
         if pattern.search(text):
             return (

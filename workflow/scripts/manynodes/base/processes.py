@@ -52,7 +52,9 @@ WORKER_KILLED = re.compile(r"RuntimeError: DataLoader worker \(pid \d+\) is kill
 WORKER_GONE = re.compile(r"RuntimeError: DataLoader worker \(pid\(s\) .*\) exited unexpectedly$")
 # In place of an error that Python could not print, because its handler of a signal has raised
 # another one meanwhile, as torch's does when several processes that load data are killed.
-UNPRINTED = re.compile(r".*object address  : 0x|object (refcount|type)\b.*: |lost sys\.stderr$")
+UNPRINTED = re.compile(
+    r".*object address  : 0x|object (refcount|type    |type name) ?: |lost sys\.stderr$"
+)
 PRINTED = re.compile(r"object repr     : (\w+)\((['\"])(.*)\2\)$")
 # The first line of a message whose reason is in the lines after it; pydantic's has no colon.
 ANNOUNCES = re.compile(r":\s*$|\d+ validation errors? for \S+$")

@@ -53,8 +53,8 @@ class Named:
     def rename(self, folder: Path, place: Path) -> None:
         """Let these texts, in a folder, name the place where it will be."""
         names = b"|".join(re.escape(os.fsencode(prefix)) for prefix in self.prefixes)
-        # Not /envs/torch in /envs/torch-2.
-        pattern = re.compile(rb"(?:%b)(?![\w.-])" % names)
+        # Not /envs/torch in /envs/torch-2, nor in /gpfs/envs/torch, but in -L/envs/torch/lib.
+        pattern = re.compile(rb"(?:(?<![\w.-])|(?<=-[IL]))(?:%b)(?![\w.-])" % names)
         for name in self.files:
             path = folder / name
             mode = path.stat().st_mode

@@ -271,12 +271,12 @@ class Experiment:
 
     def with_site(self, modules: Sequence[str], setup: str) -> "Experiment":
         """The same with what a site loads first in the environment of every program: its modules
-        before those of the experiment, its lines of bash before the experiment's. Without
-        `environment` the program runs in the workflow's own, which needs nothing of them.
+        before those of the experiment, its lines of bash before the experiment's. The workflow's
+        own needs nothing of them.
         """
-        own = self.config["environment"]
-        if own is None:
+        if self.environment.is_ours:
             return self
+        own = self.config["environment"]
         lines = [each for each in (setup, own.get("setup")) if each]
         loaded = {"modules": [*modules, *own.get("modules", [])], "setup": "\n".join(lines)}
         given = own | {name: value for name, value in loaded.items() if value}
@@ -348,7 +348,7 @@ class Experiment:
             if self.keys.properties[key].get("result", True) == result
         }
 
-    @property
+    @cached_property
     def gpus_for_auto(self) -> int:
         """GPUs that one machine needs to train all runs with `device: auto` on GPUs; at least 1."""
         return max((r.world_size for r in self.runs.values() if r.device == "auto"), default=1)

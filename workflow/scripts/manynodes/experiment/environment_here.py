@@ -6,11 +6,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import file_sha256, is_file
@@ -70,15 +68,21 @@ class EnvironmentHere(UserEnvironment):
         """Refuse a uv project with packages of other versions than its lock has. What else is
         locked, such as for extras, may be missing; the program's imports are looked for in the job.
         """
-        if not (self.uv and self.answers_here):
+        if not self.uv:
             return
+        # Only here: `launch` alone does without it.
+        from packaging.utils import canonicalize_name
+
         locked = versions_in(self.lock)
-        for name, version in self.here["distributions"].items():
+        # Not by its Python, which sees PYTHONPATH too.
+        folders = map(str, self.folder.glob("lib/python*/site-packages"))
+        for each in metadata.distributions(path=[*folders]):
+            name, version = each.metadata["Name"] or "", each.metadata["Version"] or ""
             versions = locked.get(canonicalize_name(name))
             if versions and normal(version) not in versions:
                 raise Refusal(
-                    f"{self.prefix} has {name} {version}, and uv.lock {'/'.join(sorted(versions))};"
-                    f" run `uv sync --locked` in {self.uv}"
+                    f"its .venv has {name} {version}, and uv.lock {'/'.join(sorted(versions))}; "
+                    f"run `uv sync --locked` in {self.uv}"
                 )
 
     @property
@@ -109,15 +113,17 @@ class EnvironmentHere(UserEnvironment):
         if self.container and self.is_image_file:
             status = Path(self.container).stat()
             return f"{self.image} {status.st_size} {status.st_mtime_ns}"
-        if not (self.answers_here or self.is_ours):
+        if not (self.prefix or self.is_ours):
             return ""
-        text = f"{self.packages_sha256} {self.here['contents']} {self.identity} {self.unlisted}"
+        asked = self.here["contents"] if self.answers_here or self.is_ours else ""
+        text = f"{self.packages_sha256} {asked} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def unlisted(self) -> list[tuple[str, int, int]]:
-        """Changes with what pip lists in no RECORD: conda's packages, and single modules and .pth
-        files of which somebody has changed the text. Not with what lies deeper, thousands of files.
+        """Changes with what pip lists in no RECORD: conda's packages, single modules and .pth files
+        of which somebody has changed the text, and the names of folders, which have versions. Not
+        with what lies deeper, thousands of files.
         """
         found = []
         for each in ("conda-meta/*.json", "lib/python*/site-packages/*"):
@@ -125,6 +131,8 @@ class EnvironmentHere(UserEnvironment):
                 if is_file(path):
                     status = path.stat()
                     found.append((path.name, status.st_size, status.st_mtime_ns))
+                else:
+                    found.append((path.name, 0, 0))
         return found
 
     @property
@@ -177,6 +185,8 @@ def versions_in(lock: Path) -> Mapping[str, set[str]]:
 
 def normal(version: str) -> str:
     """A version as uv writes it: 2024.7.4 for 2024.07.04."""
+    from packaging.version import InvalidVersion, Version
+
     try:
         return str(Version(version))
     except InvalidVersion:

@@ -116,7 +116,9 @@ class UserEnvironment:
         prefix = self.prefix
         if self.is_ours:
             ours = Path(sys.prefix)
-            alone = sys.prefix != sys.base_prefix or (ours / "conda-meta").is_dir()
+            # Conda's own has the others below it.
+            of_conda = (ours / "conda-meta").is_dir() and not (ours / "condabin").is_dir()
+            alone = sys.prefix != sys.base_prefix or of_conda
             prefix = ours if alone else None
         return None if prefix is None or prefix.is_file() else prefix
 
@@ -155,7 +157,7 @@ class UserEnvironment:
         if self.modules:
             lines += [FIND_MODULE, f"module load {shlex.join(self.modules)} || exit 1"]
         if self.setup:
-            told = 'echo "environment.setup: $BASH_COMMAND ended with status $?" >&2'
+            told = 'echo "environment.setup or site_setup: $BASH_COMMAND ended with status $?" >&2'
             lines += ["set -e", f"trap {shlex.quote(told)} ERR", self.setup, "set +euf; trap - ERR"]
         if self.conda:
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")

@@ -70,7 +70,7 @@ def claimed_gpus(
         if time.monotonic() - begun > TELL and not told:
             told = True
             tell(
-                f"waiting for {processes} of the {len(gpus)} GPUs, which other trainings of yours "
+                f"waiting for {processes} of the {len(gpus)} GPUs, which other programs of yours "
                 "have"
             )
         time.sleep(POLL)
@@ -184,22 +184,30 @@ def visible_gpus() -> list[str]:
     return list(takewhile(NAME.fullmatch, named))
 
 
-@cache
 def uuids_by_index() -> Mapping[str, str]:
     """The unique names of the GPUs that the driver shows; none if there is no driver.
 
     Raises:
         Refusal: it does not answer.
     """
+    answer = answer_of_driver()
+    if isinstance(answer, Refusal):
+        raise answer
+    return answer
+
+
+@cache
+def answer_of_driver() -> Mapping[str, str] | Refusal:
+    """The same; asked once, as a driver that does not answer is waited for a minute."""
     if not shutil.which("nvidia-smi"):
         return {}
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        raise Refusal(
+        return Refusal(
             f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator"
-        ) from None
+        )
     lines = done.stdout.splitlines() if done.returncode == 0 else []
     pairs = (line.split(",") for line in lines if "," in line)
     return {index.strip(): uuid.strip() for index, uuid, *_ in pairs}

@@ -56,8 +56,7 @@ def watch(
             more = f" and {len(left) - 1} more go" if len(left) > 1 else " goes"
             tell(
                 f"{sent[0]} ended with status 0 more than {patience:.0f} s ago, and "
-                f"{left[0]}{more} on; if nothing more is to come, end the job, which tells "
-                "where, and run the same command again"
+                f"{left[0]}{more} on; if nothing more is to come, end the job, which tells where"
             )
             return
 

@@ -339,13 +339,12 @@ def keep_record(
     Args:
         continued: the program had saved something before.
     """
-    folders = Folders(task.output.resolve())
+    folders, given = Folders(task.output.resolve()), task.environment or {}
     # Where it is staged, the node may not see it.
     with suppress(KeyError, OSError):
-        record["lock_sha256"] = file_sha256(Path((task.environment or {})["uv"], "uv.lock"))
+        record["lock_sha256"] = file_sha256(Path(given["uv"], "uv.lock"))
     if continued and not task.evaluates:
         note_other_packages(record, folders, tell)
-    given = task.environment or {}
     record["kind"] = next((part for part in KINDS if part in given), None)
     if record.pop("fuse", False) and "container" in given:
         tell(

@@ -130,6 +130,8 @@ def of_program(experiment: Experiment, folder: Path) -> Numbers:
     # An earlier version has written none.
     with suppress(FileNotFoundError):
         environment = read_json(folder / "environment.json", "environment", PUT_BACK)
+    # Its diff may be a megabyte, of each run.
+    environment.pop("repository", None)
     rows = table_of(found.metrics)
     return Numbers(found.about, results, rows, found.confusion, found.sums, environment)
 

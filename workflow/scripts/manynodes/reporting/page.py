@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "image": "image (SHA-256)",
     "driver": "driver",
 }
+UNPACKED = "-unpacked/bin/"  # in the path of a staged interpreter, see data/unpacking.py
 # Columns that do not differ between seeds, or only go with others.
 NOT_AVERAGED = ("n", *PLAIN, "seconds")
 # Of the classifier's columns; another program's have the names that it gives them.
@@ -470,10 +471,13 @@ def environment_section(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     rows: dict[tuple[str, ...], list[str]] = {}
     installed: dict[str, list[str]] = {}
     for run, each in found.items():
-        words = {key: value_words(value) for key, value in each.items() if value}
+        words = {key: value_words(each[key]) for key in ENVIRONMENT if each.get(key)}
         words |= {key: words[key][:10] for key in ("lock_sha256", "image") if key in words}
         if "kind" in each:
             words.setdefault("kind", "the workflow's own")
+        if UNPACKED in words.get("interpreter", ""):
+            # On a job's scratch, which is another one for each run.
+            words["interpreter"] = "a staged copy"
         rows.setdefault(tuple(words.get(key, "–") for key in ENVIRONMENT), []).append(run)
         installed.setdefault(json.dumps(each.get("distributions", {})), []).append(run)
     shown = pd.DataFrame(list(rows), columns=list(ENVIRONMENT.values()))
@@ -487,7 +491,7 @@ def environment_section(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
         )
         for text, runs in installed.items()
     ]
-    return {"environments": shown, "installed": lists}
+    return {"environments": shown, "installed": lists} if len(shown.columns) else {}
 
 
 def images_row(manifest: Mapping[str, Any]) -> tuple[str, str]:
