@@ -268,8 +268,9 @@ REFUSED = [
 ]
 
 
-def test_a_site_loads_nothing_where_there_is_no_environment() -> None:
-    given = Experiment.from_config({"experiment": "mine"})
+@pytest.mark.parametrize("environment", [None, {"stage": True}])
+def test_a_site_loads_nothing_where_there_is_no_environment(environment: dict | None) -> None:
+    given = Experiment.from_config({"experiment": "mine", "environment": environment})
     assert given.with_site(["cuda"], "umask 2").environment.is_ours
 
 

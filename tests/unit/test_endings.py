@@ -216,6 +216,8 @@ DUMPED = [
 def test_a_killed_process_that_loads_data_is_told_with_its_signal(lines) -> None:
     told = Ending("rank 1", "n2", 1, 1.0, lines=last_words(["begun", *lines], "")).error
     assert told == f"rank 1 on n2: {KILLED.rstrip()}"
+    own = "object type of sample 3: dict is not supported"
+    assert last_words([own], "", 2) == (own,)
 
 
 def test_of_a_group_of_errors_the_first_one_is_told() -> None:

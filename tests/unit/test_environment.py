@@ -315,15 +315,18 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
 
 
-def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{}, {"setup": "umask 2"}], ids=["asked", "not asked"])
+def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(
+    tmp_path: Path, given: dict
+) -> None:
     packages = own_python(tmp_path / "v")
     seen = set()
-    for name in ("lib/nothing", "conda-meta/cuda-12.json", packages / "mine.pth"):
+    for name in ("lib/nothing", "conda-meta/cuda-12.json", packages / "mine.pth", packages / "x-1"):
         path = tmp_path / "v" / name
         path.parent.mkdir(exist_ok=True)
-        path.touch()
-        seen.add(EnvironmentHere.of({"python": str(tmp_path / "v")}).contents_sha256)
-    assert len(seen) == 3
+        path.mkdir() if path.name == "x-1" else path.touch()
+        seen.add(EnvironmentHere.of({"python": str(tmp_path / "v")} | given).contents_sha256)
+    assert len(seen) == 4
 
 
 def test_what_runs_in_the_users_python_is_of_python_3_7() -> None:

@@ -913,3 +913,23 @@ def test_a_rank_whose_memory_is_written_to_a_core_file_does_not_wait_for_a_disk(
     monkeypatch.setattr(whereabouts, "stat_of", lambda _pid: ["D"])
     monkeypatch.setattr(whereabouts, "dumps_core", lambda _pid: dumps)
     assert whereabouts.state_of(os.getpid()) == ("" if dumps else "waiting for a disk")
+
+
+def test_a_driver_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def silent(command: list[str], **_options: object) -> None:
+        asked.append(command)
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: name)
+    monkeypatch.setattr(gpus.subprocess, "run", silent)
+    gpus.answer_of_driver.cache_clear()
+    try:
+        for device in ("auto", "cuda"):
+            with pytest.raises(Refusal, match="nvidia-smi does not answer"):
+                gpus.usable_gpus(device, 1)
+    finally:
+        gpus.answer_of_driver.cache_clear()
+    assert len(asked) == 1
