@@ -319,8 +319,8 @@ def test_a_uv_project_whose_lock_changes_is_another_program(place: Checkout) -> 
     wheel(folder, "2.01")
     uv(place, "lock", "--upgrade")
     done = place.snakemake("--dry-run", *command)
-    says = "/.venv has mine 1, and uv.lock 2.1; run `uv sync --locked` in project"
-    assert f"config: environment: project{says}" in done.stdout
+    says = "its .venv has mine 1, and uv.lock 2.1; run `uv sync --locked` in project"
+    assert f"config: environment: {says}" in done.stdout
     uv(place, "sync", "--locked")
     changed = place.snakemake("--dry-run", *command)
     assert "would replace finished results: run (train or its environment has changed)" in (
@@ -389,7 +389,8 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
         f"with open({str(seen)!r}, 'a') as file:\n"
         "    print(sys.prefix, *map(os.path.basename, sys.orig_argv), file=file)\n"
     )
-    monkeypatch.setitem(place.command, 0, str(ours / "bin/python"))
+    python = str(ours / "bin/python")
+    monkeypatch.setattr(place, "command", [python, *place.command[1:]])
     given = ["environment={stage: true}", "experiment=staged", "epochs=1", "seed=0", "nodes=2",
              f"scratch=['{place.scratch}']"]  # fmt: skip
     started = place.start("--configfile", "config/digits.yaml", "--until", "train", "--config",

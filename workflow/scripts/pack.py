@@ -12,7 +12,7 @@ import tarfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -78,8 +78,7 @@ def add(archive: tarfile.TarFile, given: Path) -> None:
     waiting: deque[tuple[tarfile.TarInfo, Path, Future[bytes] | None]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
         for path in below(prefix):
-            # Python replaces files of bytecode at any time, by way of temporary ones.
-            with suppress(FileNotFoundError):
+            with vanishing(path):
                 # Not by the readers: of two links to one file, the first in the archive is the
                 # file.
                 info = archive.gettarinfo(
@@ -113,17 +112,25 @@ def put(
                 info.linkname = os.path.relpath(f"./{inner}", Path(info.name).parent)
         archive.addfile(info)
     elif read:
-        try:
+        with vanishing(path):
             content = read.result()
-        except FileNotFoundError:
-            return
-        info.size = len(content)
-        if named.is_in(content):
-            named.files.append(info.name)
-        archive.addfile(info, io.BytesIO(content))
+            info.size = len(content)
+            if named.is_in(content):
+                named.files.append(info.name)
+            archive.addfile(info, io.BytesIO(content))
     else:
         with path.open("rb") as file:
             archive.addfile(info, file)
+
+
+@contextmanager
+def vanishing(path: Path) -> Iterator[None]:
+    """Leave out a file of bytecode that is gone: Python makes them anew at any time."""
+    try:
+        yield
+    except FileNotFoundError:
+        if path.parent.name != "__pycache__":
+            raise
 
 
 def below(folder: Path) -> Iterator[Path]:

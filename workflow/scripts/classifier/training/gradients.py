@@ -199,7 +199,7 @@ def why_not_compiled(error: Exception) -> str:
     said = one_line(next(filter(FATAL.search, lines), first), 60)
     if isinstance(error, MemoryError) or NO_MEMORY.search(text):
         whose, remedy = "", "ask for more"
-        if "CUDA" in text:
+        if re.search(r"CUDA\W[^\n]*out of memory", text):
             whose, remedy = "a GPU of ", "use a smaller global_batch_size"
         return f"fills the memory of {whose}{here}: {said}; {remedy}, or use compile: none"
     for needs, pattern in NEEDED.items():

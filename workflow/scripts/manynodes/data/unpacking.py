@@ -54,7 +54,7 @@ class Named:
         """Let these texts, in a folder, name the place where it will be."""
         names = b"|".join(re.escape(os.fsencode(prefix)) for prefix in self.prefixes)
         # Not /envs/torch in /envs/torch-2, nor in /gpfs/envs/torch, but in -L/envs/torch/lib.
-        pattern = re.compile(rb"(?:(?<![\w.-])|(?<=-[IL]))(?:%b)(?![\w.-])" % names)
+        pattern = re.compile(rb"(?:(?<![\w.}-])|(?<=-[A-Z])|(?<=-isystem))(?:%b)(?![\w.-])" % names)
         for name in self.files:
             path = folder / name
             mode = path.stat().st_mode

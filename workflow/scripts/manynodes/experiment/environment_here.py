@@ -6,7 +6,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +73,17 @@ class EnvironmentHere(UserEnvironment):
         from packaging.utils import canonicalize_name
 
         locked = versions_in(self.lock)
-        # Not by its Python, which sees PYTHONPATH too.
-        folders = map(str, self.folder.glob("lib/python*/site-packages"))
-        for each in metadata.distributions(path=[*folders]):
-            name, version = each.metadata["Name"] or "", each.metadata["Version"] or ""
-            versions = locked.get(canonicalize_name(name))
-            if versions and normal(version) not in versions:
+        # Not by its Python, which sees PYTHONPATH too. Of a package there may be leftovers.
+        there: dict[str, set[str]] = {}
+        for path in self.folder.glob("lib/python*/site-packages/[!~]*.dist-info"):
+            name, _, version = path.name.removesuffix(".dist-info").partition("-")
+            there.setdefault(canonicalize_name(name), set()).add(normal(version))
+        for name, found in sorted(there.items()):
+            versions = locked.get(name, found)
+            if not versions & found:
                 raise Refusal(
-                    f"its .venv has {name} {version}, and uv.lock {'/'.join(sorted(versions))}; "
-                    f"run `uv sync --locked` in {self.uv}"
+                    f"its .venv has {name} {'/'.join(sorted(found))}, and uv.lock "
+                    f"{'/'.join(sorted(versions))}; run `uv sync --locked` in {self.uv}"
                 )
 
     @property
@@ -131,7 +132,7 @@ class EnvironmentHere(UserEnvironment):
                 if is_file(path):
                     status = path.stat()
                     found.append((path.name, status.st_size, status.st_mtime_ns))
-                else:
+                elif path.name != "__pycache__":
                     found.append((path.name, 0, 0))
         return found
 
