@@ -385,9 +385,9 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
     (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
     seen = place.path / "seen"
     (site / "sitecustomize.py").write_text(
-        "import os, sys\n"
+        "import json, os, sys\n"
         f"with open({str(seen)!r}, 'a') as file:\n"
-        "    print(sys.prefix, *map(os.path.basename, sys.orig_argv), file=file)\n"
+        "    print(json.dumps([sys.prefix, *map(os.path.basename, sys.orig_argv)]), file=file)\n"
     )
     python = str(ours / "bin/python")
     monkeypatch.setattr(place, "command", [python, *place.command[1:]])
@@ -399,7 +399,7 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
     assert started.returncode == 0, said
     prefixes: dict[str, set[bool]] = {}
     for line in seen.read_text().splitlines():
-        prefix, *words = line.split()
+        prefix, *words = json.loads(line)
         for name in {"launch.py", "torchrun.py", "train.py"} & {*words[:3]}:
             prefixes.setdefault(name, set()).add(prefix.startswith(str(place.scratch)))
     assert prefixes == {"launch.py": {False}, "torchrun.py": {True}, "train.py": {True}}
