@@ -221,6 +221,8 @@ def waits(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[s
     monkeypatch.syspath_prepend(SIMULATED)
     import nccl_over_gloo
 
+    # What an earlier test has left would never come.
+    nccl_over_gloo.QUEUED.clear()
     sums: list[torch.futures.Future] = []
     ended: list[bool] = []
 
