@@ -162,15 +162,19 @@ def gpus_of(run, processes, for_auto):
     return 0
 
 
+def gpus_of_training(run):
+    """The same of all processes of a run."""
+    return gpus_of(run, run.world_size, EXPERIMENT.gpus_for_auto)
+
+
 def gpus_to_train(wildcards):
     """How many of them the run has while it trains."""
     run = run_of(wildcards)
-    gpus = gpus_of(run, run.world_size, EXPERIMENT.gpus_for_auto)
-    return run.world_size if gpus else 0
+    return run.world_size if gpus_of_training(run) else 0
 
 
 def gpus_to_evaluate(wildcards):
-    """The same while it is evaluated."""
+    """How many of them the run has while it is evaluated."""
     return min(gpus_of(run_of(wildcards), 1, 0), 1)
 
 
@@ -306,8 +310,7 @@ def cpus_of(wildcards):
     run = run_of(wildcards)
     if ALONE:
         return cores
-    gpus = gpus_of(run, run.world_size, EXPERIMENT.gpus_for_auto)
-    return job_size.cpus_on_one_machine(run, cores, gpus)
+    return job_size.cpus_on_one_machine(run, cores, gpus_of_training(run))
 
 
 wildcard_constraints:

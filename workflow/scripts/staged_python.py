@@ -7,14 +7,13 @@ import argparse
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 from manynodes.base.environment import Environment
 from manynodes.base.errors import Refusal, error_line
 from manynodes.data.files import read_files
 from manynodes.data.unpacking import unpacked_here
-from manynodes.launching.endings import Ending, send
+from manynodes.launching.endings import Ending, moment, send
 
 # It would come again at another start.
 REFUSED = {"refused": "yes"}
@@ -37,7 +36,7 @@ def main() -> None:
         _, folder = unpacked_here(source, args.scratch, contract.job_scratch, print)
     except Refusal as refusal:
         who, here = f"node {contract.node_rank}", socket.gethostname()
-        told = Ending(who, here, 1, time.time(), lines=(error_line(refusal),), report=REFUSED)
+        told = Ending(who, here, 1, moment(contract), lines=(error_line(refusal),), report=REFUSED)
         send(told.record())
         sys.exit(1)
     python = folder / "bin" / "python" if folder else Path(sys.executable)

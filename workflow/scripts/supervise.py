@@ -40,7 +40,7 @@ from manynodes.base.showing import show
 from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
 from manynodes.launching.agents import Allowance, Output, Stop, run_all, stop_signals
-from manynodes.launching.endings import LOST_A_PEER, Ending, send
+from manynodes.launching.endings import LOST_A_PEER, Ending, moment, send
 from manynodes.launching.logs import log_file
 from manynodes.launching.whereabouts import Observer
 from manynodes.ranks.stopping import SIGNALS, listen
@@ -165,11 +165,6 @@ def supervise(
         )
         send(ending.record())
     return max(end.status, 1) if end.status or end.stopped else 0
-
-
-def moment(contract: Environment) -> float:
-    """The time now, by the clock of rank 0's node: it is compared with those of other nodes."""
-    return time.time() - (contract.ahead or 0)
 
 
 @dataclass(frozen=True)

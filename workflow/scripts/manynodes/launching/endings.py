@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from manynodes.base.environment import Environment
 from manynodes.base.errors import one_line
 from manynodes.base.processes import (
     AFTERWARDS,
@@ -306,6 +307,11 @@ def raised_in(traceback: Sequence[str]) -> str:
     place = located(*FRAME.match(traceback[places[-1]]).groups())  # type: ignore[union-attr]
     code = traceback[places[-1] + 1]
     return f"{place}: {code.strip()}" if code.startswith("    ") else place
+
+
+def moment(contract: Environment) -> float:
+    """The time now, by the clock of rank 0's node: it is compared with those of other nodes."""
+    return time.time() - (contract.ahead or 0)
 
 
 def send(record: dict) -> None:
