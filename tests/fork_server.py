@@ -3,6 +3,7 @@ and what to import.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,9 +34,15 @@ def serve(requests: socket.socket, modules: Sequence[str]) -> None:
     gc.disable()
     for name in modules:
         importlib.import_module(name)
+    # No program's end is the end of what is imported here: for torch's operators alone, each program
+    # copied 9,000 pages, in 40 ms.
+    for each in gc.get_objects():
+        if type(each) is weakref.finalize:
+            each.atexit = False
     # Otherwise each program looks for garbage in all of this, and so copies it.
     gc.freeze()
     gc.enable()
+    in_huge_pages()
     waits: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -72,6 +80,21 @@ def serve(requests: socket.socket, modules: Sequence[str]) -> None:
             os.write(waits[pid], b"%d\n" % pid)
             for descriptor in theirs:
                 os.close(descriptor)
+
+
+def in_huge_pages() -> None:
+    """Move what is loaded into huge pages: a fork copies a table of all pages, which took three
+    quarters of its time (57 ms; 16 with 200 huge pages). Linux before 6.1 leaves all as it is.
+
+    Source: MADV_COLLAPSE in madvise(2).
+    """
+    madvise, collapse = ctypes.CDLL(None).madvise, 25
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, *_, inode = line.split()[:5]
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        if (rights, inode) == ("rw-p", "0"):
+            madvise(begin, end - begin, collapse)
 
 
 def receive(requests: socket.socket, size: int) -> bytes:

@@ -4,7 +4,9 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
+T = TypeVar("T")
 # Seconds between two questions: a process that has ended between them may have used any time.
 LONGEST = 5
 
@@ -28,6 +30,15 @@ def until(what: Callable[[], object], *starts: subprocess.Popen) -> float:
         time.sleep(min(max(0.1, 30 * (used() - asked)), LONGEST))
         asked = used()
     return time.monotonic() - since
+
+
+def given_enough(seconds: float, run: Callable[[float], T], enough: Callable[[], object]) -> T:
+    """What it returns when it had the seconds for what must come first: twice as many each time."""
+    while True:
+        result = run(seconds)
+        if enough():
+            return result
+        seconds *= 2
 
 
 def used() -> float:

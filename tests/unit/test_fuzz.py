@@ -3,6 +3,7 @@
 import json
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,21 @@ def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, material, case
 @pytest.mark.parametrize("form", reading.OF_RUNS)
 def test_the_fast_check_of_many_files_says_what_jsonschema_says(material, form) -> None:
     path = material.run / f"{form}.json"
-    whole = json.loads(path.read_text()) if path.exists() else programs.ABOUT
+    whole = shortened(json.loads(path.read_text()) if path.exists() else programs.ABOUT)
     assert reading.fast_check(form)(whole)
     draw, verdicts = random.Random(0), []
-    for _ in range(400):
+    for _ in range(200):
         value = fuzz.mutated(whole, draw, material.canary)
         verdicts.append(reading.validator(form).is_valid(value))
         assert reading.fast_check(form)(value) == verdicts[-1], value
     assert {*verdicts} == {True, False}
+
+
+def shortened(value: Any) -> Any:
+    """With two elements of every list: each has the same schema, and costs as much."""
+    if isinstance(value, dict):
+        return {key: shortened(each) for key, each in value.items()}
+    return [shortened(each) for each in value[:2]] if isinstance(value, list) else value
 
 
 def test_the_fuzzer_sees_what_is_wrong(tmp_path, monkeypatch) -> None:

@@ -214,9 +214,8 @@ def test_children_that_are_spawned_can_be_ended(tmp_path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow/modules")}
     done = subprocess.run(
-        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=120,
-        check=True,
-    )  # fmt: skip
+        [sys.executable, program], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[1]\n0\n"
 
 

@@ -51,14 +51,15 @@ def test_a_rank_that_does_not_come_is_named_in_time(monkeypatch: pytest.MonkeyPa
     def other() -> None:
         peer = dist.TCPStore("127.0.0.1", store.port, 3, is_master=False)
         with pytest.raises(Refusal) as refused:
-            join(peer, replace(REPORT, rank=1), 3, timedelta(seconds=2))
+            join(peer, replace(REPORT, rank=1), 3)
         others.append(str(refused.value))
 
     thread = threading.Thread(target=other)
     thread.start()
+    store.wait(["preflight/1"], timedelta(days=1))
     with pytest.raises(Refusal) as refused:
         join(store, REPORT, 3, timedelta(seconds=2))
-    thread.join(10)
+    thread.join()
     assert (
         str(refused.value) == "preflight: ranks 2 of 3 did not connect within 2 s; see their logs"
     )

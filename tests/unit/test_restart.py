@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import psutil
 import pytest
 
 from manynodes.base.timeouts import SUPERVISE_GRACE
@@ -433,8 +434,18 @@ def test_a_rank_that_has_gone_on_until_it_is_ended_is_named_with_its_place(tmp_p
     command = [sys.executable, str(SCRIPTS / "launch.py"), *options, "--", str(script)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launch:
         until(lambda: log.exists() and "goes on" in log.read_text())
-        # By then somebody has looked where it is.
-        time.sleep(6)
+        (parent,) = [
+            process.parent()
+            for process in psutil.Process(launch.pid).children(recursive=True)
+            if str(script) in process.cmdline()[1:2] and process.environ()["RANK"] == "0"
+        ]
+
+        def looks() -> float:
+            return parent.cpu_times().children_user + parent.cpu_times().children_system
+
+        # What looks where it is has ended once more.
+        before = looks()
+        until(lambda: looks() > before)
         launch.terminate()
         _, said = launch.communicate()
     place = r"rank 0 on \S+ was in tests \(\S+/program\.py:3\), after rank 1 on \S+ had ended"
