@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,17 @@ import yaml  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from classifier.models.classifier import build  # noqa: E402
-from classifier.pixels.batches import Augmentation, epoch_plan  # noqa: E402
+from classifier.pixels.batches import (  # noqa: E402
+    Augmentation,
+    Examples,
+    epoch_plan,
+    images_per_pass,
+)
 from classifier.pixels.shares import Shares  # noqa: E402
+from classifier.training import steps  # noqa: E402
 from classifier.training.optimizers import all_orthogonalised, orthogonalised  # noqa: E402
 from manynodes.base.cpus import usable_cpus  # noqa: E402
+from manynodes.ranks.process_group import Process  # noqa: E402
 
 # Seconds after which a call begins nothing more: it ends within ten minutes.
 BUDGET = 480
@@ -136,6 +145,14 @@ class Day:
             text=True,
         )
 
+    def lives(self, folder: str) -> bool:
+        """Whether a process of this training is left."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if str(self.output / folder).encode() in path.read_bytes().split(b"\0"):
+                    return True
+        return False
+
     def said(self, folder: str) -> str:
         return (self.output / f"{folder}.txt").read_text()
 
@@ -230,6 +247,13 @@ class Day:
                 return self.same("ranks-2", launcher)
 
             yield f"{launcher}, with the probe: the same bits", launched
+
+        def orders() -> dict[str, Any]:
+            for how in ("Ring", "Tree"):
+                self.train(self.small, f"ranks-3-{how}", ranks=3, NCCL_ALGO=how)
+            return {how: self.result(f"ranks-3-{how}") for how in ("Ring", "Tree")}
+
+        yield "three ranks, whose sums NCCL makes in two orders: their bits", orders
         for fault in ("raise", "kill", "stop", "loop", "assert"):
 
             def failed(fault: str = fault) -> dict[str, Any]:
@@ -237,10 +261,14 @@ class Day:
                 training = self.start(self.small | {"epochs": 50}, fault, ranks=2, FAULT=fault)
                 status = training.wait(timeout=200)
                 seconds = time.monotonic() - begun
+                while self.lives(fault):
+                    time.sleep(0.1)
+                left = time.monotonic() - begun - seconds
                 last = [line for line in self.said(fault).splitlines() if "rank 1" in line]
                 assert status == 1, status
                 assert last, self.said(fault)[-400:]
-                return {"seconds_from_start": round(seconds, 1), "line": last[-1][:200]}
+                found = {"seconds_from_start": round(seconds, 1), "left_for": round(left, 1)}
+                return found | {"line": last[-1][:200]}
 
             yield f"rank 1: {fault}: it is named", failed
 
@@ -253,8 +281,11 @@ class Day:
             def profiled(how: str = how) -> dict[str, Any]:
                 path = self.output / f"profile-{how}.json"
                 run = self.recipe("airbench94", compile=how, **epochs)
+                before, begun = cpu_seconds(), time.monotonic()
                 self.train(run, f"profiled-{how}", PROFILE=str(path))
-                return json.loads(path.read_text())
+                # Beside its steps, a rank only waits for its GPU.
+                cpus = (cpu_seconds() - before) / (time.monotonic() - begun)
+                return {"cpus": round(cpus, 2)} | json.loads(path.read_text())
 
             if how == "none" or not self.tiny:
                 yield f"airbench94, compile: {how}: an epoch under the profiler", profiled
@@ -281,7 +312,8 @@ class Day:
 
     def photographs(self) -> dict[str, Any]:
         """Milliseconds of a batch. If both together take longer than the longer of the two, the
-        threads that copy images keep the step from Python's lock.
+        threads that copy images keep the step from Python's lock. And what waits for the GPU, and
+        the speed of a validation.
         """
         number, batch = (16, 4) if self.tiny else (2048, 64)
         path = self.output / "photographs.npy"
@@ -304,13 +336,34 @@ class Day:
                 work(pixels)
 
         pixels = shares.take(torch.arange(batch))
-        steps = number // batch
+        times = number // batch
         found = {
-            "pixels": seconds_of(lambda: over_all(len), self.device, 1) / steps,
-            "step": seconds_of(lambda: step(pixels), self.device, steps),
-            "both": seconds_of(lambda: over_all(step), self.device, 1) / steps,
+            "pixels": seconds_of(lambda: over_all(len), self.device, 1) / times,
+            "step": seconds_of(lambda: step(pixels), self.device, times),
+            "both": seconds_of(lambda: over_all(step), self.device, 1) / times,
         }
-        return {f"{name}_ms": 1e3 * seconds for name, seconds in found.items()}
+        return {
+            **{f"{name}_ms": 1e3 * seconds for name, seconds in found.items()},
+            "waits": waits_in(lambda: over_all(step)),
+            "validated_per_second": self.validation(network, images),
+        }
+
+    def validation(self, network: torch.nn.Module, images: np.ndarray) -> dict[str, float]:
+        """Images/s by how many are evaluated at once: as on a CPU, and as on a GPU."""
+        device = torch.device(self.device)
+        count = len(images) - len(images) % 16
+        labels = torch.zeros(count, dtype=torch.long, device=device)
+        held_out = Examples(torch.from_numpy(images), torch.arange(count), labels)
+        process = Process(0, 0, 1, device)
+        found = {}
+        for kind in ("cpu", "cuda"):
+            batches = images_per_pass(images, kind)
+            steps.images_per_pass = lambda *_arguments, batches=batches: batches
+            seconds = seconds_of(
+                lambda: steps.validate(network, held_out, (224, 224), process), self.device, 1
+            )
+            found[kind] = count / seconds
+        return found
 
     def fourth(self) -> Iterator[Check]:
         """Time to 94 %, and what saving costs."""
@@ -380,6 +433,23 @@ class Day:
 
         if not self.tiny:
             yield "out of memory is one line", full
+
+
+def cpu_seconds() -> float:
+    """Of all that this process has started and awaited."""
+    return sum(os.times()[2:4])
+
+
+def waits_in(work: Callable[[], object]) -> list[str]:
+    """The lines that waited for a GPU."""
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("warn")
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
+    return sorted({f"{each.filename}:{each.lineno}" for each in waits})
 
 
 def seconds_of(function: Callable[[], object], device: str, calls: int = 20) -> float:

@@ -34,8 +34,8 @@ def serve(requests: socket.socket, modules: Sequence[str]) -> None:
     gc.disable()
     for name in modules:
         importlib.import_module(name)
-    # No program's end is the end of what is imported here: for torch's operators alone, each program
-    # copied 9,000 pages, in 40 ms.
+    # No program's end is the end of what is imported here: for torch's operators alone, each copied
+    # 9,000 pages, in 40 ms.
     for each in gc.get_objects():
         if type(each) is weakref.finalize:
             each.atexit = False

@@ -26,12 +26,16 @@ import torch
 import torch.distributed as dist
 from torch._inductor.exc import GPUTooOldForTriton, TritonMissing
 
+import train
+from classifier.pixels.batches import Examples, images_per_pass
 from classifier.states.saver import Saver
 from classifier.states.state import State
 from classifier.training.gradients import refused_if_not_compiled
 from forked import run_ranks
+from manynodes.base.environment import Environment
 from manynodes.base.errors import LONGEST, Refusal
 from manynodes.base.processes import last_words
+from manynodes.base.tree import encode
 from manynodes.checkpointing.owner import acquire
 from manynodes.experiment.config import read_run
 from manynodes.launching import gpus, whereabouts
@@ -39,7 +43,8 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.whereabouts import Whereabouts
-from manynodes.ranks import probe, process_group
+from manynodes.programs.variables import environment_of, gpu_here
+from manynodes.ranks import device, probe, process_group
 from manynodes.ranks.device import (
     Meter,
     choose_device,
@@ -432,21 +437,26 @@ def test_a_rank_that_fails_does_not_wait_to_destroy_the_group(tmp_path: Path) ->
 
 
 ABSENT = "dist.init_process_group = lambda *_args, **_options: ctypes.CDLL(None).pause()\n"
-# By the ranks that do not come; of two, the other one waits as with NCCL.
-NEVER = {
-    "both": ABSENT,
-    "rank 1": f"""
+# The other rank waits as with NCCL.
+OF_RANK_1 = f"""
 sys.path.append({str(SIMULATED)!r})
 import nccl_over_gloo
 nccl_over_gloo.install()
 if os.environ["RANK"] == "1":
-    {ABSENT}""",
+    """
+# By what does not come.
+NEVER = {
+    "both": ABSENT,
+    "rank 1": OF_RANK_1 + ABSENT,
+    "rank 1's number": OF_RANK_1
+    + "process_group.check_sum = lambda *_arguments: ctypes.CDLL(None).pause()\n",
 }
 
 
 @pytest.mark.parametrize("absent", NEVER)
 def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path, absent: str) -> None:
-    code = NEVER[absent] + dedent("""
+    code = NEVER[absent] + dedent(f"""
+    os.environ["LAUNCH_REPORT"] = {str(tmp_path)!r} + "/report" + os.environ["RANK"]
     process_group.CONNECT = 1
     with failing_at_once(), told_in_one_line("ranks"):
         with process_group.process_group("cpu"):
@@ -456,6 +466,9 @@ def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path, absent
         assert rank.returncode == 1
         line = r"^ranks: preflight: \S+ \(\S+\): no answer within 1 s; the test all-reduce failed"
         assert re.search(line, rank.stdout, re.MULTILINE), rank.stdout
+    # So that nobody starts it again.
+    for number in (0, 1):
+        assert json.loads((tmp_path / f"report{number}").read_text()) == {"refused": True}
 
 
 def test_a_rank_that_is_blocked_outside_python_ends_soon_after_a_signal(tmp_path: Path) -> None:
@@ -516,6 +529,7 @@ class Gpus:
         patch.setattr(torch.cuda, "init", init)
         patch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90", "compute_90"])
         patch.setattr(torch.cuda, "get_device_capability", lambda _number: (9, 0))
+        patch.setattr(torch.cuda, "get_device_name", lambda _number: "Tesla V100")
 
 
 OLD = "The NVIDIA driver on your system is too old (found version 12080)."
@@ -541,6 +555,28 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
     assert str(choose_device("cuda", 1)) == "cuda:0"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    # Or torch has no code for it.
+    Gpus(monkeypatch, 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _number: (7, 0))
+    assert str(choose_device("auto", 0)) == "cpu"
+    why = f"Tesla V100 has compute capability 7.0, torch {torch.__version__} was built for sm_80"
+    assert why in capsys.readouterr().out
+    with pytest.raises(Refusal, match=re.escape(why)):
+        choose_device("cuda", 0)
+
+
+def test_a_machine_whose_gpus_are_not_taken_says_why(monkeypatch) -> None:
+    """torch, asked in a process of its own, sees none of these."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpus.torch_uses_them.cache_clear()
+    told: list[str] = []
+    for for_auto in (1, 4):
+        with gpus.claimed_gpus("auto", 1, told.append, for_auto=for_auto) as mine:
+            assert mine == []
+    assert [line.partition(" computes on its CPUs: ")[2] for line in told] == [
+        "torch cannot use its GPUs",
+        "device: auto needs 4 GPUs, for all runs alike; it has 2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -782,6 +818,26 @@ print(more / len(content))
     assert float(done.stdout) < 2.5, done.stdout
 
 
+def test_a_state_is_read_with_little_more_memory_than_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(encode({"weights": torch.ones(50_000_000)}))
+    code = """
+import resource, sys
+from pathlib import Path
+from manynodes.base.tree import decode
+content = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tree = decode(content)
+more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+print(more / len(content))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) < 1.5, done.stdout
+
+
 WATCHED = """
 import runpy, sys, threading, time
 from classifier.pixels import batches
@@ -846,14 +902,142 @@ def test_on_a_gpu_a_state_is_encoded_while_the_training_goes_on(tmp_path: Path) 
 
     given = {field.name: {} for field in fields(State)}
     given |= {"run": {}, "epoch": 1, "step": 0, "seconds": 0.0, "ranks": [], "history": []}
-    for device in ("cuda", "cpu"):
-        process = Process(0, 0, 1, torch.device(device))
+    for kind in ("cuda", "cpu"):
+        process = Process(0, 0, 1, torch.device(kind))
         with (
             acquire(tmp_path, "me", print) as owner,
             Saver(process, tmp_path, owner, every=1000) as saver,
         ):
             saver.save({}, lambda _ranks: Noted(**given), wait=True)
     assert threads == [False, True]
+
+
+def test_tensors_of_a_gpu_are_copied_with_one_wait(monkeypatch) -> None:
+    class OfGpu(torch.Tensor):
+        is_cuda = True
+
+        def __repr__(self) -> str:
+            return "of a GPU"
+
+    done: list[str] = []
+    copy, room = torch.Tensor.copy_, torch.empty_like
+
+    def copied(here: torch.Tensor, there: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        assert non_blocking
+        done.append("copy")
+        return copy(here, there)
+
+    stream = SimpleNamespace(synchronize=lambda: done.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+
+    def pinned(like: torch.Tensor, device: str, pin_memory: bool) -> torch.Tensor:
+        assert pin_memory
+        return room(like.as_subclass(torch.Tensor), device=device)
+
+    monkeypatch.setattr(torch, "empty_like", pinned)
+    there, here = [torch.ones(3).as_subclass(OfGpu) for _ in range(3)], torch.zeros(2)
+    found = on_cpu_at_once({"a": there[0], "b": [there[1], {"c": there[2], "d": here}], "e": 7})
+    assert done == ["copy", "copy", "copy", "wait"]
+    assert found["b"][1]["d"] is here
+    assert (found["e"], found["a"].tolist()) == (7, [1.0, 1.0, 1.0])
+
+
+def test_all_tensors_are_asked_for_infinities_at_once(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(device, "numbers", lambda tensor: asked.append(1) or tensor.tolist())
+    fine, bad = torch.ones(3), torch.tensor([1.0, float("inf")])
+    assert device.first_not_finite({"a": fine, "b": bad, "c": bad, "d": fine}) == "b"
+    assert device.first_not_finite({"a": fine, "d": fine}) is None
+    assert len(asked) == 2
+    assert device.first_not_finite({}) is None
+
+
+def test_images_are_evaluated_in_the_same_passes_on_any_number_of_gpus() -> None:
+    """Eight times as many at once as on a CPU."""
+    images = torch.arange(9001, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 32, 32, 3)
+    count = images_per_pass(images, "cuda")
+    assert count == 8 * images_per_pass(images) == 4000
+    assert images_per_pass(torch.empty(1, 4000, 4000, 3, device="meta"), "cuda") == 8
+    examples = Examples(images, torch.arange(2, 9001), torch.zeros(8999))
+
+    def passes(ranks: int) -> dict[int, torch.Tensor]:
+        return {
+            int(numbers[0]): pixels
+            for rank in range(ranks)
+            for numbers, pixels in examples.passes(count, (32, 32), rank, ranks)
+        }
+
+    alone = passes(1)
+    assert [len(pixels) for pixels in alone.values()] == [4000, 4000, 999]
+    for ranks in (2, 3, 4):
+        shared = passes(ranks)
+        assert shared.keys() == alone.keys()
+        assert all(torch.equal(shared[first], alone[first]) for first in alone)
+
+
+@pytest.mark.parametrize(("numbers", "found"), [
+    # Without a GPU; with one; with one that has neither these counters nor NVIDIA's library.
+    ((0.01, 0.002, 0, -1, -1, -1, -1), (0.01, 0.002, None, None, None, None, None)),
+    ((0.01, 0.0, 2e9, 1234.56, 0.5, 0.0, 0.97), (0.01, 0.0, 2_000_000_000, 1234.6, 0.5, 0.0, 0.97)),
+    ((0.01, 0.0, 2e9, -1, -1, -1, -1), (0.01, 0.0, 2_000_000_000, None, None, None, None)),
+    # Only the results had to be written; nothing is known.
+    ((0, 0, 0, 0, 0, 0, 0), (None,) * 7),
+])  # fmt: skip
+def test_what_a_gpu_has_measured_is_in_the_record(
+    numbers: tuple[float, ...], found: tuple[float | None, ...]
+) -> None:
+    """In run.json, for every rank."""
+    assert tuple(train.measured(numbers).values()) == found
+
+
+@pytest.mark.parametrize(("device", "given", "slurm", "driver", "here"), [
+    ("auto", None, False, True, True), ("auto", None, False, False, False),
+    # A job that has asked for no GPU sees none.
+    ("auto", None, True, True, False), ("auto", "0", True, True, True),
+    ("cuda", None, True, True, True), ("cuda", "0", True, False, False),
+    ("cpu", "0", False, True, False), ("cuda", "", False, True, False),
+])  # fmt: skip
+def test_a_program_may_find_a_gpu_if_its_job_has_one(
+    monkeypatch, device: str, given: str | None, slurm: bool, driver: bool, here: bool
+) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(
+        Path, "exists", lambda path: driver if str(path) == "/dev/nvidiactl" else exists(path)
+    )
+    environment = {"SLURM_JOB_ID": "7"} if slurm else {}
+    if given is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = given
+    assert gpu_here(device, environment) == here
+    found = environment_of(Environment(device=device), environment, "")
+    assert found.get("ACCELERATE_USE_CPU") == (None if here else "true")
+
+
+def test_of_torchs_warnings_only_those_of_what_we_mean_are_not_shown(tmp_path: Path) -> None:
+    code = f"""
+    import warnings
+    from classifier.training.gradients import distributed
+    from manynodes.experiment.config import read_run
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    run = read_run({json.dumps(RUN | {"nproc_per_node": 2})!r})
+    first = [(torch.ones(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64))]
+    with process_group.process_group("cpu"):
+        def network():
+            return nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+        if {{shows}}:
+            DistributedDataParallel(network(), broadcast_buffers=False)
+        else:
+            distributed(run, network(), first)
+        warnings.warn("Grad strides do not match bucket view strides, and so on")
+        warnings.warn("mine is shown")
+    """
+    ours = "`broadcast_buffers` is deprecated", "Grad strides do not match"
+    for shows in (True, False):
+        for rank in run_both(tmp_path, code.replace("{shows}", str(shows))):
+            assert rank.returncode == 0, rank.stdout
+            assert [line in rank.stdout for line in ours] == [shows, shows]
+            assert "mine is shown" in rank.stdout
 
 
 def test_what_is_on_the_cpu_is_not_copied() -> None:

@@ -29,10 +29,11 @@ from manynodes.launching.logs import folder_of_job
 from manynodes.launching.ports import refuse_ipv6_only
 from manynodes.schedulers.base import Allocation
 from programs import SCRIPTS, program, train_command
-from trainings import RUN
+from trainings import CONNECTED, RUN
 from waiting import until
 
 HOST = socket.gethostname()
+connections = pytest.mark.parametrize("connection", CONNECTED)
 
 
 def script(folder: Path, body: str) -> Path:
@@ -218,11 +219,14 @@ def test_a_log_that_is_there_goes_on_and_what_is_no_log_stays(tmp_path) -> None:
     assert not (tmp_path / "failure.json").exists()
 
 
-def test_a_killed_rank_is_named_although_its_peers_fail_first(digits, tmp_path) -> None:
+@pytest.mark.parametrize("connection", ["gloo", pytest.param("nccl", marks=pytest.mark.faults)])
+def test_a_killed_rank_is_named_although_its_peers_fail_first(
+    digits, tmp_path, connection: str
+) -> None:
     """Peers notice the lost connection before anybody waits for the dead rank; torchrun only
-    reports status 1.
+    reports status 1. With NCCL they notice nothing.
     """
-    process, ours = training(digits, tmp_path, nodes=2)
+    process, ours = training(digits, tmp_path, 2, connection)
     victim = next(
         path
         for path in ours
@@ -281,7 +285,9 @@ time.sleep(1e9)"""
     assert not [pid for pid in (int(path.name) for path in pids.iterdir()) if alive(pid)]
 
 
-def training(digits: Path, folder: Path, nodes: int = 1) -> tuple[subprocess.Popen, list[Path]]:
+def training(
+    digits: Path, folder: Path, nodes: int = 1, connection: str = "gloo"
+) -> tuple[subprocess.Popen, list[Path]]:
     """A long training on two processes, after its first epoch; the launch, and /proc/<pid> of all
     its processes.
     """
@@ -296,7 +302,10 @@ def training(digits: Path, folder: Path, nodes: int = 1) -> tuple[subprocess.Pop
         "--",
         *train_command(run, digits, folder / "out"),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=os.environ | CONNECTED[connection],
+    )  # fmt: skip
     until((folder / "out" / "metrics.csv").exists, process)
     ours = [path for path in Path("/proc").glob("[0-9]*") if str(folder).encode() in cmdline(path)]
     # launch, an agent for each node, two ranks, and what watches over each
@@ -448,8 +457,9 @@ def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) 
 
 
 @pytest.mark.faults
-def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
-    process, ours = training(digits, tmp_path)
+@connections
+def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path, connection: str) -> None:
+    process, ours = training(digits, tmp_path, connection=connection)
     agent = next(path for path in ours if b"torchrun.py" in cmdline(path))
     os.kill(int(agent.name), signal.SIGKILL)
     assert process.wait() == 1
@@ -457,15 +467,13 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "target",
-    ["supervise.py", "torchrun.py"],
-)
+@connections
+@pytest.mark.parametrize("target", ["supervise.py", "torchrun.py"])
 def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
-    digits, tmp_path, target
+    digits, tmp_path, target: str, connection: str
 ) -> None:
     """All ranks have saved, and the next launch resumes."""
-    process, ours = training(digits, tmp_path)
+    process, ours = training(digits, tmp_path, connection=connection)
     os.kill(int(next(path for path in ours if runs(path, target)).name), signal.SIGTERM)
     said = process.communicate()[1].decode()
     assert process.returncode == 75, said
@@ -505,8 +513,11 @@ def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work
 
 
 @pytest.mark.faults
-def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
-    process, ours = training(digits, tmp_path)
+@connections
+def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(
+    digits, tmp_path, connection: str
+) -> None:
+    process, ours = training(digits, tmp_path, connection=connection)
     folder = temporary(process)
     os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
     said = process.communicate()[1].decode()

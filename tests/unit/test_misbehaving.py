@@ -363,9 +363,7 @@ def test_closed_streams_and_names_that_are_no_text_hide_no_failure(tmp_path) -> 
         script = tmp_path / "program.py"
         script.write_text(dedent(text))
         log = tmp_path / "log"
-        done = subprocess.run(
-            [*command, *options, "--log", log, "--", script], capture_output=True
-        )
+        done = subprocess.run([*command, *options, "--log", log, "--", script], capture_output=True)
         assert done.returncode == 1
         assert b"Traceback" not in done.stderr or b"ValueError: mine" in done.stderr
         *_, last = log.read_text().splitlines()

@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,8 +35,6 @@ FAULTS = (
 )
 # If any of its processes is asked to stop, a training saves and ends with status 75.
 STOPPED_IN_ORDER = tuple(fault for fault in FAULTS if not fault.startswith("SIGKILL"))
-# Those that reach a rank itself: what the others do is all that GPUs change.
-OF_RANKS = tuple(fault for fault in FAULTS if fault.endswith(("train.py", " launch.py")))
 PROCESSES = 2
 # Many more epochs than pass between the faults.
 EPOCHS = 60
@@ -53,16 +50,14 @@ def alone(digits, tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    ("connection", "possible"), [("gloo", FAULTS), ("nccl", OF_RANKS)], ids=CONNECTED
-)
+@pytest.mark.parametrize("connection", CONNECTED)
 def test_interrupted_again_and_again_at_random_moments(
-    digits, alone, tmp_path, connection: str, possible: Sequence[str]
+    digits, alone, tmp_path, connection: str
 ) -> None:
     rng = random.Random(SEED)
     output = tmp_path / "out"
     told, saved = [f"seed {SEED}"], {}
-    faults = rng.sample(possible, len(possible))
+    faults = rng.sample(FAULTS, len(FAULTS))
     # One fault comes during the start; an orderly stop needs a running training.
     early = rng.choice([fault for fault in faults if fault not in STOPPED_IN_ORDER])
     for fault in faults:

@@ -188,14 +188,14 @@ def test_a_rank_that_raises_or_hangs_in_its_network_is_named_and_replaced(
     assert (WATCHDOG[0] in waited) == (connection == "nccl"), waited
 
 
-def test_what_fails_without_progress_is_not_repeated(tmp_path, digits) -> None:
+@connections
+def test_what_fails_without_progress_is_not_repeated(tmp_path, digits, connection: str) -> None:
     """A refusal would come again, and so would a failure at the same place."""
-    training = Training(
-        tmp_path / "run", digits, processes=PROCESSES, launch=["--restart"], learning_rate=1e300
-    )
+    how = {"processes": PROCESSES, "environment": CONNECTED[connection], "launch": ["--restart"]}
+    training = Training(tmp_path / "run", digits, **how, learning_rate=1e300)
     assert training.end() == 1
     assert "starting again" not in training.said
-    training = Training(tmp_path / "other", digits, processes=PROCESSES, launch=["--restart"])
+    training = Training(tmp_path / "other", digits, **how)
     training.await_start("train.py")
     until(lambda: len(training.find("train.py")) == 2)
     os.kill(training.find("train.py")[0], signal.SIGKILL)
@@ -377,16 +377,25 @@ def test_a_deadlock_in_a_user_s_program_is_named_with_its_stack(
     assert re.search(r"rank 1 on \S+ \| <module> \(\S*program\.py:\d+\)", done.stderr)
 
 
-def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(tmp_path) -> None:
+@connections
+def test_a_rank_that_has_ended_while_another_waits_for_it_is_named(
+    tmp_path, connection: str
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, launched, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
+        "from datetime import timedelta\n"
+        "dist.init_process_group('gloo', timeout=timedelta(seconds=launched.timeout))\n"
         "dist.all_reduce(torch.ones(1))\n"
         "if launched.rank == 1: os._exit(0)\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        "number = torch.ones(1)\n"
+        "dist.all_reduce(number)\n"
+        "print(number + 1)\n"
     )
-    done = launched_program(script, tmp_path / "run", 2, "--cpus", 2)
+    done = launched_program(
+        script, tmp_path / "run", 2, "--cpus", 2, "--timeout", HUNG,
+        env=os.environ | CONNECTED[connection],
+    )  # fmt: skip
     assert done.returncode == 1
     line = r"program failed: rank 1 on \S+ ended with status 0 while rank 0 on \S+ waited for it"
     assert re.search(line, done.stderr), done.stderr

@@ -76,14 +76,18 @@ def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path, connecti
 
 
 @pytest.mark.faults
-def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(digits, tmp_path) -> None:
+@pytest.mark.parametrize("connection", CONNECTED)
+def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(
+    digits, tmp_path, connection: str
+) -> None:
     """With a slowly rising rate, training gets worse for epochs before numbers are not finite.
 
     The first such number is a variance in BatchNorm, after a step with finite loss and gradient.
     """
     training = Training(
-        tmp_path / "out", digits, processes=2, learning_rate=1000.0, warmup=0.9, epochs=8
-    )
+        tmp_path / "out", digits, processes=2, environment=CONNECTED[connection],
+        learning_rate=1000.0, warmup=0.9, epochs=8,
+    )  # fmt: skip
     assert training.end() == 1
     *_, last = training.said.splitlines()
     assert re.search(

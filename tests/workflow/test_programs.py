@@ -367,9 +367,7 @@ for epoch in range(1, 9):
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["program", pytest.param("classifier", marks=pytest.mark.faults)]
-)
+@pytest.mark.parametrize("kind", ["program", pytest.param("classifier", marks=pytest.mark.faults)])
 def test_a_training_that_outlives_its_snakemake_is_not_done_twice(
     place: Checkout, running: list[subprocess.Popen], kind: str
 ) -> None:
