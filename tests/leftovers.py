@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from manynodes.base import temporary
@@ -105,12 +105,21 @@ def kill(wanted: Callable[[str], bool]) -> None:
 
 
 def sockets() -> set[tuple[object, ...]]:
-    """The addresses at which this process listens, such as a server in a thread of the tests."""
-    return {
-        tuple(connection.laddr)
-        for connection in psutil.Process().net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    """The addresses at which this process listens, such as a server in a thread of the tests.
+
+    By its own descriptors: /proc/net has all of the machine, in a table that takes 2 ms to read.
+    """
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        # The folder's own is closed by now.
+        with suppress(OSError):
+            if link.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as each:
+                    if each.family in (socket.AF_INET, socket.AF_INET6) and each.getsockopt(
+                        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                    ):
+                        found.add(each.getsockname())
+    return found
 
 
 def in_memory(since: float) -> list[str]:
