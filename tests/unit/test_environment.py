@@ -154,6 +154,28 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     assert UserEnvironment.of({}).variables(before)["PYTHONPATH"] == before["PYTHONPATH"]
 
 
+@pytest.mark.parametrize(("locked", "installed", "taken"), [
+    ("2.11.0", "2.11.0", True), ("2.11.0", "2.10.0", False), ("2024.7.4", "2024.07.04", True),
+    # A site's own build; but a build that is locked is another than the plain one.
+    ("2.11.0", "2.11.0+computecanada", True), ("2.11.0", "2.10.0+computecanada", False),
+    ("2.11.0+cpu", "2.11.0+cpu", True), ("2.11.0+cpu", "2.11.0", False),
+])  # fmt: skip
+def test_a_uv_project_has_the_versions_of_its_lock(
+    tmp_path: Path, locked: str, installed: str, taken: bool
+) -> None:
+    (tmp_path / "uv.lock").write_text(
+        f'[[package]]\nname = "torch"\nversion = "{locked}"\nsource = {{ registry = "site" }}\n'
+    )
+    site = tmp_path / ".venv/lib/python3.11/site-packages"
+    (site / f"torch-{installed}.dist-info").mkdir(parents=True)
+    environment = EnvironmentHere(uv=str(tmp_path))
+    if taken:
+        environment.refuse_unlocked()
+    else:
+        with pytest.raises(Refusal, match="run `uv sync --locked` in "):
+            environment.refuse_unlocked()
+
+
 def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_address() -> None:
     there = interface_of(local_address(OUTSIDE))
     found = gloo_interface({"MASTER_ADDR": "localhost", "LAUNCH_NODES": "2"})

@@ -80,7 +80,8 @@ class EnvironmentHere(UserEnvironment):
             there.setdefault(canonicalize_name(name), set()).add(normal(version))
         for name, found in sorted(there.items()):
             versions = locked.get(name, found)
-            if not versions & found:
+            # The second is of a site's own build of a version, 2.11.0+computecanada.
+            if not versions & (found | {each.partition("+")[0] for each in found}):
                 raise Refusal(
                     f"its .venv has {name} {'/'.join(sorted(found))}, and uv.lock "
                     f"{'/'.join(sorted(versions))}; run `uv sync --locked` in {self.uv}"
