@@ -8,21 +8,25 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import file_sha256, open_file, read_json
 from manynodes.data.datasets import ARRAYS, DATASETS, EXTRA
+
+if TYPE_CHECKING:
+    # Otherwise where it is needed: Snakemake, `launch`, `stage` and `publish` read no array.
+    import numpy as np
 
 MANIFEST = "manifest.json"
 # What the user's own images were imported from, see `UserData.fingerprint`; not a part of the data.
 SOURCE = ".source"
 
 
-def content_sha256(array: np.ndarray) -> str:
+def content_sha256(array: "np.ndarray") -> str:
     """SHA-256 of an array's bytes in C order, without any header."""
+    import numpy as np
+
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
@@ -46,7 +50,7 @@ def label_type(classes: int) -> str:
     return "uint8" if classes <= 256 else "int32"
 
 
-def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: str) -> None:
+def refuse_wrong_content(dataset: str, arrays: "dict[str, np.ndarray]", source: str) -> None:
     """Refuse arrays that are not the data set.
 
     Raises:
@@ -57,7 +61,7 @@ def refuse_wrong_content(dataset: str, arrays: dict[str, np.ndarray], source: st
         array = arrays[name]
         n = spec.train_images if name.startswith("train") else spec.test_images
         shape = (n, *spec.image_shape) if name.endswith("images") else (n,)
-        if array.shape != shape or array.dtype != np.uint8:
+        if array.shape != shape or array.dtype != "uint8":
             raise Refusal(
                 f"{source}: {name} is {array.dtype} {array.shape}, {dataset} has uint8 {shape}; it "
                 f"is not {dataset}"
@@ -142,7 +146,7 @@ class DataFolder:
             or file_sha256(path) != known["sha256"]
         )
 
-    def split(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, name: str) -> "tuple[np.ndarray, np.ndarray]":
         """The images and labels of the split `train` or `test`.
 
         The images are mapped: pages come from the disk, or from the node's page cache, when they
@@ -154,6 +158,8 @@ class DataFolder:
         Raises:
             Refusal: they do not have the manifest's size.
         """
+        import numpy as np
+
         labels = np.array(self.array(f"{name}_labels"))
         if int(labels.max()) >= self.classes or int(labels.min()) < 0:
             wrong = int(labels.min()) if int(labels.min()) < 0 else int(labels.max())
@@ -163,12 +169,14 @@ class DataFolder:
             )
         return self.array(f"{name}_images"), labels
 
-    def extra(self, key: str) -> np.ndarray | None:
+    def extra(self, key: str) -> "np.ndarray | None":
         """One of EXTRA, (n,); None if the data set does not have it.
 
         Raises:
             Refusal: it does not have the manifest's size, or the number of a group is out of range.
         """
+        import numpy as np
+
         if not self.manifest["settings"].get(key):
             return None
         name = EXTRA[key][0]
@@ -177,8 +185,10 @@ class DataFolder:
             raise Refusal(f"{self.path / name}.npy has a group out of range; fetch the data again")
         return found
 
-    def form(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+    def form(self, name: str) -> "tuple[np.dtype, tuple[int, ...]]":
         """Type and shape of one of ARRAYS or EXTRA."""
+        import numpy as np
+
         n = self.manifest["images"][name.partition("_")[0]]
         if name in dict(EXTRA.values()):
             return np.dtype(dict(EXTRA.values())[name]), (n,)
@@ -186,7 +196,9 @@ class DataFolder:
             return np.dtype(self.manifest["dtype"]), (n, *self.image_shape)
         return np.dtype(label_type(self.classes)), (n,)
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> "np.ndarray":
+        import numpy as np
+
         dtype, shape = self.form(name)
         with self.opened(name) as file:
             # Read-only: Linux refuses a writable mapping that is larger than memory and swap.
