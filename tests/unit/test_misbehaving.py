@@ -323,11 +323,18 @@ def test_a_signal_may_come_while_another_is_handled() -> None:
 
 def test_a_daemon_that_holds_the_output_open_is_not_waited_for(tmp_path) -> None:
     """But what a child writes shortly after the end of its parent is not lost."""
-    daemon = "setsid sleep 3600"
-    done = launched(tmp_path, f"import os; os.system('{daemon} & echo ended')", capture_output=True)
+    away = tmp_path / "away"
+
+    def leaves(does: str) -> str:
+        """A command that ends when its child has a session of its own."""
+        child = f"setsid sh -c 'touch {away}; {does}'"
+        return f"{child} & until test -e {away}; do sleep 0.05; done; rm {away}; echo ended"
+
+    daemon = leaves("exec sleep 3600")
+    done = launched(tmp_path, f'import os\nos.system("{daemon}")', capture_output=True)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
     code = """
-    import os
+    import os, sys
     from manynodes.base import processes
     from manynodes.launching import agents
     from manynodes.schedulers.base import Command
@@ -335,15 +342,14 @@ def test_a_daemon_that_holds_the_output_open_is_not_waited_for(tmp_path) -> None
     processes.adopt_orphans()
     nowhere = open(os.devnull, "w")
     # Seconds that would not pass in this test: for a child, and for what a daemon holds open.
-    late = "setsid sh -c 'sleep 0.3; echo late'"
-    for agents.LATE, agents.LATEST, child in ((1e6, 0, late), (0.1, 1e6, DAEMON)):
-        command = Command(("sh", "-c", f"{child} & echo ended"))
+    for agents.LATE, agents.LATEST, line in ((1e6, 0, sys.argv[1]), (0.1, 1e6, sys.argv[2])):
+        command = Command(("sh", "-c", line))
         output, clear = agents.Output(nowhere, nowhere), processes.end_descendants
         outcome = agents.run_all([command], output, agents.Stop(), 5, clear=clear)
         print(outcome.heard_out, flush=True)
     """
     done = subprocess.run(
-        [sys.executable, "-c", dedent(code).replace("DAEMON", repr(daemon))],
+        [sys.executable, "-c", dedent(code), leaves("sleep 0.3; echo late"), daemon],
         env=os.environ | {"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["ended", "late", "True", "ended", "True"], done.stderr
