@@ -17,7 +17,7 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
-from manynodes.experiment.containers import UNWARNED
+from manynodes.experiment.containers import UNWARNED, container_lines
 from manynodes.experiment.environment_here import EnvironmentHere
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
@@ -152,6 +152,20 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     (tmp_path / "lib/python3.9/site-packages/torch").mkdir(parents=True)
     assert other.variables(before)["PYTHONPATH"] == "/of/the/user"
     assert UserEnvironment.of({}).variables(before)["PYTHONPATH"] == before["PYTHONPATH"]
+
+
+def test_a_container_shares_folders_of_any_name(tmp_path: Path) -> None:
+    """For bash, & is what it replaces."""
+    folder = tmp_path / "R&D"
+    folder.mkdir()
+    lines = container_lines("image.sif", []).replace("apptainer exec", "printf '%s\\n'")
+    words = "program_here=$1; program_start=$1; program_words=()\n"
+    done = subprocess.run(
+        ["bash", "-c", f'{words}{lines}\nprintf "%s\\n" "${{program_at[@]}}"', "bash", folder],
+        env={"PATH": os.environ["PATH"], "TMPDIR": "/nowhere"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert str(folder) in done.stdout.splitlines(), done.stdout
 
 
 @pytest.mark.parametrize(("locked", "installed", "taken"), [

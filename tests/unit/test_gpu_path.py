@@ -1021,12 +1021,21 @@ def test_of_torchs_warnings_only_those_of_what_we_mean_are_not_shown(tmp_path: P
     run = read_run({json.dumps(RUN | {"nproc_per_node": 2})!r})
     first = [(torch.ones(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64))]
     with process_group.process_group("cpu"):
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("passes", torch.zeros(()), persistent=False)
+            def forward(self, images):
+                self.passes += 1
+                return images
         def network():
-            return nn.Sequential(nn.Flatten(), nn.Linear(4, 10))
+            return nn.Sequential(nn.Flatten(), Counting(), nn.Linear(4, 10))
         if {{shows}}:
             DistributedDataParallel(network(), broadcast_buffers=False)
         else:
-            distributed(run, network(), first)
+            distributed(run, mine := network(), first)
+            # Of the passes before the first step, nothing is left.
+            assert mine[1].passes == 0
         warnings.warn("Grad strides do not match bucket view strides, and so on")
         warnings.warn("mine is shown")
     """
@@ -1102,13 +1111,13 @@ def test_a_rank_whose_memory_is_written_to_a_core_file_does_not_wait_for_a_disk(
 def test_a_driver_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def silent(command: list[str], **_options: object) -> None:
+    def silent(seconds: float, command: list[str], **_options: object) -> None:
         asked.append(command)
-        raise subprocess.TimeoutExpired(command, 60)
+        raise subprocess.TimeoutExpired(command, seconds)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus.shutil, "which", lambda name: name)
-    monkeypatch.setattr(gpus.subprocess, "run", silent)
+    monkeypatch.setattr(gpus, "answer_within", silent)
     gpus.answer_of_driver.cache_clear()
     try:
         for device in ("auto", "cuda"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
@@ -956,7 +956,8 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
         for at, step in enumerate(run):
             for tag in ("loss", "rate"):
                 scalar = Summary(value=[Summary.Value(tag=tag, simple_value=5 * start + at)])
-                moment = began[0] + start + at / 9
+                # In the first start before the second one, however long that took to note.
+                moment = began[start] + at / 9 * (began[1] - began[0])
                 writer.add_event(Event(step=step, wall_time=moment, summary=scalar))
         writer.close()
     for given in (None, "metrics.csv", {"tensorboard": "tb"}):
@@ -965,6 +966,32 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
     found = metrics_of(tmp_path, "rows.jsonl")
     assert [row["step"] for row in found] == [1, 10, 20, 30, 40]
     assert (found[0]["val"], found[-1]["loss"]) == (9, 6)
+
+
+@pytest.mark.parametrize("name", ["tb", "of_tfevents"])
+def test_what_a_tensorboard_writer_has_purged_is_left_out(tmp_path: Path, name: str) -> None:
+    """One that begins again with `purge_step`, before its first validation; a folder may have the
+    name of an event file.
+    """
+    folders = Folders(tmp_path)
+    (folders.work / name).mkdir(parents=True)
+
+    def write(moment: float, step: int, **values: float) -> None:
+        writer = FileWriter(str(folders.work / name), filename_suffix=f".{moment}")
+        if not values:
+            log = SessionLog(status=SessionLog.START)
+            writer.add_event(Event(step=step, wall_time=moment, session_log=log))
+        for tag, value in values.items():
+            scalar = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(step=step, wall_time=moment, summary=scalar))
+        writer.close()
+
+    write(1, 400, loss=2)
+    write(2, 500, loss=1, val=3)
+    write(3, 401)
+    assert metrics_of(tmp_path, {"tensorboard": name}) == [{"step": 400, "loss": 2}]
+    (folders.work / name / "events.out.tfevents.9.damaged").write_bytes(b"damaged" * 9)
+    assert metrics_of(tmp_path, {"tensorboard": name}) == [{"step": 400, "loss": 2}]
 
 
 @pytest.mark.parametrize(("saved", "first", "told"), [

@@ -295,6 +295,10 @@ class Twice(Tied):
     def parameter_groups(self, weight_decay, muon):
         return [{"params": self.head.weight}, {"params": self.head.parameters()}]
 
+class Rated(Tied):
+    def parameter_groups(self, weight_decay, muon):
+        return [{"params": self.head.parameters(), "lr": 0.01}]
+
 class Rows(Tied):
     def parameter_groups(self, weight_decay, muon):
         return [{"params": list(self.head.weight)}]
@@ -361,6 +365,7 @@ class Reads(Tied):
     ("NoGrad", "gives logits without a gradient; leave torch.no_grad out of forward"),
     ("Flat", "parameter_groups gives a Parameter; give groups such as"),
     ("Twice", "parameter_groups gives head.weight twice; give it once"),
+    ("Rated", "gives lr, which learning_rate and schedule set in each step; give rate, a factor"),
     ("Rows", "gives a Tensor that is no parameter of the network; give those of its layers"),
     ("Fails", "ZeroDivisionError: division by zero"),
     ("Reads", "mean.txt is not there: of the files beside the network only Python files are copie"),

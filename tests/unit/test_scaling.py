@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -167,7 +168,14 @@ def test_settings_are_compared_apart_and_few_sizes_have_no_model() -> None:
     assert "model" not in lines.index
     assert scaling.meaning(table).startswith("Input: the share of a step in which ")
     assert list(lines.loc["setting"]) == ["weight_decay 0.0"] * 2 + ["weight_decay 0.1"] * 2
-    assert len(scaling_figure.draw(experiment, table, 360, "study").axes) == 2
+    images = {run: 360 * (1 + at) for at, run in enumerate(table["run"])}
+    figure = scaling_figure.draw(experiment, table, images, "study")
+    assert len(figure.axes) == 2
+    assert figure.axes[1].get_title("left").endswith("95% interval of their test images")
+    # Of more images, it is smaller.
+    bars = [np.ptp(bar.get_segments()[0][:, 1]) for bar in figure.axes[1].collections]
+    assert len(bars) == len(table)
+    assert bars == sorted(bars, reverse=True)
 
 
 def test_a_setting_has_the_learning_rate_as_it_is_given() -> None:
@@ -187,7 +195,9 @@ def test_a_setting_has_the_learning_rate_as_it_is_given() -> None:
 def test_sizes_that_divide_the_same_cpu_are_drawn_without_a_curve() -> None:
     experiment = study([{"nproc_per_node": n, "global_batch_size": 480} for n in (1, 2)])
     table = scaling.sizes(experiment, measured(experiment, cpus=1))
-    (accuracy,) = scaling_figure.draw(experiment, table, 360, "study").axes
+    images = dict.fromkeys(table["run"], 360)
+    (accuracy,) = scaling_figure.draw(experiment, table, images, "study").axes
+    assert accuracy.get_title("left").endswith("95% interval of 360 images")
     assert accuracy.get_ylabel() == "test accuracy"
 
 

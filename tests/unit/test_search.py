@@ -121,6 +121,18 @@ def test_the_best_run_is_drawn_last_and_in_the_highest_colour() -> None:
     assert to_hex(runs[-1].get_color()) == "#fde725"
 
 
+@pytest.mark.parametrize(("result", "words"), [
+    ("valLoss", "the best with lr 1"), ("cross_entropy", "the best with lr 1"),
+    ("test_nrmse", "the best with lr 1"), ("mIoU", "the best with lr 3"),
+    ("top5", "the best with lr 3"), ("f1", "the best with lr 3"),
+    # Which one is better is not known.
+    ("speed", "the highest with lr 3"), ("reader", "the highest with lr 3"),
+])  # fmt: skip
+def test_the_best_run_has_the_lowest_loss_or_the_highest_score(result: str, words: str) -> None:
+    table = pd.DataFrame({"lr": [1, 2, 3], "kind": ["a", "b", "c"], result: [0.1, 0.2, 0.3]})
+    assert words in draw_search(table, ["lr", "kind"], result, "x").get_suptitle()
+
+
 def test_a_scale_names_the_values_that_were_used() -> None:
     table = pd.DataFrame(
         {"width": [64, 128, 256], "kind": ["a", "b", "a_long_name_of_a_kind"], "loss": [1, 2, 3.0]}

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -17,10 +18,10 @@ import pytest
 import zstandard
 
 from manynodes.base.errors import Refusal
-from manynodes.data import staging
+from manynodes.data import staging, unpacking
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
-from manynodes.data.unpacking import ARCHIVE, unpacked_here
+from manynodes.data.unpacking import ARCHIVE, COMPLETE, unpacked_here
 from manynodes.experiment.environment_here import EnvironmentHere
 from programs import SCRIPTS, in_namespace, program, shell
 
@@ -361,6 +362,84 @@ def test_a_staged_environment_names_itself_and_is_unpacked_once(
     assert unpacked_here(packed, [str(scratch)], None, print)[0].status == "fresh"
 
 
+def test_a_packed_environment_is_for_this_user_alone_and_its_sum_that_of_what_was_written(
+    packed: DataFolder,
+) -> None:
+    archive = packed.path / ARCHIVE
+    assert archive.stat().st_mode & 0o777 == 0o600
+    content = archive.read_bytes()
+    known = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    assert packed.manifest["files"] == {ARCHIVE: known}
+    # The note is of all that names it.
+    other = packed.manifest | {"dataset": "another"}
+    with pytest.raises(Refusal, match="was not packed by you in this folder"):
+        unpacked_here(DataFolder(packed.path, other), [], None, print)
+
+
+def test_what_was_unpacked_is_unpacked_again_if_files_are_gone_or_the_node_was_started_since(
+    packed: DataFolder, scratch: Path
+) -> None:
+    _, place = unpacked_here(packed, [str(scratch)], None, print)
+    assert place
+    started, number = (place / COMPLETE).read_text().split()
+    (place / "lib/__pycache__").mkdir()
+    (place / "lib/__pycache__/mine.pyc").touch()
+
+    def again() -> bool:
+        before = place.stat().st_ino
+        assert unpacked_here(packed, [str(scratch)], None, print)[1] == place
+        assert (place / "lib/mine.py").read_text() == "mine"
+        assert [path.name for path in place.parent.glob(".*")] == []
+        return place.stat().st_ino != before
+
+    assert not again()
+    (place / "lib/mine.py").unlink()
+    assert again()
+    # Shortly before a loss of power, say.
+    (place / "lib/mine.py").write_text("")
+    (place / COMPLETE).write_text(f"earlier {number}")
+    assert again()
+    (place / COMPLETE).write_text("")
+    assert again()
+    assert (place / COMPLETE).read_text().split() == [started, number]
+
+
+def test_where_nothing_can_be_executed_an_environment_is_a_fallback(
+    packed: DataFolder, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "is_noexec", lambda _path: True)
+    told: list[str] = []
+    staged, place = unpacked_here(packed, [str(scratch)], None, told.append)
+    assert (staged.status, place) == ("fallback", None)
+    assert told == [f"warning: using the shared environment, because {scratch} is mounted noexec"]
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataFolder:
+    """A small environment whose folders nobody may write to."""
+    (tmp_path / "env/lib").mkdir(parents=True)
+    (tmp_path / "env/lib/mine.py").write_text("mine")
+    for folder in ("env/lib", "env"):
+        (tmp_path / folder).chmod(0o555)
+    done = program("pack", "--prefix", "env", "--output", "out", "--name", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    return read_files(tmp_path / "out")
+
+
+def test_a_link_in_place_of_a_folder_of_results_is_not_written_through(tmp_path: Path) -> None:
+    """What it leads to may be somebody else's, with links and a manifest of its own."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "link").symlink_to("anything")
+    (tmp_path / "out").symlink_to(victim)
+    (tmp_path / "env").mkdir()
+    for name, given in (("pack", "--prefix"), ("collect", "--files")):
+        done = program(name, given, "env", "--output", "out", "--name", "x", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (1, f"{name}: out is a link; remove it\n")
+        assert (victim / "link").is_symlink()
+
+
 def test_an_image_is_staged_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "image.sif").write_bytes(b"SIF_MAGIC")
     where = ["--prefix", "image.sif", "--output", "out"]
@@ -424,5 +503,5 @@ def test_an_environment_that_somebody_else_has_packed_is_not_unpacked(tmp_path: 
     assert list(scratch.rglob("python")) == []
     assert program(*stage, cwd=theirs).returncode == 0
     # Others may note what they want there.
-    (theirs / ".snakemake/packed").chmod(0o770)
+    (theirs / f".snakemake/packed-{os.getuid()}").chmod(0o770)
     assert program(*stage, cwd=theirs).returncode == 1

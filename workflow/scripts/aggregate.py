@@ -233,7 +233,8 @@ def figures_of(
         best = page.confused_run(tables["confusion"], experiment)
         found["confusion"] = result_figures.draw_confusion(tables["confusion"], best)
     if "scaling" in tables and experiment.built_in:
-        images = int(tables["summary"]["n"].min())
+        summary = tables["summary"]
+        images = dict(zip(map(str, summary["run"]), map(int, summary["n"]), strict=True))
         found["scaling"] = scaling_figure.draw(experiment, tables["scaling"], images, title)
     elif "scaling" in tables:
         found["scaling"] = scaling_figure.draw_programs(experiment, tables["scaling"], title)

@@ -6,7 +6,7 @@ from pathlib import Path
 from manynodes.base import atomic
 from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
-from manynodes.data.files import collect
+from manynodes.data.files import collect, refuse_link
 from manynodes.data.folder import SOURCE
 
 
@@ -22,6 +22,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     with told_in_one_line("collect"), recorded(args.output, "collect"):
+        refuse_link(args.output)
         found = collect(args.files, args.output, args.name)
         atomic.write_text(args.output / SOURCE, args.content)
         print(f"collect: {len(found.manifest['files']):,} files, {found.bytes / 1e6:,.1f} MB")

@@ -5,9 +5,11 @@ at once, they take minutes. The image of a container is one file as it is.
 """
 
 import argparse
+import hashlib
 import io
 import json
 import os
+import stat
 import tarfile
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO, Any, cast
 
 import zstandard
 
@@ -22,8 +25,15 @@ from manynodes.base import atomic
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.base.failure import recorded
-from manynodes.data.files import collect, known, read_files, write_manifest
-from manynodes.data.unpacking import ARCHIVE, BLOCK, NAMED, Named, note_packed
+from manynodes.data.files import collect, read_files, refuse_link, write_manifest
+from manynodes.data.unpacking import (
+    ARCHIVE,
+    BLOCK,
+    NAMED,
+    Named,
+    note_packed,
+    refuse_shared_notes,
+)
 
 # From a file system that takes 5 ms to open a file, 4.8 GB in 22,000 files took 131 s one after the
 # other, and with these 19 (measured).
@@ -45,27 +55,59 @@ def main() -> None:
         help="for the archive and manifest.json")  # fmt: skip
     args = parser.parse_args()
     with told_in_one_line("pack"), recorded(args.output, "pack"):
+        refuse_shared_notes()
+        refuse_link(args.output)
         before = {ARCHIVE}
         with suppress(Refusal):
-            before |= {*read_files(args.output).manifest["files"]}
+            named = read_files(args.output).manifest["files"]
+            # Through a folder that is a link, a name could lead elsewhere.
+            before |= {name for name in named if "/" not in name}
         if args.prefix.is_file():
             source = collect([args.prefix], args.output, args.name)
         else:
             path = args.output / ARCHIVE
             with (
                 atomic.replacing(path) as temporary,
-                temporary.open("wb") as file,
-                zstandard.ZstdCompressor(threads=THREADS).stream_writer(file) as packed,
+                private(temporary) as file,
+                zstandard.ZstdCompressor(threads=THREADS).stream_writer(
+                    cast(IO[bytes], written := Written(file)), closefd=False
+                ) as packed,
                 tarfile.open(
                     fileobj=packed, mode="w|", bufsize=BLOCK, format=tarfile.PAX_FORMAT
                 ) as archive,
             ):
                 add(archive, args.prefix)
-            source = write_manifest(args.output, {ARCHIVE: known(path)}, args.name)
+            source = write_manifest(args.output, {ARCHIVE: written.known}, args.name)
         for name in before - {*source.manifest["files"]}:
             (args.output / name).unlink(missing_ok=True)
         note_packed(source)
         print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB")
+
+
+class Written(io.RawIOBase):
+    """A file that is written once, and what a manifest says of it: when it is read again by its
+    name, a member of the group may have put another one there.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        written = self.file.write(data)
+        self.bytes += written
+        return written
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {"sha256": self.sha256.hexdigest(), "bytes": self.bytes}
+
+
+def private(path: Path) -> IO[bytes]:
+    """A new file for this user alone: an environment may have files with passwords."""
+    path.chmod(0o600)
+    return path.open("wb")
 
 
 def add(archive: tarfile.TarFile, given: Path) -> None:
@@ -85,6 +127,8 @@ def add(archive: tarfile.TarFile, given: Path) -> None:
                     path, arcname=f"./{path.relative_to(prefix)}".removesuffix("/.")
                 )
                 if info:  # else a socket
+                    # The copy of a folder that nobody may write to could not be removed.
+                    info.mode |= stat.S_IRWXU * info.isdir()
                     small = info.isreg() and info.size <= SMALL
                     read = pool.submit(path.read_bytes) if small else None
                     waiting.append((info, path, read))

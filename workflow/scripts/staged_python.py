@@ -34,16 +34,17 @@ def main() -> None:
     try:
         source = read_files(args.packed)
         _, folder = unpacked_here(source, args.scratch, contract.job_scratch, print)
-    except Refusal as refusal:
+        python = folder / "bin" / "python" if folder else Path(sys.executable)
+        if folder and (folder / "pyvenv.cfg").is_file():
+            os.environ["VIRTUAL_ENV"] = str(folder)
+        os.environ["PATH"] = os.pathsep.join([str(python.parent), os.getenv("PATH", "")])
+        os.execv(python, [str(python), *words])
+    except (Refusal, OSError) as problem:
         who, here = f"node {contract.node_rank}", socket.gethostname()
-        told = Ending(who, here, 1, moment(contract), lines=(error_line(refusal),), report=REFUSED)
+        report = REFUSED if isinstance(problem, Refusal) else {}
+        told = Ending(who, here, 1, moment(contract), lines=(error_line(problem),), report=report)
         send(told.record())
         sys.exit(1)
-    python = folder / "bin" / "python" if folder else Path(sys.executable)
-    if folder and (folder / "pyvenv.cfg").is_file():
-        os.environ["VIRTUAL_ENV"] = str(folder)
-    os.environ["PATH"] = os.pathsep.join([str(python.parent), os.getenv("PATH", "")])
-    os.execv(python, [str(python), *words])
 
 
 if __name__ == "__main__":

@@ -120,6 +120,11 @@ class Classifier(nn.Module):
                     f"parameter_groups gives a {type(group).__name__}; give groups such as "
                     '{"params": self.head.parameters(), "rate": 2.0}'
                 )
+            if "lr" in group:
+                raise Refusal(
+                    "parameter_groups gives lr, which learning_rate and schedule set in each step; "
+                    "give rate, a factor of it"
+                )
             # A single one, or an iterator, which can be read once.
             params = group["params"]
             given = [params] if isinstance(params, Tensor) else list(params)

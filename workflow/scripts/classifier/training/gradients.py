@@ -99,6 +99,13 @@ class Gradients:
         return torch.stack(totals).sum()
 
 
+def put_back(buffer: Tensor, before: Tensor) -> None:
+    """Copy an earlier value into a buffer. If it is expanded, nothing can have changed it."""
+    sides = zip(buffer.stride(), buffer.shape, strict=True)
+    if not any(stride == 0 and size > 1 for stride, size in sides):
+        buffer.copy_(before)
+
+
 def distributed(
     run: Run, classifier: nn.Module, first: Sequence[tuple[Tensor, Tensor]]
 ) -> tuple[nn.Module, Gradients]:
@@ -138,6 +145,8 @@ def distributed(
     # comes before all steps. Compilation happens here too, before the clock of the first epoch.
     if network is not classifier:
         before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+        # Those that are in no state_dict too.
+        buffers = {name: buffer.clone() for name, buffer in classifier.named_buffers()}
         with refused_if_not_compiled(run):
             for images, labels in first:
                 with (
@@ -157,6 +166,8 @@ def distributed(
                     )
                 classifier.zero_grad()
         classifier.load_state_dict(before)
+        for name, buffer in classifier.named_buffers():
+            put_back(buffer, buffers[name])
         gradients.totals.clear()
     return network, gradients
 

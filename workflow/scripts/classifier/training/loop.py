@@ -30,7 +30,7 @@ from classifier.training.data import (
     refuse_unfit_data,
     tell_dependent,
 )
-from classifier.training.gradients import distributed
+from classifier.training.gradients import distributed, put_back
 from classifier.training.limits import refuse_unfit_counts
 from classifier.training.losses import Weights, batch_weights
 from classifier.training.optimizers import learning_rate, load_optimizer_state, make_optimizer
@@ -295,17 +295,19 @@ class Training:
         if len(state.ranks) == self.run.world_size:
             own = state.ranks[self.process.rank]
             for buffer_name, buffer in self.classifier.named_buffers():
-                buffer.copy_(own["buffers"][buffer_name])
+                put_back(buffer, own["buffers"][buffer_name])
             self.totals.copy_(own["totals"])
             set_random_state(own["rng"], self.process.device)
             return
         # Of another number of processes: what lies ahead is divided among these.
         for buffer_name, buffer in self.classifier.named_buffers():
+            there = [rank["buffers"][buffer_name] for rank in state.ranks]
             if is_statistic(buffer_name):
-                there = [rank["buffers"][buffer_name].double() for rank in state.ranks]
-                buffer.copy_(torch.stack(there).mean(0))
-        if self.process.first:
-            self.totals.copy_(sum(rank["totals"] for rank in state.ranks))
+                buffer.copy_(torch.stack([each.double() for each in there]).mean(0))
+            elif buffer_name not in state.model:
+                put_back(buffer, there[0])
+        # In equal parts, as `live` takes them.
+        self.totals.copy_(sum(rank["totals"] for rank in state.ranks) / self.run.world_size)
 
     def images_touched(self) -> str:
         """As `images_changed`, from the times of the file."""

@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.errors import shortened
 
@@ -161,6 +163,30 @@ def job_seconds(entry: str) -> float:
     if ticks is None:
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def answer_within(
+    seconds: float, command: Sequence[str], **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """What a command says that ends soon. `subprocess.run` kills one that does not, and then waits
+    for it without end, if it waits for a disk or a GPU that is gone.
+
+    Args:
+        options: of `subprocess.Popen`.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended; it is killed, or as good as that.
+        OSError: it cannot be started.
+    """
+    running = subprocess.Popen(command, **options)
+    try:
+        said, errors = running.communicate(timeout=seconds)
+    except BaseException:
+        running.kill()
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(1)
+        raise
+    return subprocess.CompletedProcess(command, running.returncode, said, errors)
 
 
 def end_descendants() -> None:

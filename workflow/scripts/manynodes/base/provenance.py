@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from manynodes.base.processes import answer_within
+
 GIT = ("git", "--no-optional-locks")
 GIT_TIMEOUT = 60  # seconds; a repository may lie on a mount that is gone
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
@@ -181,10 +183,12 @@ def git(*arguments: str) -> str:
         OSError: git cannot be started.
         SubprocessError: it fails, or does not end.
     """
-    return subprocess.run(
-        [*GIT, *arguments], env=environment_of_git(), timeout=GIT_TIMEOUT,
-        capture_output=True, text=True, errors="replace", check=True,
-    ).stdout.strip()  # fmt: skip
+    done = answer_within(
+        GIT_TIMEOUT, [*GIT, *arguments], env=environment_of_git(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+    )  # fmt: skip
+    done.check_returncode()
+    return done.stdout.strip()
 
 
 def environment_of_git() -> dict[str, str]:

@@ -58,6 +58,16 @@ def collect(paths: Iterable[Path], folder: Path, name: str) -> DataFolder:
     return write_manifest(folder, files, name)
 
 
+def refuse_link(folder: Path) -> None:
+    """Refuse a link in place of a folder of results, which could lead to any other folder.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if folder.is_symlink():
+        raise Refusal(f"{folder} is a link; remove it")
+
+
 def known(file: Path) -> dict[str, Any]:
     """What a manifest says of a file."""
     return {"sha256": file_sha256(file), "bytes": file.stat().st_size}

@@ -11,10 +11,12 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from manynodes.base.caches import is_noexec
 from manynodes.base.errors import Refusal, os_error_line
 from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
@@ -27,9 +29,11 @@ TRUSTED: dict[str, Any] = (
 )
 BLOCK = 1 << 20  # bytes of it that are read or written in one call
 NAMED = ".named.json"  # in it, last: a `Named`
-COMPLETE = ".complete"  # beside what was unpacked: it has all files
+# Beside what was unpacked: when the node had been started, and how many files there are.
+COMPLETE = ".complete"
+STARTED = Path("/proc/sys/kernel/random/boot_id")
 # In the working folder: an empty file for each archive that this user has packed there.
-PACKED = Path(".snakemake/packed")
+PACKED = Path(f".snakemake/packed-{os.getuid()}")
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,29 @@ class Named:
             path.chmod(mode)
 
 
-def note_packed(source: DataFolder) -> None:
-    """Note that this process has packed it.
+def refuse_shared_notes() -> None:
+    """Refuse to pack where `is_known` would not believe a note.
 
     Raises:
-        Refusal: the note would not be believed.
-        OSError: it cannot be written.
+        Refusal: always then.
+        OSError: nothing can be written here.
     """
     PACKED.mkdir(parents=True, exist_ok=True)
     PACKED.chmod(0o700)
-    (PACKED / sha256_of(source)).touch()
-    if not is_known(source):
+    if not is_private(PACKED.lstat()):
         raise Refusal(
             f"{PACKED}: its file system shows another owner or mode than a folder was given; leave "
             "environment.stage out"
         )
+
+
+def note_packed(source: DataFolder) -> None:
+    """Note that this process has packed it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    (PACKED / sha256_of(source)).touch()
 
 
 def refuse_foreign(source: DataFolder) -> None:
@@ -100,14 +112,18 @@ def is_known(source: DataFolder) -> bool:
         folder, note = PACKED.lstat(), (PACKED / sha256_of(source)).lstat()
     except OSError:
         return False
-    private = not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return private and {folder.st_uid, note.st_uid} == {os.getuid()}
+    return is_private(folder) and note.st_uid == os.getuid()
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether nobody but this user can put a file into a folder."""
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not others
 
 
 def sha256_of(source: DataFolder) -> str:
-    """SHA-256 of all that its manifest says of its files."""
-    files = json.dumps(source.manifest["files"], sort_keys=True)
-    return hashlib.sha256(files.encode()).hexdigest()
+    """SHA-256 of its manifest, which names the copy too."""
+    return hashlib.sha256(json.dumps(source.manifest, sort_keys=True).encode()).hexdigest()
 
 
 def unpacked_here(
@@ -139,12 +155,18 @@ def unpacked_here(
         return replace(shared, status="fallback", reason=reason), None
 
     above = Path(staged.path).parents[1]
-    if above.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
-        # Of data, every copy is hashed; of an environment, each file when it is imported is not.
-        return fallen_back(f"the group of {above} may replace files in it; it has no sticky bit")
+    for folder in (above, *above.resolve().parents):
+        if folder.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
+            # Of data, every copy is hashed; of an environment, each file when it is imported is
+            # not.
+            return fallen_back(
+                f"the group of {folder} may replace files in it; it has no sticky bit"
+            )
     (file,) = source.manifest["files"]
     if file != ARCHIVE:
         return staged, Path(staged.path, file)
+    if is_noexec(above):
+        return fallen_back(f"{above} is mounted noexec")
     try:
         return staged, unpacked(source.at(Path(staged.path)), tell)
     except NotLocked as problem:
@@ -169,15 +191,16 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
     import zstandard
 
     target = copy.path.with_name(f"{copy.path.name}-unpacked")
-    if (target / COMPLETE).exists():
+    if is_whole(target):
         return target
     with locked(target.with_name(f"{target.name}.lock"), tell):
-        if (target / COMPLETE).exists():
+        if is_whole(target):
             return target
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        work, aside = (
+            Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) for _ in range(2)
+        )
         try:
             with (
                 (copy.path / ARCHIVE).open("rb") as file,
@@ -188,7 +211,10 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
                 # was made from.
                 archive.extractall(work, **TRUSTED)
             Named(**json.loads((work / NAMED).read_bytes())).rename(work, target)
-            (work / COMPLETE).touch()
+            (work / COMPLETE).write_text(f"{STARTED.read_text().strip()} {files_in(work) + 1}")
+            # Another job may run from what is there, and finds this in its place.
+            with suppress(FileNotFoundError):
+                target.rename(aside)
             work.rename(target)
         except OSError as error:
             # A full disk's error names no file, or the member.
@@ -197,5 +223,27 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
         except (tarfile.TarError, zstandard.ZstdError) as error:
             raise Refusal(f"{copy.path / ARCHIVE}: {error}; delete it and try again") from None
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            for folder in (work, aside):
+                shutil.rmtree(folder, ignore_errors=True)
     return target
+
+
+def is_whole(target: Path) -> bool:
+    """Whether an unpacked archive has all of its files. If the node has been started since, it may
+    have lost its power before they were on its disk, and they be empty; and a site may remove files
+    of an old date, as those of an archive are.
+    """
+    try:
+        started, files = (target / COMPLETE).read_text().split()
+        return started == STARTED.read_text().strip() and int(files) <= files_in(target)
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def files_in(folder: Path) -> int:
+    """The number of files and folders in a folder but for bytecode, which Python makes anew."""
+    return sum(
+        len(files) + len({*folders} - {"__pycache__"})
+        for path, folders, files in os.walk(folder)
+        if not path.endswith("__pycache__")
+    )

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, error_line, uncoloured
+from manynodes.base.processes import answer_within
 from manynodes.base.reading import is_file, open_file
 
 # Seconds for what lies on a cold network file system, such as a Python.
@@ -27,6 +28,8 @@ OF_CONTAINER = (
 # its own files, our module, and what the contract names, also behind links. One below another is
 # there with it.
 SHARED = r"""
+# Since bash 5.2, & in a path would be what it replaces.
+shopt -u patsub_replacement 2>/dev/null || :
 IFS=$' \t\n'
 program_shared=("${TMPDIR:-/tmp}" "$program_here" "$program_start")
 IFS=: read -ra program_path <<< "${PYTHONPATH:-}"
@@ -136,14 +139,10 @@ def image_in_store(image: str, started: Callable[[Sequence[str]], Sequence[str]]
     """
     words = started(["podman", "image", "inspect", "--format", "{{.Id}}", "--", image])
     try:
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
+        done = answer_within(
+            PATIENCE, words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace",
-            timeout=PATIENCE,
-            check=False,
-        )
+        )  # fmt: skip
     except (FileNotFoundError, subprocess.TimeoutExpired):
         raise Refusal(
             f"podman is not there or does not answer, for image {image}; load its module, or give "

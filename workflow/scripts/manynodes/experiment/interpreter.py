@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, uncoloured
+from manynodes.base.processes import answer_within
 from manynodes.base.temporary import file_without_a_name
 from manynodes.experiment.containers import PATIENCE
 from manynodes.experiment.environments import UserEnvironment
@@ -67,10 +68,9 @@ def look(
     # Not pipes, whose end comes only with that of what setup has started in the background.
     with file_without_a_name() as output, file_without_a_name() as errors:
         try:
-            done = subprocess.run(
-                words, env=variables, stdout=output, stderr=errors, timeout=PATIENCE, check=False,
-                cwd=start,
-            )  # fmt: skip
+            done = answer_within(
+                PATIENCE, words, env=variables, stdout=output, stderr=errors, cwd=start
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoAnswer(f"{python[0]} does not answer: {error}") from None
         found = answer_in(content_of(output))

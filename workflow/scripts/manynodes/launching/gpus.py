@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from manynodes.base.errors import Refusal, Stopped
+from manynodes.base.processes import answer_within
 from manynodes.base.temporary import MEMORY, OURS
 
 # Seconds between two looks at GPUs that others have, and until a line is printed.
@@ -203,7 +204,9 @@ def answer_of_driver() -> Mapping[str, str] | Refusal:
         return {}
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = answer_within(
+            PATIENCE, query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     except subprocess.TimeoutExpired:
         return Refusal(
             f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator"
@@ -220,6 +223,7 @@ def torch_uses_them() -> bool:
     """
     asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
     try:
-        return not subprocess.run(asked, capture_output=True, timeout=PATIENCE).returncode
+        nowhere = subprocess.DEVNULL
+        return not answer_within(PATIENCE, asked, stdout=nowhere, stderr=nowhere).returncode
     except subprocess.TimeoutExpired:
         return False

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -49,6 +49,7 @@ from manynodes.reporting.metrics import (
 )
 
 MOST_LINE = 4000  # characters of a line of a log that are looked at
+MOST_BRACES = 100  # at which an object of a line may begin
 # Columns whose numbers say of which part of a training a row is.
 PARTS = ("fold", "rank")
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d*,\d+\s*")
@@ -225,7 +226,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
             reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
             names = reader.fieldnames or ()
             refuse_separator(path, names)
-            if twice := [name for name in names if name and names.count(name) > 1]:
+            if twice := [name for name, times in Counter(names).items() if name and times > 1]:
                 raise Refusal(f"metrics: {path} has two columns {shown(twice[0])}; rename one")
             found = []
             for row in reader:
@@ -279,7 +280,7 @@ def json_of(path: Path, number: int, line: str) -> Any:
     Raises:
         Refusal: it has none.
     """
-    for start in re.finditer(r"\{", line):
+    for start in islice(re.finditer(r"\{", line), MOST_BRACES):
         with suppress(ValueError):
             return json.loads(line[start.start() :])
     raise Refusal(f"metrics: {path}: line {number} is no JSON object{HALF}")
@@ -314,9 +315,16 @@ def scalars(folder: Path, began: Sequence[float]) -> list[dict[str, Any]]:
 
     series: dict[str, list[tuple[Path, Any]]] = {}
     for path in {path.parent for path in folder.rglob("events.out.tfevents.*")}:
-        events = EventAccumulator(str(path), size_guidance={SCALARS: 0}).Reload()
-        for tag in events.Tags()[SCALARS]:
-            series.setdefault(tag, []).append((path, events.Scalars(tag)))
+        try:
+            # With a dot: a name with `tfevents` would be taken for that of a file.
+            events = EventAccumulator(f"{path}/.", size_guidance={SCALARS: 0}).Reload()
+            of_tags = {tag: events.Scalars(tag) for tag in events.Tags()[SCALARS]}
+        except Exception as error:  # protobuf and TensorBoard have kinds of their own
+            raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
+        for tag, values in of_tags.items():
+            # A writer that begins again with `purge_step` may have left none.
+            if values:
+                series.setdefault(tag, []).append((path, values))
     if not series:
         raise Refusal(f"metrics: {folder} has no events with scalars; correct the key metrics")
     found: list[tuple[float, dict[str, Any]]] = []

@@ -315,8 +315,8 @@ def means(
         )
         half = grouped[column].agg(half_width)
         if half.notna().any():
-            # Also of means without decimals.
-            spread = form if "%" in form else form_of(half.to_frame(column), column)
+            # Also of means without decimals; half a point of 91.2 is no share, whatever its name.
+            spread = form if "%" in form else form_of(half.to_frame(""), "")
             found[f"± {title} (95%)"] = half.map(spread.format).where(half.notna(), "–")
     return found.reset_index() if settings else found
 

@@ -78,9 +78,17 @@ SCALE_CHARACTERS = 14  # of a text there
 FAINT = 0.35  # a curve where not all of its runs go on
 # What the legend says of it, and of runs whose mean is of none.
 FEWER, ALONE = "of fewer runs", "each run (no counts in common)"
-# Names of numbers of which a lower one is better.
+# Names of numbers of which a lower one is better, and of which a higher one is. Of others it is not
+# known.
 LOWER = re.compile(
-    "(^|[^a-z])(log)?(loss|error|perplexity|bits|ppl|wer|cer|mse|rmse|mae|nll|fid)([^a-z]|$)", re.I
+    "loss|error|entropy|perplexity|(^|[^a-z])(bits|bp[bcd]|ppl|[wce]er|ece|s?mape|n?r?mse|mae|nll|fid"
+    "|brier|cost|latency)([^a-z]|$)",
+    re.I,
+)
+HIGHER = re.compile(
+    "acc|score|precision|recall|reward|(^|[^a-z])(f1|au(ro|pr)?c|bleu|rouge|r2|m?ap|m?iou|psnr|ssim"
+    "|dice|top_?[0-9]+)([^a-z]|$)",
+    re.I,
 )
 MOST_ASIDE = 0.1  # of all of them
 ASIDE = 0.025  # of the width of a panel
@@ -287,9 +295,11 @@ def draw_panel(axes: Axes, panel: pd.DataFrame, data: FigureData, metric: Metric
             said |= draw_runs(axes, group, count, column, {"color": colour} | style[split],
                               band=split != "train")  # fmt: skip
         if views:
-            final = summary[summary["run"].isin(group["run"])][result].mean()
-            last = last_count(group, count, splits["test"])
-            axes.plot([last + aside], [final], color=colour, **STAR)
+            final = summary[summary["run"].isin(group["run"])]
+            # Of the best weights, which may not be the last ones.
+            at = final["epoch"].mean() if count == "epoch" and "epoch" in final else math.nan
+            at = last_count(group, count, splits["test"]) if math.isnan(at) else at
+            axes.plot([at + aside], [final[result].mean()], color=colour, **STAR)
     for split in filter(None, splits):
         text = SPLITS[split][0] + (", one view" if split == "test" and views else "")
         axes.plot([], [], color="grey", label=text, **style[split])
@@ -522,8 +532,9 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
     """
     values = summary[result].to_numpy(dtype=float)
     values = np.where(np.isfinite(values), values, np.nan)
-    # The best ones on top.
-    order = np.argsort(-values if LOWER.search(result) else values)
+    # The best ones on top, if it is known which they are.
+    lower = bool(LOWER.search(result))
+    order = np.argsort(-values if lower else values)
     figure, axes = plt.subplots(figsize=(max(7.2, 1.8 * len(keys)), 4.6), layout="constrained")
     heights = np.column_stack([draw_scale(axes, at, summary[key]) for at, key in enumerate(keys)])
     shade = mpl.cm.ScalarMappable(
@@ -539,7 +550,8 @@ def draw_search(summary: pd.DataFrame, keys: Sequence[str], result: str, title: 
     figure.colorbar(shade, ax=axes, format=form, label=result)
     missing = len(values) - len(shown)
     words = f", without {missing} of {len(values)} runs that have no number" if missing else ""
-    best = [f", the best with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
+    first = "the best" if lower or HIGHER.search(result) else "the highest"
+    best = [f", {first} with {named(keys, [*summary[keys].iloc[row]])}" for row in shown[-1:]]
     drawn = f"A line per run through its {', '.join(keys)}, in the colour of its {result}."
     entitle(figure, "".join([f"{title}: {result} by setting", *best, words]), drawn)
     return figure

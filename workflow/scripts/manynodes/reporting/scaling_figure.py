@@ -26,12 +26,14 @@ Rows = list[dict[str, Any]]
 
 
 @mpl.rc_context(STYLE)
-def draw(experiment: Experiment, table: pd.DataFrame, images: int, title: str) -> Figure:
+def draw(
+    experiment: Experiment, table: pd.DataFrame, images: Mapping[str, int], title: str
+) -> Figure:
     """The panels for which the sizes suffice.
 
     Args:
         table: as `scaling.sizes` returns it.
-        images: of the test split.
+        images: of each run's test split.
     """
     rows = scaling.rows_of(table)
     settings = scaling.by_setting(experiment, rows)
@@ -221,13 +223,14 @@ def draw_map(axes: Axes, study: Rows) -> None:
     axes.set_title(f"Images per second, batch {batch}", loc="left", fontsize=11)
 
 
-def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
-    """Test accuracy of each size: mean over its runs, and the 95 % interval of the share of so many
+def draw_accuracy(axes: Axes, rows: Rows, images: Mapping[str, int]) -> None:
+    """Test accuracy of each size: mean over its runs, and the 95 % interval of the share of their
     test images (Wilson's).
     """
     shown = rows[:MOST_BARS]
     for at, row in enumerate(shown):
-        low, high = intervals.of_share(round(row["accuracy"] * images), images)
+        n = images[row["run"]]
+        low, high = intervals.of_share(round(row["accuracy"] * n), n)
         axes.plot([at], [row["accuracy"]], "o", color=colour_of(0, 1))
         axes.vlines([at], low, high, color=colour_of(0, 1))
     least_range(axes, share=True)
@@ -238,5 +241,6 @@ def draw_accuracy(axes: Axes, rows: Rows, images: int) -> None:
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     more = "" if len(shown) == len(rows) else f" (the first {len(shown)} of {len(rows)} sizes)"
-    words = f"Accuracy by size{more}, 95% interval of {images:,} images"
-    axes.set_title(words, loc="left", fontsize=11)
+    counts = {images[row["run"]] for row in shown}
+    of = f"{min(counts):,}" if len(counts) == 1 else "their test"
+    axes.set_title(f"Accuracy by size{more}, 95% interval of {of} images", loc="left", fontsize=11)
