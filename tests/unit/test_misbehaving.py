@@ -1,6 +1,7 @@
 """Programs of the user's that misbehave, started as the rule starts them, on two nodes."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -625,6 +626,19 @@ def test_a_name_may_be_cut_in_a_character(tmp_path) -> None:
             assert process.pid in processes.descendants(os.getpid())
         finally:
             process.kill()
+
+
+def test_lines_that_come_at_once_are_written_at_once() -> None:
+    class Log(io.StringIO):
+        def flush(self) -> None:
+            flushed.append(self.getvalue())
+
+    flushed: list[str] = []
+    log, (reader, writer) = Log(), os.pipe()
+    os.write(writer, b"line\n" * 1000 + b"rest")
+    os.close(writer)
+    agents.copy_output(os.fdopen(reader, "rb", 0), Command(("x",)), agents.Output(log, log), True)
+    assert flushed == ["line\n" * 1000, "line\n" * 1000 + "rest\n"]
 
 
 def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(

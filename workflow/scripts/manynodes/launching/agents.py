@@ -321,6 +321,12 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
         if text and shows and not raw:
             tell(text.encode() + b"\n")
 
+    def flush() -> None:
+        # All that was read at once: on a slow disk, 20,000 lines of a program that had failed took
+        # longer one by one than they are waited for, and the last one was not heard.
+        with suppress(OSError):
+            (output.error_log if is_error else output.log).flush()
+
     # A pseudo-terminal ends with an error, a pipe with an empty read.
     with stream, suppress(OSError):
         while chunk := os.read(stream.fileno(), 65536):
@@ -335,10 +341,12 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
                     pending = pending[LONGEST_LINE:]
             for line in lines:
                 pass_on(line)
+            flush()
     # A last line without an end.
     if pending:
         with suppress(OSError):
             pass_on(pending)
+        flush()
 
 
 def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:
@@ -359,9 +367,7 @@ def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> 
     if text.strip():
         # If the disk is full, keep reading: otherwise the program would block on a full pipe.
         with suppress(OSError):
-            log = output.error_log if is_error else output.log
-            log.write(f"{label}{text}\n")
-            log.flush()
+            (output.error_log if is_error else output.log).write(f"{label}{text}\n")
     return text
 
 
