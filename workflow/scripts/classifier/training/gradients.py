@@ -144,10 +144,7 @@ def distributed(
     # three or more ranks. A resumed training would differ in its first step; therefore one pass
     # comes before all steps. Compilation happens here too, before the clock of the first epoch.
     if network is not classifier:
-        before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-        # Those that are in no state_dict too.
-        buffers = {name: buffer.clone() for name, buffer in classifier.named_buffers()}
-        with refused_if_not_compiled(run):
+        with unchanged(classifier), refused_if_not_compiled(run):
             for images, labels in first:
                 with (
                     torch.random.fork_rng(devices=[images.device] if images.is_cuda else []),
@@ -165,11 +162,19 @@ def distributed(
                         "processes cannot train; set its requires_grad to False, or use it times 0"
                     )
                 classifier.zero_grad()
-        classifier.load_state_dict(before)
-        for name, buffer in classifier.named_buffers():
-            put_back(buffer, buffers[name])
         gradients.totals.clear()
     return network, gradients
+
+
+@contextmanager
+def unchanged(classifier: nn.Module) -> Iterator[None]:
+    """Undo what passes through a network do to it, to buffers that are in no state_dict too."""
+    state = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
+    buffers = {name: buffer.clone() for name, buffer in classifier.named_buffers()}
+    yield
+    classifier.load_state_dict(state)
+    for name, buffer in classifier.named_buffers():
+        put_back(buffer, buffers[name])
 
 
 @contextmanager
