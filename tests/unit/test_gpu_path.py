@@ -566,9 +566,8 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
 
 
 def test_a_machine_whose_gpus_are_not_taken_says_why(monkeypatch) -> None:
-    """torch, asked in a process of its own, sees none of these."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    gpus.torch_uses_them.cache_clear()
+    monkeypatch.setattr(gpus, "torch_uses_them", lambda: False)
     told: list[str] = []
     for for_auto in (1, 4):
         with gpus.claimed_gpus("auto", 1, told.append, for_auto=for_auto) as mine:

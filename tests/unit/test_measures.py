@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
 from manynodes.base.bars import parts_of
@@ -969,10 +970,14 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tb", "of_tfevents"])
-def test_what_a_tensorboard_writer_has_purged_is_left_out(tmp_path: Path, name: str) -> None:
+def test_what_a_tensorboard_writer_has_purged_is_left_out(
+    monkeypatch, tmp_path: Path, name: str
+) -> None:
     """One that begins again with `purge_step`, before its first validation; a folder may have the
     name of an event file.
     """
+    # Files of one second are read in the order of these numbers, as texts.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
     folders = Folders(tmp_path)
     (folders.work / name).mkdir(parents=True)
 

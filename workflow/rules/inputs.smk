@@ -81,7 +81,7 @@ rule pack:
         prefix=lambda wildcards: str(EXPERIMENT.environment.staged_from),
         content=lambda wildcards: EXPERIMENT.environment.contents_sha256,
         # Of an earlier version, an archive of another form is packed again.
-        form="tar.zst",
+        form="tar.zst, noted for its user",
         folder=subpath(output.manifest, parent=True),
     shell:
         "python {params.pack:q}"

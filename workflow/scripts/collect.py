@@ -21,8 +21,10 @@ def main() -> None:
         "--output", type=Path, required=True, metavar="FOLDER", help="for links and manifest.json"
     )
     args = parser.parse_args()
-    with told_in_one_line("collect"), recorded(args.output, "collect"):
+    with told_in_one_line("collect"):
+        # Before a record of a failure is written there.
         refuse_link(args.output)
+    with told_in_one_line("collect"), recorded(args.output, "collect"):
         found = collect(args.files, args.output, args.name)
         atomic.write_text(args.output / SOURCE, args.content)
         print(f"collect: {len(found.manifest['files']):,} files, {found.bytes / 1e6:,.1f} MB")

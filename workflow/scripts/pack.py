@@ -54,9 +54,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER",
         help="for the archive and manifest.json")  # fmt: skip
     args = parser.parse_args()
+    with told_in_one_line("pack"):
+        # Before a record of a failure is written there.
+        refuse_link(args.output)
     with told_in_one_line("pack"), recorded(args.output, "pack"):
         refuse_shared_notes()
-        refuse_link(args.output)
         before = {ARCHIVE}
         with suppress(Refusal):
             named = read_files(args.output).manifest["files"]

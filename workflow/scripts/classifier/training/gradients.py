@@ -168,13 +168,16 @@ def distributed(
 
 @contextmanager
 def unchanged(classifier: nn.Module) -> Iterator[None]:
-    """Undo what passes through a network do to it, to buffers that are in no state_dict too."""
+    """Undo what passes through a network do to it, to buffers that are in no state_dict too; but
+    those that they make, or give another size.
+    """
     state = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
     buffers = {name: buffer.clone() for name, buffer in classifier.named_buffers()}
     yield
     classifier.load_state_dict(state)
     for name, buffer in classifier.named_buffers():
-        put_back(buffer, buffers[name])
+        if name in buffers and buffers[name].shape == buffer.shape:
+            put_back(buffer, buffers[name])
 
 
 @contextmanager

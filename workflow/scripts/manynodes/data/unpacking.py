@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import tarfile
 import tempfile
@@ -29,7 +30,7 @@ TRUSTED: dict[str, Any] = (
 )
 BLOCK = 1 << 20  # bytes of it that are read or written in one call
 NAMED = ".named.json"  # in it, last: a `Named`
-# Beside what was unpacked: when the node had been started, and how many files there are.
+# Beside what was unpacked: by which node, since which start of it, and how many files there are.
 COMPLETE = ".complete"
 STARTED = Path("/proc/sys/kernel/random/boot_id")
 # In the working folder: an empty file for each archive that this user has packed there.
@@ -193,11 +194,15 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
     target = copy.path.with_name(f"{copy.path.name}-unpacked")
     if is_whole(target):
         return target
+    started = STARTED.read_text().strip()
     with locked(target.with_name(f"{target.name}.lock"), tell):
         if is_whole(target):
             return target
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        if is_of_earlier_start(target):
+            # Nobody runs from it, and there may be no room for both.
+            shutil.rmtree(target, ignore_errors=True)
         work, aside = (
             Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) for _ in range(2)
         )
@@ -211,7 +216,8 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
                 # was made from.
                 archive.extractall(work, **TRUSTED)
             Named(**json.loads((work / NAMED).read_bytes())).rename(work, target)
-            (work / COMPLETE).write_text(f"{STARTED.read_text().strip()} {files_in(work) + 1}")
+            about = f"{socket.gethostname()} {started} {files_in(work) + 1}"
+            (work / COMPLETE).write_text(about)
             # Another job may run from what is there, and finds this in its place.
             with suppress(FileNotFoundError):
                 target.rename(aside)
@@ -229,15 +235,25 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
 
 
 def is_whole(target: Path) -> bool:
-    """Whether an unpacked archive has all of its files. If the node has been started since, it may
-    have lost its power before they were on its disk, and they be empty; and a site may remove files
-    of an old date, as those of an archive are.
+    """Whether an unpacked archive has all of its files: a site may remove those of an old date, as
+    an archive's are.
     """
     try:
-        started, files = (target / COMPLETE).read_text().split()
-        return started == STARTED.read_text().strip() and int(files) <= files_in(target)
+        files = int((target / COMPLETE).read_text().split()[-1])
+    except (FileNotFoundError, ValueError, IndexError):
+        return False
+    return not is_of_earlier_start(target) and files <= files_in(target)
+
+
+def is_of_earlier_start(target: Path) -> bool:
+    """Whether this node has been started since it was unpacked: it may have lost its power before
+    the files were on its disk, and they be empty. Of a folder that nodes share, nothing is known.
+    """
+    try:
+        node, started, _ = (target / COMPLETE).read_text().split()
     except (FileNotFoundError, ValueError):
         return False
+    return node == socket.gethostname() and started != STARTED.read_text().strip()
 
 
 def files_in(folder: Path) -> int:

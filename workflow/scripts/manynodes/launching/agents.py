@@ -10,7 +10,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -316,16 +316,16 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
     def tell(text: bytes) -> None:
         show(ours, output.shown.take(text) if output.shown else text)
 
-    def pass_on(line: bytes) -> None:
-        text = copy_line(line, command, output, is_error)
-        if text and shows and not raw:
-            tell(text.encode() + b"\n")
-
-    def flush() -> None:
+    def pass_on(lines: Iterable[bytes]) -> None:
+        texts = [copy_line(line, command, output, is_error) for line in lines]
         # All that was read at once: on a slow disk, 20,000 lines of a program that had failed took
-        # longer one by one than they are waited for, and the last one was not heard.
+        # longer one by one than they are waited for, and the last one was not heard. And before a
+        # terminal that somebody has stopped.
         with suppress(OSError):
             (output.error_log if is_error else output.log).flush()
+        for text in texts:
+            if text and shows and not raw:
+                tell(text.encode() + b"\n")
 
     # A pseudo-terminal ends with an error, a pipe with an empty read.
     with stream, suppress(OSError):
@@ -339,14 +339,11 @@ def copy_output(stream: IO[bytes], command: Command, output: Output, is_error: b
                 while len(pending) > LONGEST_LINE:
                     lines.append(pending[:LONGEST_LINE])
                     pending = pending[LONGEST_LINE:]
-            for line in lines:
-                pass_on(line)
-            flush()
+            pass_on(lines)
     # A last line without an end.
     if pending:
         with suppress(OSError):
-            pass_on(pending)
-        flush()
+            pass_on([pending])
 
 
 def copy_line(line: bytes, command: Command, output: Output, is_error: bool) -> str:
