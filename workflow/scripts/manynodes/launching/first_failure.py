@@ -239,7 +239,9 @@ def reason_of(ending: Ending, suspended: float, finished: Sequence[str]) -> str:
     """
     if suspended:
         return f"the job was suspended for {suspended:.0f} s; {ending.error}"
-    if finished and ending.lost_a_peer and CLOSED.search("\n".join(ending.lines)):
+    # NCCL tells nobody of a peer that has gone: an operation with it takes too long.
+    gone = ending.lost_a_peer and CLOSED.search("\n".join(ending.lines))
+    if finished and (gone or ending.timed_out):
         return f"{finished[0]} ended with status 0 while {ending.name} waited for it"
     return ending.error
 
