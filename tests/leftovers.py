@@ -107,7 +107,7 @@ def kill(wanted: Callable[[str], bool]) -> None:
 def sockets() -> set[tuple[object, ...]]:
     """The addresses at which this process listens, such as a server in a thread of the tests.
 
-    By its own descriptors: /proc/net has all of the machine, in a table that takes 2 ms to read.
+    By its own descriptors: /proc/net has all of the machine, in a table that takes 3 ms to read.
     """
     found = set()
     for link in Path("/proc/self/fd").iterdir():

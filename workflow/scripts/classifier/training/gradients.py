@@ -172,7 +172,9 @@ def unchanged(classifier: nn.Module) -> Iterator[None]:
     those that they make, or give another size.
     """
     state = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-    buffers = {name: buffer.clone() for name, buffer in classifier.named_buffers()}
+    buffers = {
+        name: buffer.clone() for name, buffer in classifier.named_buffers() if name not in state
+    }
     yield
     classifier.load_state_dict(state)
     for name, buffer in classifier.named_buffers():

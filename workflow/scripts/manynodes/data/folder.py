@@ -175,10 +175,10 @@ class DataFolder:
         Raises:
             Refusal: it does not have the manifest's size, or the number of a group is out of range.
         """
-        import numpy as np
-
         if not self.manifest["settings"].get(key):
             return None
+        import numpy as np
+
         name = EXTRA[key][0]
         found = np.array(self.array(name))
         if key == "groups" and not 0 <= found.min() <= found.max() < len(found):

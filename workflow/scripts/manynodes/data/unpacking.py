@@ -216,8 +216,8 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
                 # was made from.
                 archive.extractall(work, **TRUSTED)
             Named(**json.loads((work / NAMED).read_bytes())).rename(work, target)
-            about = f"{socket.gethostname()} {started} {files_in(work) + 1}"
-            (work / COMPLETE).write_text(about)
+            line = f"{socket.gethostname()} {started} {files_in(work) + 1}"
+            (work / COMPLETE).write_text(line)
             # Another job may run from what is there, and finds this in its place.
             with suppress(FileNotFoundError):
                 target.rename(aside)
@@ -238,22 +238,24 @@ def is_whole(target: Path) -> bool:
     """Whether an unpacked archive has all of its files: a site may remove those of an old date, as
     an archive's are.
     """
-    try:
-        files = int((target / COMPLETE).read_text().split()[-1])
-    except (FileNotFoundError, ValueError, IndexError):
-        return False
-    return not is_of_earlier_start(target) and files <= files_in(target)
+    files = about(target)[2]
+    return bool(files) and not is_of_earlier_start(target) and int(files) <= files_in(target)
 
 
 def is_of_earlier_start(target: Path) -> bool:
     """Whether this node has been started since it was unpacked: it may have lost its power before
     the files were on its disk, and they be empty. Of a folder that nodes share, nothing is known.
     """
-    try:
-        node, started, _ = (target / COMPLETE).read_text().split()
-    except (FileNotFoundError, ValueError):
-        return False
+    node, started, _ = about(target)
     return node == socket.gethostname() and started != STARTED.read_text().strip()
+
+
+def about(target: Path) -> tuple[str, str, str]:
+    """What COMPLETE says: the node, its start, the number of files; empty if it is not there."""
+    with suppress(FileNotFoundError):
+        if known := re.fullmatch(r"(\S+) (\S+) (\d+)", (target / COMPLETE).read_text()):
+            return known[1], known[2], known[3]
+    return "", "", ""
 
 
 def files_in(folder: Path) -> int:

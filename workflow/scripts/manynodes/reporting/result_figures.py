@@ -81,8 +81,8 @@ FEWER, ALONE = "of fewer runs", "each run (no counts in common)"
 # Names of numbers of which a lower one is better, and of which a higher one is. Of others it is not
 # known.
 LOWER = re.compile(
-    "loss|error|entropy|perplexity|(^|[^a-z])(bits|bp[bcd]|ppl|[wce]er|ece|s?mape|n?r?mse|mae|nll|fid"
-    "|brier|cost|latency)([^a-z]|$)",
+    "loss|error|entropy|perplexity|(^|[^a-z])(bits|bp[bcd]|ppl|[wce]er|ece|s?mape|n?r?mse|mae|nll"
+    "|fid|brier|cost|latency)([^a-z]|$)",
     re.I,
 )
 HIGHER = re.compile(
