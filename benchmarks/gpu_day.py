@@ -268,6 +268,8 @@ class Day:
                 last = [line for line in self.said(fault).splitlines() if "rank 1" in line]
                 assert status == 1, status
                 assert last, self.said(fault)[-400:]
+                own_log = (self.output / fault / "logs" / "rank=1.log").read_text()
+                assert f"rank 1 gets a fault: {fault}" in own_log, own_log[-400:]
                 found = {"seconds_from_start": round(seconds, 1), "left_for": round(left, 1)}
                 return found | {"line": last[-1][:200]}
 

@@ -49,6 +49,7 @@ def fail(how: str) -> None:
 
     def failing(*args: Any, **options: Any) -> Any:
         if next(taken) == FAULTY_STEP and RANK == 1:
+            print(f"rank 1 gets a fault: {how}", flush=True)
             if how == "raise":
                 raise ValueError("a fault that was asked for")
             if how == "loop":

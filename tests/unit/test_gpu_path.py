@@ -30,13 +30,17 @@ import train
 from classifier.pixels.batches import Examples, images_per_pass
 from classifier.states.saver import Saver
 from classifier.states.state import State
+from classifier.training import loop
 from classifier.training.gradients import refused_if_not_compiled
 from forked import run_ranks
 from manynodes.base.environment import Environment
-from manynodes.base.errors import LONGEST, Refusal
+from manynodes.base.errors import LONGEST, Refusal, Stopped
 from manynodes.base.processes import last_words
+from manynodes.base.timeouts import SUPERVISE_GRACE
 from manynodes.base.tree import encode
 from manynodes.checkpointing.owner import acquire
+from manynodes.data.folder import DataFolder
+from manynodes.data.staging import stage
 from manynodes.experiment.config import read_run
 from manynodes.launching import gpus, whereabouts
 from manynodes.launching.agents import Outcome
@@ -148,9 +152,11 @@ def test_a_rank_in_a_network_that_ddp_has_called_does_not_wait_for_others(monkey
 
 def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
     peer = ending(0, -signal.SIGABRT, 0.5, WATCHDOG)
-    assert told([peer, ending(1, -signal.SIGABRT, 1.0, ECC)]).startswith(
-        "rank 1 on n2: CUDA error: uncorrectable ECC error encountered"
-    )
+    # The second is that of a program that `uv run` or a shell has started.
+    for status in (-signal.SIGABRT, 128 + signal.SIGABRT):
+        assert told([peer, ending(1, status, 1.0, ECC)]).startswith(
+            "rank 1 on n2: CUDA error: uncorrectable ECC error encountered; exclude n2"
+        )
     assert told([peer, ending(1, -signal.SIGABRT, 1.0, ASSERT)]).startswith(
         "rank 1 on n2: CUDA error: device-side assert triggered"
     )
@@ -211,7 +217,8 @@ def test_of_ranks_that_all_abort_at_once_the_one_that_hung_is_named(tmp_path: Pa
     )
     done = program(
         "launch", "--nodes", 2, "--cpus", 2, "--timeout", 8, "--output", tmp_path / "run", "--",
-        sys.executable, script,
+        # As `uv run` and `conda run` do it: the status is 134.
+        "bash", "-c", '"$@"; exit $?', "-", sys.executable, script,
     )  # fmt: skip
     assert done.returncode == 1
     line = r"program failed: rank 1 on \S+ hung \(in load_next_file \(\S*program\.py:\d+\)\)"
@@ -237,7 +244,7 @@ def waits(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[s
 
     monkeypatch.setattr(nccl_over_gloo, "late", lambda: True)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for name in ("all_gather", "all_reduce", "broadcast", "gather"):
+    for name in ("all_gather", "all_reduce", "barrier", "broadcast", "gather"):
         monkeypatch.setattr(dist, name, begin)
 
     def in_queue() -> None:
@@ -296,7 +303,15 @@ def test_a_training_waits_for_its_gpu_only_where_it_is_seen_to_wait(
 
     training.seconds = 1.0
 
+    # Where a training with several ranks has its first sums in the queue.
+    def meter(device: torch.device) -> Meter:
+        dist.all_reduce(torch.ones(1))
+        return Meter(device)
+
+    monkeypatch.setattr(loop, "Meter", meter)
+
     def work() -> None:
+        in_this_process(digits)
         training.new_classifier(print)
         training.end_epoch()
         training.save_weights(tmp_path / "weights")
@@ -444,12 +459,26 @@ import nccl_over_gloo
 nccl_over_gloo.install()
 if os.environ["RANK"] == "1":
     """
+SOON = "process_group.CONNECT = 1\n"
 # By what does not come.
 NEVER = {
-    "both": ABSENT,
-    "rank 1": OF_RANK_1 + ABSENT,
-    "rank 1's number": OF_RANK_1
+    "both": SOON + ABSENT,
+    "rank 1": SOON + OF_RANK_1 + ABSENT,
+    "rank 1's number": SOON
+    + OF_RANK_1
     + "process_group.check_sum = lambda *_arguments: ctypes.CDLL(None).pause()\n",
+    "both, the second time": f"""
+def in_the_first_connection(*_arguments):
+    {SOON}    {ABSENT}
+process_group.check_sum = in_the_first_connection
+""",
+}
+SAID = dict.fromkeys(
+    NEVER,
+    r"^ranks: preflight: \S+ \(\S+\): no answer within 1 s; the test all-reduce failed",
+) | {
+    "both, the second time": r"^ranks: preflight: \S+ \(\S+\): the second connection was not there "
+    "within 1 s; set GLOO_SOCKET_IFNAME",
 }
 
 
@@ -457,15 +486,13 @@ NEVER = {
 def test_a_connection_that_never_comes_is_refused_in_time(tmp_path: Path, absent: str) -> None:
     code = NEVER[absent] + dedent(f"""
     os.environ["LAUNCH_REPORT"] = {str(tmp_path)!r} + "/report" + os.environ["RANK"]
-    process_group.CONNECT = 1
     with failing_at_once(), told_in_one_line("ranks"):
         with process_group.process_group("cpu"):
             pass
     """)
     for rank in run_both(tmp_path, code):
         assert rank.returncode == 1
-        line = r"^ranks: preflight: \S+ \(\S+\): no answer within 1 s; the test all-reduce failed"
-        assert re.search(line, rank.stdout, re.MULTILINE), rank.stdout
+        assert re.search(SAID[absent], rank.stdout, re.MULTILINE), rank.stdout
     # So that nobody starts it again.
     for number in (0, 1):
         assert json.loads((tmp_path / f"report{number}").read_text()) == {"refused": True}
@@ -692,6 +719,18 @@ def test_variables_that_choose_the_order_of_nccls_sums_are_recorded(monkeypatch)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert gpu_software(gpu)["nccl_settings"] == "NCCL_ALGO=Ring"
     assert gpu_software(torch.device("cpu")) == {}
+
+
+def test_another_driver_on_a_node_is_recorded_and_another_one_since_is_told(
+    digits: Path, capsys
+) -> None:
+    training = in_this_process(digits)
+    known = train.placement(ALONE, stage(DataFolder.read(digits), []))
+    two = [known | dict.fromkeys(OF_GPUS) | {"driver": driver} for driver in ("550.1", "560.2")]
+    training.attempts.append(train.attempt(training, "job 1", two, ""))
+    assert training.attempts[0]["driver"] == "550.1, 560.2"
+    train.attempt(training, "job 2", [two[0], two[0]], "")
+    assert "driver was 550.1, 560.2 and is 550.1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("override", ["0", "1"])
@@ -944,10 +983,10 @@ def test_all_tensors_are_asked_for_infinities_at_once(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(device, "numbers", lambda tensor: asked.append(1) or tensor.tolist())
     fine, bad = torch.ones(3), torch.tensor([1.0, float("inf")])
-    assert device.first_not_finite({"a": fine, "b": bad, "c": bad, "d": fine}) == "b"
-    assert device.first_not_finite({"a": fine, "d": fine}) is None
+    assert device.not_finite({"a": fine, "b": bad, "c": bad, "d": fine}) == ["b", "c"]
+    assert device.not_finite({"a": fine, "d": fine}) == []
     assert len(asked) == 2
-    assert device.first_not_finite({}) is None
+    assert device.not_finite({}) == []
 
 
 def test_images_are_evaluated_in_the_same_passes_on_any_number_of_gpus() -> None:
@@ -1082,7 +1121,10 @@ def test_an_operation_that_cannot_be_repeated_exactly_is_named_once_and_kept(
 def test_a_network_that_nccl_cannot_use_is_told_with_how_to_name_another(
     monkeypatch, interface: str | None
 ) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
+    given: dict[str, object] = {}
+
+    def refuse(*arguments: object, **options: object) -> None:
+        given.update(options, backend=arguments[0])
         raise RuntimeError("ncclSystemError")
 
     monkeypatch.setenv("LAUNCH_SECRET", "0" * 64)
@@ -1096,6 +1138,49 @@ def test_a_network_that_nccl_cannot_use_is_told_with_how_to_name_another(
     wanted = f"set NCCL_SOCKET_IFNAME=={interface or 'INTERFACE'}, or another network's"
     with pytest.raises(Refusal, match=re.escape(wanted)):
         process_group.join_others(gpu, timedelta(seconds=9))
+    assert (given["backend"], given["device_id"]) == ("nccl", gpu.device)
+    # A time-out of NCCL's would end the process without a word before ours.
+    assert given["timeout"] > timedelta(seconds=process_group.CONNECT)
+
+
+def test_a_rank_on_a_gpu_is_near_it_and_can_be_named(monkeypatch, tmp_path: Path) -> None:
+    """What only a GPU needs is done for one."""
+    report, done = tmp_path / "report", []
+    monkeypatch.setenv("LAUNCH_REPORT", str(report))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(process_group, "choose_device", lambda *_: gpu)
+    monkeypatch.setattr(process_group, "stay_near", done.append)
+    monkeypatch.setattr(process_group, "keep_freed_memory", lambda: done.append("memory"))
+    monkeypatch.setattr(process_group, "describe", lambda _process: HERE)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: CARD)
+    with process_group.process_group("cuda") as process:
+        assert process.device == gpu
+    assert done == [gpu, gpu]
+    assert json.loads(report.read_text()) == {"gpu": "GPU-8f3a, PCI 0000:17:00.0"}
+    done.clear()
+    monkeypatch.setattr(process_group, "choose_device", lambda *_: torch.device("cpu"))
+    with process_group.process_group("cpu"):
+        assert done == ["memory"]
+
+
+def test_a_rank_that_waits_for_its_gpu_is_ended_in_time_after_a_signal(monkeypatch) -> None:
+    given: list[object] = []
+
+    def listened(*arguments: object) -> None:
+        given.append(arguments[1])
+        raise Stopped("here")
+
+    monkeypatch.setattr(train, "listen", listened)
+    run, arguments = read_run(json.dumps(RUN | {"nodes": 2})), SimpleNamespace(output=Path())
+    for kind in ("cuda", "cpu"):
+        rank = Process(1, 0, run.world_size, torch.device(kind))
+        with pytest.raises(Stopped):
+            train.train(run, None, rank, Environment.read(), arguments)
+    assert given == [train.BLOCKED, None]
+    assert train.BLOCKED < SUPERVISE_GRACE
 
 
 @pytest.mark.parametrize("dumps", [True, False])

@@ -431,6 +431,13 @@ def test_a_package_is_no_program() -> None:
     assert "-m is no program; to start a package, use --output FOLDER -- {python} -m" in done.stderr
 
 
+@pytest.mark.parametrize("word", ["bash", sys.executable])
+def test_a_command_is_no_program(word: str) -> None:
+    done = program("launch", "--", word, "train.py")
+    assert done.returncode == 2
+    assert f"{word} is a command: name the file of a Python program, or use --output" in done.stderr
+
+
 @pytest.mark.parametrize("nohup", [True, False])
 def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) -> None:
     go = tmp_path / "go"

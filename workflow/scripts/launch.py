@@ -191,7 +191,20 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
     if args.program[0].startswith("-"):
         package = "to start a package, use --output FOLDER -- {python} -m PACKAGE"
         parser.error(f"{args.program[0]} is no program; {package}")
+    if not args.output and is_command(args.program[0]):
+        here = "name the file of a Python program, or use --output FOLDER for any command"
+        parser.error(f"{args.program[0]} is a command: {here}")
     return args
+
+
+def is_command(word: str) -> bool:
+    """Whether it starts something else than the Python program in a file of this name."""
+    if not (path := shutil.which(word)):
+        return False
+    if not Path(word).is_file():
+        return True
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def add_options_of_run(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
 from manynodes.data.user.origins import cell
 from manynodes.data.user.pictures import Unreadable, read_image
 from manynodes.data.walk import walk
+from manynodes.ranks.device import compute_exactly, told_when_full
 from manynodes.reporting.results import VIEWS, read_about
 from manynodes.reporting.sums import refuse_changed
 
@@ -44,12 +45,12 @@ def main() -> None:
     add("--trust-code", action="store_true", help="run the Python code of a user's network")
     add("images", type=Path, nargs="+", help="image files, or folders of them")
     args = parser.parse_args()
-    with told_in_one_line("predict"):
+    with told_in_one_line("predict"), told_when_full("leave out --device cuda"):
         if args.device == "cuda" and not torch.cuda.is_available():
             raise Refusal("--device cuda: torch sees no GPU here; leave it out")
-        classifier = (
-            weights.load(args.model, "any" if args.trust_code else None).to(args.device).eval()
-        )
+        compute_exactly()
+        classifier = weights.load(args.model, "any" if args.trust_code else None)
+        classifier.move_to(torch.device(args.device)).eval()
         if not write_table(classifier, args):
             sys.exit(1)
 

@@ -35,6 +35,7 @@ from manynodes.base.processes import (
     end_descendants,
     last_words,
     of_container,
+    signal_of,
 )
 from manynodes.base.showing import show
 from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
@@ -142,7 +143,7 @@ def supervise(
     said = "\n".join(output.errors)
     waited = "Traceback (most" in said and LOST_A_PEER.search(said)
     gpu = {"gpu": name} if (name := end.report.pop("gpu", "")) else {}
-    last = observer.last(aborted=end.status == -signal.SIGABRT)
+    last = observer.last(aborted=signal_of(end.status) == signal.SIGABRT)
     if last and (last.state or not waited):
         send(last.record())
     if not end.status and not end.stopped:

@@ -422,7 +422,7 @@ def attempt(
         "hosts": list(dict.fromkeys(rank["host"] for rank in ranks)),
         "device": common([rank["device_name"] or rank["device"] for rank in ranks]),
         **{key: common([rank[key] for rank in ranks]) for key in ("threads", *processor())},
-        **gpu_software(training.process.device),
+        **{key: common([rank.get(key) for rank in ranks]) for key in OF_GPUS if key in ranks[0]},
         "torch": str(torch.__version__),
         **git_state(),
         "started": now(),
@@ -620,7 +620,7 @@ def epoch_line(output: Path, training: Training) -> str:
 
 def placement(process: Process, staged: Staged) -> dict[str, Any]:
     """Where this rank runs, on which device, and which data it reads."""
-    known = asdict(describe(process)) | limits(process.device)
+    known = asdict(describe(process)) | limits(process.device) | gpu_software(process.device)
     return known | {"pid": os.getpid(), "data": asdict(staged)}
 
 

@@ -53,8 +53,8 @@ from manynodes.data.staging import Staged, discard
 from manynodes.experiment.config import Run
 from manynodes.ranks.device import (
     Meter,
-    first_not_finite,
     most_memory,
+    not_finite,
     numbers,
     on_cpu,
     on_cpu_at_once,
@@ -131,9 +131,7 @@ class Training:
         # When the present epoch would have begun without interruptions; None between two epochs.
         self.epoch_began: float | None = None
         # A user's network may have buffers such as masks with infinities.
-        self.never_finite = {
-            name for name, each in self.classifier.named_buffers() if not each.isfinite().all()
-        }
+        self.never_finite = not_finite(dict(self.classifier.named_buffers()))
 
     def take_images(self, staged: Staged, images_in: str, tell: Callable[[str], None]) -> None:
         """Divide the training images into those that are trained on and those held out, with what
@@ -155,7 +153,11 @@ class Training:
         held_in, held_out = split_rows(run, labels, groups)
         counts = len(held_in), len(held_out)
         refuse_unfit_counts(run, data.dataset, len(labels), counts, groups is not None)
-        resident = images_in == "memory" or (images_in == "auto" and fits(images, process.device))
+        resident = images_in == "memory"
+        if images_in == "auto":
+            # All or none: the slowest sets the pace, and one checks what is mapped for its node.
+            fitting = torch.tensor([float(fits(images, process.device))], device=process.device)
+            resident = numbers(all_reduce(fitting)) == [run.world_size]
         self.shares = Shares(images, held_in, how(run, data), process.device, resident)
         everyone_is_here()
         # What is mapped stays readable when its name is gone.
@@ -349,10 +351,9 @@ class Training:
             checked = {
                 name: each for name, each in tensors.items() if name not in self.never_finite
             }
-            if name := first_not_finite(checked):
-                raise Refusal(
-                    f"after {progress(self.epoch, self.step)}: {name} is not finite; {self.remedy}"
-                )
+            if bad := not_finite(checked):
+                where = progress(self.epoch, self.step)
+                raise Refusal(f"after {where}: {bad[0]} is not finite; {self.remedy}")
         self.attempts[-1]["seconds"] = round(time.monotonic() - self.attempt_began, 3)
         tensors = on_cpu_at_once(
             {

@@ -218,7 +218,7 @@ def of_container(status: int) -> int:
 def how(status: int) -> str:
     """An exit status of subprocess in words; shells add 128 to a signal's number."""
     try:
-        killed = signal.Signals(-status if status < 0 else status - 128).name
+        killed = signal.Signals(signal_of(status)).name
     except ValueError:
         return f"ended with status {status}"
     said = "was ended by" if status < 0 else f"ended with status {status}, which is"
@@ -227,9 +227,16 @@ def how(status: int) -> str:
     )
 
 
+def signal_of(status: int) -> int:
+    """The number of the signal that has ended a process, or the program that a shell, or another
+    program such as `uv run`, has started; of no signal without one.
+    """
+    return -status if status < 0 else status - 128
+
+
 def has_crashed(status: int) -> bool:
-    """Whether a signal of a fault of its own has ended it, or the program that a shell started."""
-    return (-status if status < 0 else status - 128) in CRASHES
+    """Whether a signal of a fault of its own has ended it."""
+    return signal_of(status) in CRASHES
 
 
 def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str, ...]:

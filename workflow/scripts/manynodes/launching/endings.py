@@ -27,6 +27,7 @@ from manynodes.base.processes import (
     has_crashed,
     how,
     is_indented,
+    signal_of,
 )
 
 MARK = "\x1elaunch "  # an ASCII record separator, which no program writes by itself
@@ -174,7 +175,7 @@ class Ending:
     @property
     def is_consequence(self) -> bool:
         """Whether another process caused it: it lost a peer, or was told to end."""
-        ended = self.told or self.status == -signal.SIGTERM or self.late > 0
+        ended = self.told or signal_of(self.status or 0) == signal.SIGTERM or self.late > 0
         return ended or self.lost_a_peer
 
     @property
@@ -192,7 +193,8 @@ class Ending:
         if self.late:
             return f"{self.name} did not end within {self.late} s of SIGTERM"
         fault = self.gpu_fault
-        if self.status == -signal.SIGABRT and fault:
+        aborted = signal_of(self.status or 0) == signal.SIGABRT
+        if aborted and fault:
             return f"{self.name}: {' '.join(fault.split())}{self.gpu}"
         if crashed := self.crashed:
             return crashed
@@ -204,10 +206,10 @@ class Ending:
             said = fault if fault and fault not in said else said
             if SILENT.fullmatch(said):
                 said = f"{said} {raised_in(self.lines)}"
-        if self.status == -signal.SIGABRT and UNENDED in self.lines:
+        if aborted and UNENDED in self.lines:
             if not raised:
                 remedy = "end the program with torch.distributed.destroy_process_group()"
-                return f"{self.name} {how(self.status)} ({UNENDED}): {remedy}"
+                return f"{self.name} {how(self.status or 0)} ({UNENDED}): {remedy}"
         elif self.status is not None and (self.status < 0 or not said):
             return f"{self.name} {how(self.status)}"
         said = f"{' '.join(said.split())}{self.gpu}"

@@ -39,6 +39,20 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
+def compute_exactly() -> None:
+    """The same numbers every time, and those of fp32; before the first computation."""
+    # On the CPU all operations that we use are deterministic; on a GPU a few of torchvision's are
+    # not, and torch warns.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_deterministic_debug_mode("warn")
+    # A debugging aid that fills new memory; it took 3 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # By default a GPU rounds the inputs of convolutions to TF32, with 10 bits of mantissa, and
+    # NVIDIA's containers have it round those of linear layers too.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def settle(device: torch.device) -> None:
     """Return when a device has computed all before."""
     if device.type == "cuda":
@@ -69,14 +83,14 @@ def on_cpu_at_once(tree: Any) -> Any:
     return found
 
 
-def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
-    """The name of the first tensor of one device with a number that is not finite, with one wait
-    for all of them.
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """The names of the tensors of one device with a number that is not finite, with one wait for
+    all of them.
     """
     if not tensors:
-        return None
+        return []
     finite = numbers(torch.stack([tensor.isfinite().all() for tensor in tensors.values()]))
-    return next((name for name, fine in zip(tensors, finite, strict=True) if not fine), None)
+    return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
 
 
 def named(properties: Any) -> str:

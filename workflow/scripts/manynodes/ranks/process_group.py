@@ -27,7 +27,14 @@ from manynodes.base.signing import SIZE, key, signed, verified
 from manynodes.base.temporary import exit_at_once
 from manynodes.base.timeouts import TIMEOUT
 from manynodes.base.tree import Tree, decode, encode
-from manynodes.ranks.device import choose_device, named, numbers, on_cpu, stay_near
+from manynodes.ranks.device import (
+    choose_device,
+    compute_exactly,
+    named,
+    numbers,
+    on_cpu,
+    stay_near,
+)
 from manynodes.ranks.memory import keep_freed_memory
 from manynodes.ranks.network import interface_of, let_gloo_be_reached, local_address
 from manynodes.ranks.preflight import ANSWER, COME, RankReport, check_sum, join, warnings
@@ -78,16 +85,7 @@ def process_group(device: str, patience: float = TIMEOUT) -> Iterator[Process]:
         # If it breaks, `launch` names it.
         stay_near(process.device)
         add_to_report(gpu=named(torch.cuda.get_device_properties(process.device)))
-    # On the CPU all operations that we use are deterministic; on a GPU a few of torchvision's are
-    # not, and torch warns.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("warn")
-    # A debugging aid that fills new memory; it took 3 % of a step.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # By default a GPU rounds the inputs of convolutions to TF32, with 10 bits of mantissa, and
-    # NVIDIA's containers have it round those of linear layers too.
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    compute_exactly()
     if process.device.type == "cpu":  # on a GPU, activations are in its own memory
         keep_freed_memory()
     if "OMP_NUM_THREADS" in os.environ:
@@ -188,8 +186,10 @@ def join_others(process: Process, patience: timedelta) -> None:
             check_sum(process.rank + 1, here, process.world_size)
     except RuntimeError as error:
         raise Refusal(f"{where}: {one_line(str(error), 60)}; {failed}") from None
-    dist.destroy_process_group()
-    connect("run", patience)
+    again = f"{where}: the second connection was not there within {CONNECT} s; {remedy}"
+    with refused_after(CONNECT, again):
+        dist.destroy_process_group()
+        connect("run", patience)
 
 
 def meeting_place(process: Process, here: RankReport) -> Store:
