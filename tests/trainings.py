@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 
 from classifier.states import state
@@ -43,6 +44,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SIMULATED = Path(__file__).with_name("simulated")
 # By how ranks are connected: their environment. NCCL is simulated, see nccl_over_gloo.py.
 CONNECTED = {"gloo": {}, "nccl": {"PYTHONPATH": str(SIMULATED)}}
+# What rank 0 alone notices: by itself, and while another one waits for it as with NCCL.
+ALONE_AND_NOT = pytest.mark.parametrize(
+    ("processes", "environment"), [(1, CONNECTED["gloo"]), (2, CONNECTED["nccl"])], ids=[1, 2]
+)
 
 
 class Training:

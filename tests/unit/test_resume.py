@@ -32,6 +32,7 @@ from classifier.states import state
 from programs import KILLED_AT, SCRIPTS, train_command
 from session.finished import code_of_state
 from trainings import (
+    ALONE_AND_NOT,
     ONE_THREAD,
     RUN,
     Training,
@@ -220,14 +221,18 @@ def test_images_that_change_meanwhile_leave_no_trace(digits, reference, tmp_path
 
 
 @pytest.mark.faults
-def test_images_that_change_unnoticed_fail_the_training_at_its_end(digits, tmp_path) -> None:
+@ALONE_AND_NOT
+def test_images_that_change_unnoticed_fail_the_training_at_its_end(
+    digits, tmp_path, processes, environment
+) -> None:
     with tempfile.TemporaryDirectory(prefix=leftovers.FOLDERS, dir="/dev/shm") as memory:
         data = Path(shutil.copytree(digits, f"{memory}/data"))
-        training = Training(tmp_path / "out", data)
+        training = Training(tmp_path / "out", data, processes=processes, environment=environment)
         training.reach(1)
         invert(data / "train_images.npy")
         assert training.end() == 1
-    line = r"^train: \S+/train_images.npy on \S+ changed while it was read; the states are removed"
+    who = "train" if processes == 1 else r"launch: train failed: rank 0 on \S+"
+    line = rf"^{who}: \S+/train_images.npy on \S+ changed while it was read; the states are removed"
     assert re.search(line, training.said, re.MULTILINE), training.said
     assert list(states(tmp_path / "out")) == []
     assert not (tmp_path / "out/run.json").exists()
