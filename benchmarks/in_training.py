@@ -4,6 +4,8 @@ The environment says what:
     SHARED_GPU  several ranks may share a GPU: NCCL takes them for ranks of several hosts
     FAULT       what rank 1 does in step 20: raise, kill, stop, loop; assert: its GPU fails
     PROFILE     file for the operations of epoch 3 as JSON: kernels, busy GPU, hidden waits
+    TIMES       file for the seconds and the CPU seconds of each epoch as JSON
+    SPINS       a rank that waits for its GPU does not sleep
 """
 
 import json
@@ -32,6 +34,8 @@ from manynodes.ranks.preflight import RankReport
 
 RANK = int(os.environ.get("RANK", 0))
 FAULTY_STEP, PROFILED_EPOCH = 20, 3
+# In torch's warning of `set_sync_debug_mode`.
+SYNCHRONIZES = "synchronizing CUDA operation"
 
 
 def share_the_gpu() -> None:
@@ -49,7 +53,6 @@ def fail(how: str) -> None:
 
     def failing(*args: Any, **options: Any) -> Any:
         if next(taken) == FAULTY_STEP and RANK == 1:
-            print(f"rank 1 gets a fault: {how}", flush=True)
             if how == "raise":
                 raise ValueError("a fault that was asked for")
             if how == "loop":
@@ -91,8 +94,12 @@ def profile_an_epoch(path: str) -> None:
         ]
         operations = [event for event in done.events() if event.device_type == DeviceType.CPU]
         spans = sorted((e.time_range.start, e.time_range.end) for e in on_device)
-        places = sorted({f"{each.filename}:{each.lineno}" for each in waits})
+        places = Counter(
+            f"{each.filename}:{each.lineno}" for each in waits if SYNCHRONIZES in str(each.message)
+        )
         about = {
+            "steps": steps,
+            "graphs_per_step": sum("cudaGraphLaunch" in e.name for e in operations) / steps,
             "kernels_per_step": len(on_device) / steps,
             "operations_per_step": len(operations) / steps,
             "seconds_per_step": seconds / steps,
@@ -106,6 +113,24 @@ def profile_an_epoch(path: str) -> None:
         return found
 
     Training.train_epoch = profiled  # type: ignore[method-assign,assignment]
+
+
+def time_epochs(path: str) -> None:
+    train_epoch, found = Training.train_epoch, []
+
+    def timed(self: Training, *args: Any) -> Any:
+        begun, used = time.perf_counter(), time.process_time()
+        reason = train_epoch(self, *args)
+        found.append((time.perf_counter() - begun, time.process_time() - used))
+        Path(path).write_text(json.dumps(found))
+        return reason
+
+    Training.train_epoch = timed  # type: ignore[method-assign,assignment]
+
+
+def spin() -> None:
+    event = torch.cuda.Event
+    torch.cuda.Event = lambda **_options: event()  # type: ignore[misc,assignment]
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -134,5 +159,9 @@ if how := os.environ.get("FAULT"):
     fail(how)
 if path := os.environ.get("PROFILE"):
     profile_an_epoch(path)
+if path := os.environ.get("TIMES"):
+    time_epochs(path)
+if "SPINS" in os.environ:
+    spin()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
