@@ -109,18 +109,25 @@ class Copies(TorchFunctionMode):
         found = func(*args, **kwargs)
         if func is torch.Tensor.to and found.device != args[0].device:
             self.blocking += not kwargs.get("non_blocking")
-        if func is torch.Tensor.__getitem__:
+        if func is torch.Tensor.copy_ and args[0].device != args[1].device:
+            self.blocking += not kwargs.get("non_blocking")
+        # From a list.
+        if func is torch.tensor:
+            self.blocking += found.device.type != "cpu"
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             places = [each.device for each in index if isinstance(each, torch.Tensor)]
             self.blocking += any(place != args[0].device for place in places)
         return found
 
 
-# Those of torchvision do so for the matrix of each image that they rotate, shear or move.
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
-    """A GPU would compute all before first. torch's device without data stands for it."""
+    """A GPU would compute all before first. torch's device without data stands for it.
+
+    Only torchvision does so, for the matrix of each image that it rotates, shears or moves.
+    """
     of = made(FORMS[form], False, **WAYS[way])
     of.device = torch.device("meta")
     of.colour = of.colour.to("meta")
@@ -132,7 +139,7 @@ def test_no_step_copies_to_the_device_and_waits(form: str, way: str) -> None:
         before = copies.blocking
         assert sum(1 for _ in steps) == 4
     assert before > 0
-    assert copies.blocking == before
+    assert (copies.blocking > before) == (way == "trivially augmented")
 
 
 @pytest.mark.parametrize(

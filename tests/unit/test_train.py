@@ -242,7 +242,7 @@ def test_validation_divides_the_sums_once() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(32 * 32 * 3, 10))
     generator = torch.Generator().manual_seed(1)
     # One chunk is full, the last is not.
-    n = batches.images_per_pass(torch.empty(1, 32, 32, 3)) + 7
+    n = batches.images_per_pass(torch.empty(1, 32, 32, 3), "cpu") + 7
     images, labels = (
         torch.randn(n, 32, 32, 3, generator=generator),
         torch.randint(0, 10, (n,), generator=generator),
@@ -275,6 +275,14 @@ def test_a_bucket_is_a_quarter_of_the_network_neither_small_nor_large(megabytes,
 def test_the_optimizer_is_the_one_asked_for(optimizer, kind) -> None:
     classifier = build("airbench", (8, 8, 8), 10)
     assert type(optimizers.make_optimizer(RUN.with_values(optimizer=optimizer), classifier)) is kind
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_filter_banks_are_orthogonalised_together_on_a_gpu(monkeypatch, on_gpu: bool) -> None:
+    classifier = build("airbench", (8, 8, 8), 10)
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", on_gpu, raising=False)
+    muon = optimizers.make_optimizer(RUN.with_values(optimizer="muon"), classifier)
+    assert muon.at_once is on_gpu
 
 
 def test_what_is_orthogonalised_keeps_its_directions_and_loses_its_sizes() -> None:

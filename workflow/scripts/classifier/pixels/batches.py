@@ -307,7 +307,7 @@ PASS = 500 * 32 * 32 * 3
 PASS_ON_GPU = 8 * PASS
 
 
-def images_per_pass(images: Tensor | np.ndarray, device: str = "cpu") -> int:
+def images_per_pass(images: Tensor | np.ndarray, device: str) -> int:
     """How many images are evaluated at once: a function of their size and the type of the device
     alone, so that each image meets the same arithmetic on any number of processes.
     """

@@ -240,7 +240,7 @@ class Training:
             device=self.process.device,
         )
         mine = batches.share(torch.arange(len(rows)), self.process.rank, self.process.world_size)
-        for part in mine.split(batches.images_per_pass(images)):
+        for part in mine.split(batches.images_per_pass(images, "cpu")):
             found = images_sums(images[rows[part.to(rows.device)]]).to(total.device)
             if uint8:
                 total += found
