@@ -69,9 +69,12 @@ def record(run: Path) -> dict:
 def test_a_venv_and_a_mistake_after_the_end(
     place: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program trains once; a wrong output, a text and links in a circle do not repeat it."""
+    """The program trains once; a wrong output, a text and links in a circle do not repeat it. It
+    has the GPU that the machine names, with which the workflow's own torch cannot compute.
+    """
     for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.setenv(name, sys.prefix)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     folder = place.path / "mine"
     write(
         folder,
@@ -80,6 +83,7 @@ def test_a_venv_and_a_mistake_after_the_end(
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
             "assert os.environ['VIRTUAL_ENV'] == sys.prefix\n"
             "assert 'UV_PROJECT_ENVIRONMENT' not in os.environ\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "os.makedirs('out', exist_ok=True)\n"
             "print('trained', flush=True)\n"
             "os.symlink('circle', 'out/circle')\n"
@@ -88,12 +92,13 @@ def test_a_venv_and_a_mistake_after_the_end(
             "with open(launched.state / 'starts', 'a') as file: file.write('x')\n"
         ),
         evaluate__py=(
-            "import sys, launched\n"
+            "import os, sys, launched\n"
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "launched.result(accuracy=0.75)\n"
         ),
         env__yaml=(
-            "experiment: own\nprogram: train.py\nevaluate: evaluate.py\npreflight: false\n"
+            "experiment: own\nprogram: train.py\nevaluate: evaluate.py\ndevice: cuda\n"
             "environment: {python: env}\noutputs: [wrong]\n"
         ),
     )
@@ -150,6 +155,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
 ) -> None:
     """A --config leaves nothing of a profile's `config`; a change of the site's reruns nothing."""
     monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     folder = place.path / "at-a-site"
     venv(folder / "env")
     site = (
@@ -164,6 +170,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
             "assert sys.prefix.endswith('at-a-site/env'), sys.prefix\n"
             "assert os.environ['OF_SITE'] == '2023:cuda/12.4:of/mine'\n"
             "assert os.environ['ORDER'] == 'site, mine'\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "launched.result(loss=0.5)\n"
         ),
         site__yaml=(
@@ -181,6 +188,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
     assert place.jobs(*command) == {}
     planned = place.run("--dry-run", "--forcerun", "evaluate", *command)
     assert '"modules": ["2023", "cuda/12.8", "of/mine"]' in planned
+    assert "gpus_here=1" in planned
 
 
 def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
