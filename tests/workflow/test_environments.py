@@ -198,8 +198,9 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
         folder,
         train__py="",
         env__yaml="experiment: packed\nprogram: train.py\npreflight: false\n"
-        "environment: {python: env, stage: true}\n",
+        "evaluate: train.py\nenvironment: {python: env, stage: true}\n",
     )
+    (folder / "env/zeros").write_bytes(bytes(2_000_000))
     # In the place of the archive.
     (place.path / "results/packed/environment/environment.tar.zst").mkdir(parents=True)
     done = place.snakemake("--until", "train", "--configfile", "packed/env.yaml")
@@ -212,6 +213,10 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
     (site / "mine.pth").touch()
     said = place.run("-n", "--until", "train", "--configfile", "packed/env.yaml")
     assert jobs_in(said) == {"pack": 1}
+    # All jobs that stage it ask for its room.
+    said = place.run("-n", "--until", "evaluate", "--forcerun", "evaluate", "stage",
+                     "--configfile", "packed/env.yaml", "--config", "experiment=room")  # fmt: skip
+    assert re.findall(r"disk_mb=(\d+)", said) == ["3", "3", "3"]
 
 
 @pytest.mark.faults

@@ -79,7 +79,8 @@ def main() -> None:
                 ) as archive,
             ):
                 add(archive, args.prefix)
-            source = write_manifest(args.output, {ARCHIVE: written.known}, args.name)
+            files, unpacked = {ARCHIVE: written.known}, archive.offset
+            source = write_manifest(args.output, files, args.name, unpacked=unpacked)
         for name in before - {*source.manifest["files"]}:
             (args.output / name).unlink(missing_ok=True)
         note_packed(source)
