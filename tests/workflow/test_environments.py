@@ -207,7 +207,8 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
     why = r"packed/run: not finished: pack: .*environment.tar.zst: Is a directory; log: .*pack.log"
     assert re.search(why, done.stdout), done.stdout
     (place.path / "results/packed/environment/environment.tar.zst").rmdir()
-    place.run("--until", "train", "--configfile", "packed/env.yaml")
+    said = place.run("--until", "train", "--configfile", "packed/env.yaml")
+    assert f" MB; torchrun and the preflight still import torch from {sys.prefix}" in said
     # For a finished run, nothing is staged again.
     (site,) = (folder / "env/lib").glob("*/site-packages")
     (site / "mine.pth").touch()
@@ -416,6 +417,7 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
         for name in {"launch.py", "torchrun.py", "train.py"} & {*words[:3]}:
             prefixes.setdefault(name, set()).add(prefix.startswith(str(place.scratch)))
     assert prefixes == {"launch.py": {False}, "torchrun.py": {True}, "train.py": {True}}
+    assert re.search(rf"^pack: {ours}, \S+ MB$", said, re.MULTILINE), said
     refused = place.snakemake(
         "-n", "--configfile", "config/digits.yaml", "--config", "environment={strict: true}"
     )

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 from collections import deque
 from collections.abc import Iterator
@@ -84,7 +85,10 @@ def main() -> None:
         for name in before - {*source.manifest["files"]}:
             (args.output / name).unlink(missing_ok=True)
         note_packed(source)
-        print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB")
+        # Of another environment: what launches it is still the workflow's own.
+        ours = args.prefix == Path(sys.prefix)
+        rest = "" if ours else f"; torchrun and the preflight still import torch from {sys.prefix}"
+        print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB{rest}")
 
 
 class Written(io.RawIOBase):
