@@ -154,6 +154,31 @@ def test_another_python_does_not_find_the_torch_of_the_workflow(tmp_path: Path) 
     assert UserEnvironment.of({}).variables(before)["PYTHONPATH"] == before["PYTHONPATH"]
 
 
+def test_a_python_of_modules_takes_its_own_torch(tmp_path: Path, monkeypatch) -> None:
+    """As one that has none takes the workflow's, from a path that the site's modules have set."""
+    for name in ("ours", "its"):
+        (tmp_path / name / "torch").mkdir(parents=True)
+        (tmp_path / name / "torch/__init__.py").touch()
+    # Any spelling of it.
+    given = f"/program:{MODULES}:{tmp_path}/its/../ours:/user"
+    monkeypatch.setenv("PYTHONPATH", given)
+    monkeypatch.syspath_prepend(tmp_path / "ours")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    packages = own_python(tmp_path / "v")
+    load = f"export PATH={tmp_path}/v/bin:$PATH"
+    started = UserEnvironment.of({"setup": load}).started
+    shown = "import os, torch; print(os.environ['PYTHONPATH'], torch.__file__)"
+    for own in (False, True):
+        if own:
+            (packages / "its.pth").write_text(str(tmp_path / "its"))
+        said = subprocess.run(
+            started(["python3", "-c", shown]), env=os.environ | {"PYTHONPATH": given},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        left = f"/program:{MODULES}:/user" if own else given
+        assert said == f"{left} {tmp_path}/{'its' if own else 'ours'}/torch/__init__.py\n"
+
+
 def test_a_container_shares_folders_of_any_name(tmp_path: Path) -> None:
     """For bash, & is what it replaces."""
     folder = tmp_path / "R&D"
@@ -247,6 +272,47 @@ def test_variables_that_lead_to_ours_reach_no_program() -> None:
         found = UserEnvironment.of(given).variables(ours | kept)
         assert not ours.keys() & found
         assert found.items() >= kept.items()
+
+
+def test_no_variable_of_conda_names_the_environment_of_the_workflow(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Its name is enough for conda; and conda's own environment, if no other is active."""
+    base = tmp_path / "conda"
+    for name in ("bin", "conda-meta", "condabin"):
+        (base / name).mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(base))
+    monkeypatch.setattr(sys, "executable", str(base / "bin/python"))
+    named = {"CONDA_DEFAULT_ENV": "base", "CONDA_SHLVL": "2", "CONDA_PREFIX_1": "/other"}
+    before = named | {"PATH": f"{base}/condabin:/bin", "CONDA_EXE": f"{base}/bin/conda"}
+    own_python(tmp_path / "v")
+    for given in ({"python": str(tmp_path / "v")}, {"setup": "true"}, {}):
+        for active in ({"CONDA_PREFIX": str(base)}, {}):
+            found = UserEnvironment.of(given).variables(before | active)
+            assert {name for name in found if name.startswith("CONDA")} == {"CONDA_EXE"}
+            assert ("condabin" in found["PATH"]) == (not given)
+        found = UserEnvironment.of(given).variables(before | {"CONDA_PREFIX": "/other"})
+        assert found.items() >= named.items()
+    of_its_own = UserEnvironment.of({"conda": str(tmp_path / "v")}).variables(before)
+    assert of_its_own["CONDA_PREFIX"] == f"{tmp_path}/v"
+    assert "CONDA_DEFAULT_ENV" not in of_its_own
+    assert of_its_own["PATH"] == f"{tmp_path}/v/bin:{base}/condabin:/bin"
+
+
+def test_no_spelling_of_the_folder_of_ours_stays_on_path(tmp_path: Path) -> None:
+    """And an interpreter of the system brings its folder, with other compilers, nowhere first."""
+    ours, link = Path(sys.executable).parent, tmp_path / "link"
+    link.symlink_to(sys.prefix)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/python3").symlink_to(os.path.realpath(sys.executable))
+    (tmp_path / "alias").symlink_to("usr/bin")
+    rest = f"/loaded/bin:{tmp_path}/usr/bin:/bin"
+    path = f"{ours}:{ours}/:{link}/bin:{ours}/../bin:{rest}"
+    for place in ("usr/bin", "alias"):
+        alone = UserEnvironment.of({"python": f"{tmp_path}/{place}/python3"})
+        assert alone.variables({"PATH": path})["PATH"] == rest
+        found = alone.variables({"PATH": "/loaded/bin"})["PATH"]
+        assert found == f"{tmp_path}/{place}:/loaded/bin"
 
 
 def test_uv_pip_of_a_program_leaves_the_venv_of_a_folder_above_alone(tmp_path: Path) -> None:

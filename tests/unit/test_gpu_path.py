@@ -606,21 +606,22 @@ def test_a_machine_whose_gpus_are_not_taken_says_why(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "processes", "for_auto", "usable", "shared"),
+    ("device", "processes", "for_auto", "usable", "other", "shared"),
     [
-        ("cpu", 1, 1, True, 0),
-        ("auto", 1, 1, True, 4),
-        ("auto", 1, 1, False, 0),
-        ("auto", 1, 5, True, 0),  # another run of the experiment needs five
-        ("cuda", 1, 5, False, 4),  # whose run then says why
+        ("cpu", 1, 1, True, False, 0),
+        ("auto", 1, 1, True, False, 4),
+        ("auto", 1, 1, False, False, 0),
+        ("auto", 1, 1, False, True, 4),  # of which our torch knows nothing
+        ("auto", 1, 5, True, True, 0),  # another run of the experiment needs five
+        ("cuda", 1, 5, False, False, 4),  # whose run then says why
     ],
 )
 def test_a_training_with_device_auto_shares_the_gpus_too_if_torch_can_use_them(
-    monkeypatch, device: str, processes: int, for_auto: int, usable: bool, shared: int
+    monkeypatch, device: str, processes: int, for_auto: int, usable: bool, other: bool, shared: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setattr(gpus, "torch_uses_them", lambda: usable)
-    assert len(gpus.gpus_to_share(device, processes, for_auto)) == shared
+    assert len(gpus.gpus_to_share(device, processes, for_auto, other)) == shared
 
 
 def test_the_cpus_near_a_gpu_are_those_of_its_socket(tmp_path: Path) -> None:

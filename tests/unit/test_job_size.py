@@ -1,5 +1,6 @@
 """The resources of a run's jobs, and the sbatch command that the Slurm plugin makes of them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,12 @@ from manynodes.experiment.job_size import (
     Images,
     cpus_on_one_machine,
     evaluation_size,
+    evaluation_size_of_program,
     training_size,
 )
 from manynodes.schedulers.registry import resources
+from programs import program
+from session.inputs import Inputs
 
 
 class Resources(dict):
@@ -145,6 +149,37 @@ def test_memory_and_local_disk_follow_the_size_of_the_images() -> None:
     assert photographs.memory == usual.memory + 2 * (32 * 224 * 224 // 1000 - 1000) + 15_000
     assert resources(photographs)["disk_mb"] == 40_000
     assert resources(usual)["disk_mb"] == 200
+
+
+def test_local_disk_and_memory_have_room_for_a_staged_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its archive and what that holds; for an image, its file alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v/bin").mkdir(parents=True)
+    (tmp_path / "v/bin/python").symlink_to("/nowhere")
+    (tmp_path / "v/zeros").write_bytes(bytes(4_000_000))
+    (tmp_path / "image.sif").write_bytes(b"SIF_MAGIC")
+    (tmp_path / "p.py").touch()
+    given = {"experiment": "e", "program": "p.py"}
+
+    def megabytes(main: bool = True, **environment: str) -> float:
+        values = given | {"environment": environment | {"stage": True}}
+        inputs = Inputs(Experiment.from_config(values), Path("results/e"), main)
+        return inputs.images_of(None).bytes / 1e6
+
+    assert 6 < megabytes(python="v") < 6.001
+    assert megabytes(container="image.sif") == 9 / 1e6
+    where = ["--prefix", "v", "--name", "e", "--output", "results/e/environment"]
+    assert program("pack", *where, cwd=tmp_path).returncode == 0
+    # Zeros take no room.
+    assert 4 < megabytes(python="v") < 4.1
+    assert megabytes(main=False, python="v") == 0
+    (run,) = Experiment.from_config({"experiment": "test"}).runs.values()
+    for size in (training_size, evaluation_size_of_program):
+        usual, staged = (size(run, Images(1, 1, room)) for room in (0, 12_000_000_000))
+        assert staged.scratch == 12_000
+        assert staged.memory == usual.memory + 11_000
 
 
 @pytest.mark.parametrize(

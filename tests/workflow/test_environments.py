@@ -69,9 +69,12 @@ def record(run: Path) -> dict:
 def test_a_venv_and_a_mistake_after_the_end(
     place: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program trains once; a wrong output, a text and links in a circle do not repeat it."""
+    """The program trains once; a wrong output, a text and links in a circle do not repeat it. It
+    has the GPU that the machine names, with which the workflow's own torch cannot compute.
+    """
     for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.setenv(name, sys.prefix)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     folder = place.path / "mine"
     write(
         folder,
@@ -80,6 +83,7 @@ def test_a_venv_and_a_mistake_after_the_end(
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
             "assert os.environ['VIRTUAL_ENV'] == sys.prefix\n"
             "assert 'UV_PROJECT_ENVIRONMENT' not in os.environ\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "os.makedirs('out', exist_ok=True)\n"
             "print('trained', flush=True)\n"
             "os.symlink('circle', 'out/circle')\n"
@@ -88,12 +92,13 @@ def test_a_venv_and_a_mistake_after_the_end(
             "with open(launched.state / 'starts', 'a') as file: file.write('x')\n"
         ),
         evaluate__py=(
-            "import sys, launched\n"
+            "import os, sys, launched\n"
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "launched.result(accuracy=0.75)\n"
         ),
         env__yaml=(
-            "experiment: own\nprogram: train.py\nevaluate: evaluate.py\npreflight: false\n"
+            "experiment: own\nprogram: train.py\nevaluate: evaluate.py\ndevice: cuda\n"
             "environment: {python: env}\noutputs: [wrong]\n"
         ),
     )
@@ -150,6 +155,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
 ) -> None:
     """A --config leaves nothing of a profile's `config`; a change of the site's reruns nothing."""
     monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     folder = place.path / "at-a-site"
     venv(folder / "env")
     site = (
@@ -164,6 +170,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
             "assert sys.prefix.endswith('at-a-site/env'), sys.prefix\n"
             "assert os.environ['OF_SITE'] == '2023:cuda/12.4:of/mine'\n"
             "assert os.environ['ORDER'] == 'site, mine'\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
             "launched.result(loss=0.5)\n"
         ),
         site__yaml=(
@@ -181,6 +188,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
     assert place.jobs(*command) == {}
     planned = place.run("--dry-run", "--forcerun", "evaluate", *command)
     assert '"modules": ["2023", "cuda/12.8", "of/mine"]' in planned
+    assert "gpus_here=1" in planned
 
 
 def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
@@ -190,20 +198,26 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
         folder,
         train__py="",
         env__yaml="experiment: packed\nprogram: train.py\npreflight: false\n"
-        "environment: {python: env, stage: true}\n",
+        "evaluate: train.py\nenvironment: {python: env, stage: true}\n",
     )
+    (folder / "env/zeros").write_bytes(bytes(2_000_000))
     # In the place of the archive.
     (place.path / "results/packed/environment/environment.tar.zst").mkdir(parents=True)
     done = place.snakemake("--until", "train", "--configfile", "packed/env.yaml")
     why = r"packed/run: not finished: pack: .*environment.tar.zst: Is a directory; log: .*pack.log"
     assert re.search(why, done.stdout), done.stdout
     (place.path / "results/packed/environment/environment.tar.zst").rmdir()
-    place.run("--until", "train", "--configfile", "packed/env.yaml")
+    said = place.run("--until", "train", "--configfile", "packed/env.yaml")
+    assert f" MB; torchrun and the preflight still import torch from {sys.prefix}" in said
     # For a finished run, nothing is staged again.
     (site,) = (folder / "env/lib").glob("*/site-packages")
     (site / "mine.pth").touch()
     said = place.run("-n", "--until", "train", "--configfile", "packed/env.yaml")
     assert jobs_in(said) == {"pack": 1}
+    # All jobs that stage it ask for its room.
+    said = place.run("-n", "--until", "evaluate", "--forcerun", "evaluate", "stage",
+                     "--configfile", "packed/env.yaml", "--config", "experiment=room")  # fmt: skip
+    assert re.findall(r"disk_mb=(\d+)", said) == ["3", "3", "3"]
 
 
 @pytest.mark.faults
@@ -403,6 +417,7 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
         for name in {"launch.py", "torchrun.py", "train.py"} & {*words[:3]}:
             prefixes.setdefault(name, set()).add(prefix.startswith(str(place.scratch)))
     assert prefixes == {"launch.py": {False}, "torchrun.py": {True}, "train.py": {True}}
+    assert re.search(rf"^pack: {ours}, \S+ MB$", said, re.MULTILINE), said
     refused = place.snakemake(
         "-n", "--configfile", "config/digits.yaml", "--config", "environment={strict: true}"
     )

@@ -126,6 +126,8 @@ if PACKED and EXPERIMENT.environment.is_ours:
     STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python")
     STAGED_PYTHON += f" --scratch {SCRATCH}"
     PACKED_OF_PROGRAM = ""
+# Then the workflow's own torch does not decide which GPUs are used.
+OTHER_TORCH = not EXPERIMENT.environment.is_ours
 
 
 def transport(wildcards):
@@ -158,7 +160,7 @@ def gpus_of(run, processes, for_auto):
     """
     with suppress(Refusal):  # as above, or there are too few
         if transport(None) in (registry.LOCAL, "auto"):
-            return len(gpus_to_share(run.device, processes, for_auto))
+            return len(gpus_to_share(run.device, processes, for_auto, OTHER_TORCH))
     return 0
 
 
@@ -210,7 +212,9 @@ TRAINING = {
     **IN_JOB,
     "runtime": 120,
     # Together, as another text of a rule's command would be another command for finished runs.
-    "launcher": EXPERIMENT.config["launcher"] + STAGED_PYTHON,
+    "launcher": EXPERIMENT.config["launcher"]
+    + STAGED_PYTHON
+    + " --other-torch" * OTHER_TORCH,
     "gpus_for_auto": EXPERIMENT.gpus_for_auto,
     "timeout": EXPERIMENT.config["timeout"],
     # Not `gpus`, for which Snakemake's plugin asks Slurm.

@@ -108,7 +108,7 @@ rule evaluate:
         "../envs/manynodes.yaml"
     threads: job_size.EVALUATE_CPUS
     resources:
-        **sized_by(job_size.evaluation_size),
+        **sized_by(job_size.evaluation_size_of_program),
         runtime=30,
         gpus_here=gpus_to_evaluate,
         scratch=SCRATCH,

@@ -167,9 +167,14 @@ def arguments() -> argparse.Namespace:
     add("--staged-python", type=Path, metavar="FOLDER",
         help="that pack.py has made of the Python that runs this: each node starts with its own "
         "copy, in --scratch")  # fmt: skip
+    add("--other-torch", action="store_true",
+        help="the training has another Python's torch: without --output, as for the preflight, "
+        "this one's computes on CPUs")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments; with --output any command")
     add_options_of_run(parser)
     args = parsed(parser, sys.argv[1:])
+    if args.other_torch and not args.output:
+        args.device = "cpu"
     args.device = args.device or ("cpu" if args.collect else "auto")
     args.token, args.begun, args.explained = secrets.token_hex(8), False, False
     args.trains = bool(args.output) and not args.evaluate
@@ -306,7 +311,8 @@ def gpus_for(
     processes, for_auto = geometry.world_size, args.gpus_for_auto
     if args.dry_run:
         return nullcontext(usable_gpus(args.device, processes, for_auto))
-    return claimed_gpus(args.device, processes, tell, watched(args.end_with), for_auto)
+    other = not UserEnvironment.of(parse_option("--environment", args.environment)).is_ours
+    return claimed_gpus(args.device, processes, tell, watched(args.end_with), for_auto, other)
 
 
 def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 from collections import deque
 from collections.abc import Iterator
@@ -79,11 +80,15 @@ def main() -> None:
                 ) as archive,
             ):
                 add(archive, args.prefix)
-            source = write_manifest(args.output, {ARCHIVE: written.known}, args.name)
+            files, unpacked = {ARCHIVE: written.known}, archive.offset
+            source = write_manifest(args.output, files, args.name, unpacked=unpacked)
         for name in before - {*source.manifest["files"]}:
             (args.output / name).unlink(missing_ok=True)
         note_packed(source)
-        print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB")
+        # Of another environment: what launches it is still the workflow's own.
+        ours = args.prefix == Path(sys.prefix)
+        rest = "" if ours else f"; torchrun and the preflight still import torch from {sys.prefix}"
+        print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB{rest}")
 
 
 class Written(io.RawIOBase):

@@ -3,6 +3,7 @@ after.
 """
 
 import json
+import os
 import shlex
 from contextlib import suppress
 from dataclasses import replace
@@ -120,14 +121,34 @@ class Inputs:
         user_data = self.experiment.user_data
         return user_data is not None and is_of_others(DATA / user_data.name, self.fingerprint)
 
+    @cached_property
+    def environment_bytes(self) -> int:
+        """Of the environment that is staged, as an archive and unpacked. Before it is packed, this
+        looks at all of its files, and takes an archive of half their size.
+        """
+        environment = self.experiment.environment
+        # A job has its disk already.
+        if not (self.main and environment.stage and (place := environment.staged_from)):
+            return 0
+        if environment.container:
+            return place.stat().st_size
+        # Of an earlier version it does not say what it holds.
+        with suppress(Refusal, OSError, KeyError):
+            packed = read_files(self.results / "environment")
+            return packed.bytes + packed.manifest["unpacked"]
+        return int(1.5 * bytes_below(place))
+
     def images_of(self, dataset: str | None) -> job_size.Images:
-        """The size of a data set and of its images; a usual size if it is not known yet."""
+        """The size of a data set and of its images; a usual size if it is not known yet. Its bytes
+        are of all that is staged.
+        """
         data = self.data_folder(dataset) if self.experiment.user_data and dataset else None
         found = job_size.USUAL
         if data is not None:
             found = job_size.Images(*data.image_shape[:2], data.bytes)
         files = self.files_bytes if self.experiment.config["files"] else 0
-        return replace(found, bytes=(found.bytes if dataset else 0) + files)
+        staged = files + self.environment_bytes
+        return replace(found, bytes=(found.bytes if dataset else 0) + staged)
 
     def parameters_of(self, run: Run) -> int:
         """How many parameters the network of a run has, see `classifier.check.parameters`."""
@@ -144,6 +165,16 @@ class Inputs:
         if self.experiment.config["files"] and self.files_changed:
             made.append(self.results / "files" / MANIFEST)
         return made
+
+
+def bytes_below(folder: Path) -> int:
+    """Of the files in a folder, but for those that vanish, such as bytecode."""
+    found = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += Path(path, name).lstat().st_size
+    return found
 
 
 def is_of_others(folder: Path, fingerprint: str | None) -> bool:

@@ -73,15 +73,18 @@ def known(file: Path) -> dict[str, Any]:
     return {"sha256": file_sha256(file), "bytes": file.stat().st_size}
 
 
-def write_manifest(folder: Path, files: dict[str, dict[str, Any]], name: str) -> DataFolder:
+def write_manifest(
+    folder: Path, files: dict[str, dict[str, Any]], name: str, **more: int
+) -> DataFolder:
     """Make a data folder of the files in it.
 
     Args:
         files: what is `known` of each, by its path in the folder.
         name: of the copies on scratch folders.
+        more: `unpacked`, the bytes of what an archive holds.
     """
     sha256 = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    manifest = {"dataset": name, "sha256": sha256, "files": files}
+    manifest = {"dataset": name, "sha256": sha256, "files": files, **more}
     atomic.write_json(folder / MANIFEST, manifest)
     return DataFolder(folder, manifest)
 

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from manynodes.experiment.containers import (
 )
 
 CHECKOUT = MODULES.resolve().parents[1]
+# Without CONDA_PREFIX, conda takes the environment that these name.
+OF_CONDA = re.compile(r"CONDA_(DEFAULT_ENV|PREFIX_\d+|PROMPT_MODIFIER|SHLVL)")
 # In bash, before modules and setup are loaded and after it. A site's may replace PYTHONPATH, of
 # which the part that leads to the program and to `launched` comes first again; and they take
 # nothing from the CPUs and GPUs of this process but GPUs that they leave out.
@@ -37,6 +40,16 @@ case $_mn_path in
 esac
 _mn_path=${{_mn_path#:}}
 _mn_threads=${{OMP_NUM_THREADS-}} _mn_gpus=${{CUDA_VISIBLE_DEVICES-all}}
+"""
+# In Python: PYTHONPATH without a folder, if there is a torch without that.
+WITHOUT = """
+import importlib.util, os, sys
+def others(folders):
+    return [each for each in folders if not each or os.path.realpath(each) != sys.argv[1]]
+sys.path[:] = filter(None, others(sys.path))
+if importlib.util.find_spec("torch") is None:
+    sys.exit(1)
+print(os.pathsep.join(others(os.environ["PYTHONPATH"].split(os.pathsep))))
 """
 AFTER = f"""
 IFS=$' \\t\\n'
@@ -163,7 +176,7 @@ class UserEnvironment:
             scripts = shlex.quote(f"{Path(self.conda).absolute()}/etc/conda/activate.d")
             lines.append(f'for f in {scripts}/*.sh; do [ ! -r "$f" ] || . "$f"; done')
         if lines:
-            lines = [BEFORE, *lines, AFTER, *self.lines_of_prefix]
+            lines = [BEFORE, *lines, AFTER, *self.lines_of_prefix, *self.lines_of_torch]
         if not (lines or self.container):
             return tuple(words)
         # The paths in them hold where the command was typed, and not where the program starts.
@@ -187,15 +200,31 @@ class UserEnvironment:
         return {"VIRTUAL_ENV": str(self.folder)} if is_venv else {}
 
     @property
-    def lines_of_prefix(self) -> list[str]:
-        """Lines of bash with which the programs of its folder come before those of modules. An
-        interpreter without a folder of its own may lie in /usr/bin, with other compilers.
+    def is_alone(self) -> bool:
+        """Whether it is an interpreter without a folder of its own: it may lie in /usr/bin, with
+        other compilers than those of modules.
         """
-        if self.prefix is None or (self.prefix.is_file() and not self.of_prefix):
+        return self.prefix is not None and self.prefix.is_file() and not self.of_prefix
+
+    @property
+    def lines_of_prefix(self) -> list[str]:
+        """Lines of bash with which the programs of its folder come before those of modules."""
+        if self.prefix is None or self.is_alone:
             return []
         given = [f"{name}={shlex.quote(value)}" for name, value in self.of_prefix.items()]
         folder = shlex.quote(str(Path(self.interpreter).parent))
         return [" ".join(["export", f"PATH={folder}:$PATH", *given])]
+
+    @property
+    def lines_of_torch(self) -> list[str]:
+        """Lines of bash with which a Python that modules or setup bring takes its own torch, if it
+        has one, and not the workflow's from PYTHONPATH. Only behind them it can be asked.
+        """
+        ours = None if self.prefix or self.container else our_torch(os.environ)
+        if ours is None:
+            return []
+        asked = f"python3 -c {shlex.quote(WITHOUT)} {shlex.quote(ours)} 2>/dev/null"
+        return [f'if _mn_path=$({asked}); then export PYTHONPATH="$_mn_path"; fi']
 
     def variables(self, before: Mapping[str, str]) -> dict[str, str]:
         """The environment of a program, in which no uv, pip or conda finds the environment of the
@@ -205,21 +234,31 @@ class UserEnvironment:
             before: this process's own.
         """
         found = {name: value for name, value in before.items() if not is_of_ours(name, value)}
+        if "CONDA_PREFIX" not in found:
+            found = {name: value for name, value in found.items() if not OF_CONDA.fullmatch(name)}
         if self.is_ours:
             return found
         path = found.get("PATH", os.defpath).split(os.pathsep)
         if sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir():
             # Not of a system's Python: everything else is there too.
-            path = [part for part in path if part != str(Path(sys.executable).parent)]
+            ours = [Path(sys.executable).parent]
+            if not self.conda:
+                # Of conda's own environment: its `conda` takes that if no other is active.
+                ours.append(Path(sys.prefix, "condabin"))
+            path = without(path, ours)
         found.pop("PYTHONHOME", None)
         if self.container:
             found.pop("PYTHONPATH", None)
             # Apptainer shares the home folder, whose packages would come before those of the image.
             found.setdefault("PYTHONNOUSERSITE", "1")
         if self.prefix:
-            path.insert(0, str(Path(self.interpreter).parent))
-            if any(self.folder.glob("lib*/python*/site-packages/torch")):
-                found = without_our_torch(found)
+            above = Path(self.interpreter).parent
+            if not self.is_alone or without(path, [above]) == path:
+                path.insert(0, str(above))
+            has_torch = any(self.folder.glob("lib*/python*/site-packages/torch"))
+            if has_torch and (torch := our_torch(found)):
+                rest = without(found["PYTHONPATH"].split(os.pathsep), [Path(torch)])
+                found["PYTHONPATH"] = os.pathsep.join(rest)
             found |= self.of_prefix
         if self.uv:
             project = str(Path(self.uv).absolute())
@@ -270,14 +309,19 @@ def is_of_ours(name: str, value: str) -> bool:
     return place == CHECKOUT or place.is_relative_to(ours) or above.is_relative_to(ours)
 
 
-def without_our_torch(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables without the folder of PYTHONPATH in which the workflow's own torch lies:
-    another Python would take it for its own.
+def without(folders: Sequence[str], others: Sequence[Path]) -> list[str]:
+    """Folders of a search path but for others, however these are spelled. Empty is where a program
+    starts.
     """
-    given = variables.get("PYTHONPATH", "")
-    spec = importlib.util.find_spec("torch")
-    ours = Path(spec.origin).parents[1].resolve() if spec and spec.origin else None
-    folders = given.split(os.pathsep)
-    kept = [folder for folder in folders if not folder or Path(folder).resolve() != ours]
-    rest = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
-    return rest | ({"PYTHONPATH": os.pathsep.join(kept)} if given and kept else {})
+    places = {os.path.realpath(other) for other in others}
+    return [each for each in folders if not each or os.path.realpath(each) not in places]
+
+
+def our_torch(variables: Mapping[str, str]) -> str | None:
+    """The folder of PYTHONPATH in which the workflow's own torch lies: another Python would take it
+    for its own. None if it is in no folder of PYTHONPATH.
+    """
+    folders = variables.get("PYTHONPATH", "").split(os.pathsep)
+    spec = importlib.util.find_spec("torch") if any(folders) else None
+    ours = Path(spec.origin).parents[1] if spec and spec.origin else None
+    return str(ours.resolve()) if ours and without(folders, [ours]) != folders else None

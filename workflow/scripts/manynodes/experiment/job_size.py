@@ -1,6 +1,6 @@
 """From a run to the size of its jobs, and from CPUs to the share of a process. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Run
@@ -21,7 +21,7 @@ class Images:
 
     Attributes:
         height, width: of an image.
-        bytes: of the whole data set.
+        bytes: of all that is staged, the whole data set first of all.
     """
 
     height: int
@@ -67,7 +67,7 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
         process_mb += beyond_usual(share * images.height * images.width * BYTES_PER_PIXEL / 1e6)
     process_mb += beyond_usual(parameters * BYTES_PER_PARAMETER / 1e6)
     node_mb = beyond_usual(parameters * BYTES_PER_PARAMETER_SAVED / 1e6)
-    node_mb += beyond_usual(min(images.bytes / 1e6, MOST_CACHE_MB))
+    node_mb += cached_mb(images)
     cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
     return Size(
         nodes=run.nodes,
@@ -79,11 +79,25 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
     )
 
 
+def cached_mb(images: Images) -> int:
+    """MB that the usual memory of a node has no room for, of what it has staged: the page cache
+    keeps it, and where the scratch is in memory it is nowhere else.
+    """
+    return beyond_usual(min(images.bytes / 1e6, MOST_CACHE_MB))
+
+
 def evaluation_size(run: Run, _images: Images = USUAL, parameters: int = 0) -> Size:
-    """What `evaluate` asks for: one process on one node."""
+    """What `evaluate` asks for: one process on one node, which stages nothing."""
     gpus = 1 if run.device == "cuda" else 0
     memory = PROCESS_MB[run.device] + beyond_usual(parameters * BYTES_PER_PARAMETER_READ / 1e6)
     return Size(1, EVALUATE_CPUS, gpus, memory, launches=False)
+
+
+def evaluation_size_of_program(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
+    """The same of a program of the user's, for which all is staged again."""
+    size = evaluation_size(run, images, parameters)
+    scratch = int(images.bytes / 1e6)
+    return replace(size, memory=size.memory + cached_mb(images), scratch=scratch)
 
 
 def cpus_on_one_machine(run: Run, cores: int, gpus: int) -> int:

@@ -34,6 +34,7 @@ def claimed_gpus(
     tell: Callable[[str], None],
     gone: Callable[[], bool] = lambda: False,
     for_auto: int = 0,
+    other_torch: bool = False,
 ) -> Iterator[list[str]]:
     """A GPU of this machine for each process, for this program alone; it waits until there are so
     many. None if the device is `cpu`, or `auto` and there are too few that torch can use.
@@ -43,13 +44,13 @@ def claimed_gpus(
     Args:
         tell: prints a line.
         gone: whether there is nobody any more to wait for.
-        for_auto: as in `usable_gpus`.
+        for_auto, other_torch: as in `gpus_to_share`.
 
     Raises:
         Refusal: as `usable_gpus`.
         Stopped: `gone` said so.
     """
-    gpus = gpus_to_share(device, processes, for_auto)
+    gpus = gpus_to_share(device, processes, for_auto, other_torch)
     if not gpus:
         if device == "auto" and (there := visible_gpus()):
             why = "torch cannot use its GPUs"
@@ -140,17 +141,20 @@ def is_private(path: Path) -> bool:
     return False
 
 
-def gpus_to_share(device: str, processes: int, for_auto: int = 0) -> list[str]:
+def gpus_to_share(
+    device: str, processes: int, for_auto: int = 0, other_torch: bool = False
+) -> list[str]:
     """The GPUs of this machine of which a training takes some; none if it computes on CPUs.
 
     Args:
         for_auto: as in `usable_gpus`.
+        other_torch: it computes with another Python's torch, of which this one's knows nothing.
 
     Raises:
         Refusal: as `usable_gpus`.
     """
     gpus = usable_gpus(device, processes, for_auto)
-    return gpus if device == "cuda" or (gpus and torch_uses_them()) else []
+    return gpus if device == "cuda" or (gpus and (other_torch or torch_uses_them())) else []
 
 
 def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
