@@ -20,6 +20,7 @@ from pathlib import Path
 from socket import gethostname
 from textwrap import dedent
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from classifier.training.gradients import refused_if_not_compiled
 from forked import run_ranks
 from manynodes.base.environment import Environment
 from manynodes.base.errors import LONGEST, Refusal, Stopped
-from manynodes.base.processes import last_words
+from manynodes.base.processes import answer_within, last_words
 from manynodes.base.timeouts import SUPERVISE_GRACE
 from manynodes.base.tree import encode
 from manynodes.checkpointing.owner import acquire
@@ -594,7 +595,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_taken(monkeypatch, capsys) -> None:
 
 def test_a_machine_whose_gpus_are_not_taken_says_why(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(gpus, "torch_uses_them", lambda: False)
+    monkeypatch.setattr(gpus, "gpus_of_torch", frozenset)
     told: list[str] = []
     for for_auto in (1, 4):
         with gpus.claimed_gpus("auto", 1, told.append, for_auto=for_auto) as mine:
@@ -620,8 +621,60 @@ def test_a_training_with_device_auto_shares_the_gpus_too_if_torch_can_use_them(
     monkeypatch, device: str, processes: int, for_auto: int, usable: bool, other: bool, shared: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    monkeypatch.setattr(gpus, "torch_uses_them", lambda: usable)
+    monkeypatch.setattr(gpus, "gpus_of_torch", lambda: frozenset(["GPU-a"] * usable))
     assert len(gpus.gpus_to_share(device, processes, for_auto, other)) == shared
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path: Path) -> Callable[[str], None]:
+    """Sets what an invented nvidia-smi shows."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def shows(text: str) -> None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat << END\n{text}END\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        gpus.answer_of_driver.cache_clear()
+
+    yield shows
+    gpus.answer_of_driver.cache_clear()
+
+
+def test_torch_is_asked_for_its_gpus_in_a_process_of_its_own(monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    answers = []
+
+    def answered(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        answers.append(answer_within(*arguments, **options))
+        return answers[-1]
+
+    monkeypatch.setattr(gpus, "answer_within", answered)
+    gpus.gpus_of_torch.cache_clear()
+    assert gpus.gpus_of_torch() == set(device.gpus_to_compute_on())
+    assert answers[0].returncode == 0
+
+
+def test_a_card_that_torch_has_no_code_for_is_left_to_the_screen(monkeypatch, driver) -> None:
+    """And each by its UUID: CUDA numbers the fastest first, the driver by their places."""
+    capabilities = [(9, 0), (6, 1)]
+    Gpus(monkeypatch, 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    cards = [SimpleNamespace(uuid="fast"), SimpleNamespace(uuid="old")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
+    known = device.gpus_to_compute_on()
+    assert known == ["GPU-fast"]
+    monkeypatch.setattr(gpus, "gpus_of_torch", lambda: frozenset(known))
+    driver("0, GPU-old, Quadro P400\n1, GPU-fast, NVIDIA H200\n")
+    assert gpus.usable_gpus("cuda", 1) == gpus.usable_gpus("auto", 1) == ["GPU-fast"]
+    assert gpus.usable_gpus("auto", 1, other_torch=True) == ["GPU-old", "GPU-fast"]
+    with pytest.raises(Refusal, match="device: cuda needs 2 GPUs, one per process; .* has 1$"):
+        gpus.usable_gpus("cuda", 2)
+    # One kind needs no question; and who names them himself is not asked.
+    driver("0, GPU-old, NVIDIA H200\n1, GPU-fast, NVIDIA H200\n")
+    assert gpus.usable_gpus("cuda", 2) == ["GPU-old", "GPU-fast"]
+    driver("0, GPU-old, Quadro P400\n1, GPU-fast, NVIDIA H200\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert gpus.usable_gpus("cuda", 2) == ["0", "1"]
 
 
 def test_the_cpus_near_a_gpu_are_those_of_its_socket(tmp_path: Path) -> None:

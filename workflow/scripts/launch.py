@@ -309,9 +309,9 @@ def gpus_for(
     if not scheduler.shared_cpus:
         return nullcontext()
     processes, for_auto = geometry.world_size, args.gpus_for_auto
-    if args.dry_run:
-        return nullcontext(usable_gpus(args.device, processes, for_auto))
     other = not UserEnvironment.of(parse_option("--environment", args.environment)).is_ours
+    if args.dry_run:
+        return nullcontext(usable_gpus(args.device, processes, for_auto, other))
     return claimed_gpus(args.device, processes, tell, watched(args.end_with), for_auto, other)
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.processes import answer_within
@@ -60,7 +61,8 @@ def claimed_gpus(
             tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
         yield []
         return
-    uuids, begun, told = uuids_by_index(), time.monotonic(), False
+    uuids = {card.number: card.uuid for card in cards()}
+    begun, told = time.monotonic(), False
     while True:
         with ExitStack() as claims:
             mine = claimed(gpus, uuids, processes, claims)
@@ -153,21 +155,26 @@ def gpus_to_share(
     Raises:
         Refusal: as `usable_gpus`.
     """
-    gpus = usable_gpus(device, processes, for_auto)
-    return gpus if device == "cuda" or (gpus and (other_torch or torch_uses_them())) else []
+    gpus = usable_gpus(device, processes, for_auto, other_torch)
+    return gpus if device == "cuda" or (gpus and (other_torch or gpus_of_torch())) else []
 
 
-def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
+def usable_gpus(
+    device: str, processes: int, for_auto: int = 0, other_torch: bool = False
+) -> list[str]:
     """The GPUs of this machine; none if the device is `cpu`, or `auto` and there are too few.
 
     Args:
         for_auto: with `auto`, how many there must be at least: those of the largest run of an
             experiment, so that its runs are compared on one kind of device.
+        other_torch: as in `gpus_to_share`.
 
     Raises:
         Refusal: the device is `cuda` and there are fewer GPUs than processes.
     """
     gpus = [] if device == "cpu" else visible_gpus()
+    if len(gpus) > 1 and not other_torch and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        gpus = without_too_old(gpus)
     if device == "cuda" and len(gpus) < processes:
         raise Refusal(
             f"device: cuda needs {processes} GPUs, one per process; {socket.gethostname()} has "
@@ -177,20 +184,40 @@ def usable_gpus(device: str, processes: int, for_auto: int = 0) -> list[str]:
     return gpus if len(gpus) >= wanted else []
 
 
+def without_too_old(gpus: list[str]) -> list[str]:
+    """Without those that torch has no code for, such as one for the screen, if it has for others.
+
+    Only if they are of several kinds: torch is asked.
+    """
+    kinds = {card.name for card in cards()}
+    known = gpus_of_torch() if len(kinds) > 1 else ()
+    return [gpu for gpu in gpus if gpu in known] or gpus
+
+
 def visible_gpus() -> list[str]:
     """The GPUs of this machine that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Without it by their UUIDs: CUDA does not number them as the driver does.
 
     Raises:
         Refusal: their driver does not answer.
     """
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        return list(uuids_by_index())
+        return [card.uuid for card in cards()]
     named = map(str.strip, os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     return list(takewhile(NAME.fullmatch, named))
 
 
-def uuids_by_index() -> Mapping[str, str]:
-    """The unique names of the GPUs that the driver shows; none if there is no driver.
+class Card(NamedTuple):
+    """A GPU as its driver shows it."""
+
+    number: str
+    uuid: str
+    name: str
+
+
+def cards() -> list[Card]:
+    """The GPUs that the driver shows; none if there is no driver.
 
     Raises:
         Refusal: it does not answer.
@@ -202,11 +229,11 @@ def uuids_by_index() -> Mapping[str, str]:
 
 
 @cache
-def answer_of_driver() -> Mapping[str, str] | Refusal:
+def answer_of_driver() -> list[Card] | Refusal:
     """The same; asked once, as a driver that does not answer is waited for a minute."""
     if not shutil.which("nvidia-smi"):
-        return {}
-    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+        return []
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     try:
         done = answer_within(
             PATIENCE, query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -216,18 +243,25 @@ def answer_of_driver() -> Mapping[str, str] | Refusal:
             f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator"
         )
     lines = done.stdout.splitlines() if done.returncode == 0 else []
-    pairs = (line.split(",") for line in lines if "," in line)
-    return {index.strip(): uuid.strip() for index, uuid, *_ in pairs}
+    parts = (map(str.strip, line.split(",", 2)) for line in lines if line.count(",") > 1)
+    return [Card(*each) for each in parts]
 
 
 @cache
-def torch_uses_them() -> bool:
-    """Whether torch can compute on GPUs here: it may be built without CUDA, or the driver be too
-    old for it. In a process of its own, because it takes two seconds and starts CUDA.
+def gpus_of_torch() -> frozenset[str]:
+    """The GPUs here on which torch can compute: it may be built without CUDA or for other ones, or
+    the driver be too old for it. In a process of its own, because it takes two seconds and starts
+    CUDA.
     """
-    asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from manynodes.ranks.device import "
+        "gpus_to_compute_on; print(*gpus_to_compute_on())"
+    )
+    asked = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
     try:
-        nowhere = subprocess.DEVNULL
-        return not answer_within(PATIENCE, asked, stdout=nowhere, stderr=nowhere).returncode
+        done = answer_within(
+            PATIENCE, asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     except subprocess.TimeoutExpired:
-        return False
+        return frozenset()
+    return frozenset(done.stdout.split())

@@ -324,6 +324,21 @@ def trouble_with_gpus() -> str | None:
     return None
 
 
+def gpus_to_compute_on() -> list[str]:
+    """The UUIDs of the GPUs on which torch can compute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not torch.cuda.is_available():
+            return []
+        count = torch.cuda.device_count()
+    known = [
+        number
+        for number in range(count)
+        if is_built_for(torch.cuda.get_arch_list(), *torch.cuda.get_device_capability(number))
+    ]
+    return [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in known]
+
+
 def is_built_for(architectures: Sequence[str], major: int, minor: int) -> bool:
     """Whether code for these architectures runs on a GPU of this compute capability.
 
