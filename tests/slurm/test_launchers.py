@@ -189,12 +189,12 @@ def test_launch_away_from_the_first_node_is_refused(cluster: Cluster, folder: Pa
 
 
 def test_gpus_that_torch_does_not_see_end_the_job_in_time(cluster: Cluster, folder: Path) -> None:
-    """Slurm gives a GPU on every node; that it is one is for torch to say."""
+    """Slurm gives a GPU on every node, of a type; that it is one is for torch to say."""
     error = (
         r"rank \d on n\d: device: cuda needs a GPU for each of the 1 processes on n\d; torch sees 0"
     )
     launch = training(folder, "gpus", "--launcher", "srun", nodes=2, device="cuda")
-    fails(cluster, folder, launch, error, nodes=2, options=("--gres=gpu:1",))
+    fails(cluster, folder, launch, error, nodes=2, options=("--gres=gpu:a100:1",))
 
 
 def fails(cluster: Cluster, folder: Path, launch: list[object], error: str, **options) -> None:
