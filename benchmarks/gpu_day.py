@@ -101,11 +101,11 @@ class Day:
         self.small = SMALL | {"epochs": 6 if self.tiny else 40}
         # What rank 1 does in a step, and what is said of it.
         self.faults = {
-            "raise": "ValueError a fault that was asked for",
+            "raise": "ValueError: a fault that was asked for",
             "kill": "was ended by SIGKILL",
             "stop": r"hung \(stopped by a signal",
             "loop": r"hung \(in fail\.<locals>\.failing",
-            "assert": "IndexError" if self.tiny else "CUDA error device-side assert",
+            "assert": "IndexError" if self.tiny else "CUDA error: device-side assert",
         }
         (self.output / "networks.py").write_text(NETWORKS)
 
@@ -285,8 +285,8 @@ class Day:
                 left = time.monotonic() - begun - seconds
                 assert status == 1, status
                 assert not self.lives(fault)
-                line = rf"^launch: in_training failed: rank 1 on \S+ {self.faults[fault]}.*"
-                last = re.search(line, self.said(fault).replace(": ", " "), re.MULTILINE)
+                line = rf"^launch: in_training failed: rank 1 on [^\s:]+:? {self.faults[fault]}.*"
+                last = re.search(line, self.said(fault), re.MULTILINE)
                 assert last, self.said(fault)[-400:]
                 found = {"seconds_from_start": round(seconds, 1), "left_for": round(left, 1)}
                 return found | {"line": last[0][:200]}

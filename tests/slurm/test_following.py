@@ -176,7 +176,9 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
             r"submitted when Slurm's controller answers$"
         )
     until((folder / "after").exists)
-    (job,) = cluster.jobs()
+    jobs = cluster.jobs()
+    assert len(jobs) == 1, (jobs, following.said)
+    (job,) = jobs
     following.process.send_signal(signal.SIGINT)
     (folder / "after.go").touch()
     assert following.process.wait() == 1, following.said
