@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,15 +254,8 @@ class Day:
             yield self.resumes(f"ranks-{ranks}", self.small, ranks=ranks)
         compressed = self.small | {"gradient_compression": "bf16"}
         yield self.resumes("compressed", compressed, ranks=2)
-        yield "SIGTERM to one of two ranks: resumed to the same bits", self.one_rank_stopped
-        for launcher in ("torchrun", "torchrun-c10d", "accelerate", "torch.distributed.launch"):
-
-            def launched(launcher: str = launcher) -> dict[str, Any]:
-                how = ["--launcher", launcher]
-                self.train(self.small, launcher, ranks=2, launch=how, options=["--probe"])
-                return self.same("ranks-2", launcher)
-
-            yield f"{launcher}, with the probe: the same bits", launched
+        for launcher in ("torchrun", "accelerate", "torch.distributed.launch"):
+            yield f"{launcher}, with the probe: the same bits", partial(self.launched, launcher)
 
         def orders() -> dict[str, Any]:
             # Of the all-reduces alone: NCCL has no tree for what else is asked of it.
@@ -292,6 +286,8 @@ class Day:
                 return found | {"line": last[0][:200]}
 
             yield f"rank 1: {fault}: it is named", failed
+        yield "SIGTERM to one of two ranks: resumed to the same bits", self.one_rank_stopped
+        yield "torchrun-c10d: the same bits", partial(self.launched, "torchrun-c10d")
 
     def third(self) -> Iterator[Check]:
         """Where the time of a step goes."""
@@ -335,6 +331,12 @@ class Day:
         yield "Muon's filter banks one by one and together", muon
         yield "a rank that sleeps or spins while it waits for its GPU", self.sleeps_or_spins
         yield "photographs from disk: pixels, steps, and both", self.photographs
+
+    def launched(self, launcher: str) -> dict[str, Any]:
+        self.train(
+            self.small, launcher, ranks=2, launch=["--launcher", launcher], options=["--probe"]
+        )
+        return self.same("ranks-2", launcher)
 
     def one_rank_stopped(self) -> dict[str, Any]:
         folder = "one-stopped"
