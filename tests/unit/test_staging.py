@@ -285,7 +285,7 @@ def test_a_program_adds_the_command_that_fetches_the_data(tmp_path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "stage: manifest.json is not there; fetch the data first: "
-        "snakemake --profile profiles/local --force manifest.json\n"
+        "your snakemake command, with --force manifest.json\n"
     )
 
 
@@ -407,6 +407,15 @@ def test_what_was_unpacked_is_unpacked_again_if_files_are_gone_or_the_node_was_s
     # Of another node that shares the folder, nothing is known.
     (place / COMPLETE).write_text(f"another earlier {number}")
     assert not again()
+
+
+def test_a_damaged_archive_is_no_data(packed: DataFolder, scratch: Path) -> None:
+    (packed.path / ARCHIVE).write_bytes(b"")
+    done = program("stage", "--packed", "out", "--scratch", scratch)
+    assert done.stderr == (
+        f"stage: out: {ARCHIVE} missing or changed since its manifest was made; make it again: "
+        "your snakemake command, with --force out/manifest.json\n"
+    )
 
 
 def test_where_nothing_can_be_executed_an_environment_is_a_fallback(

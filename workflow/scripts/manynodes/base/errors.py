@@ -19,7 +19,8 @@ LONGEST = 200
 LONGEST_NAME = 11  # characters of a program's name and the colon after it
 SHORTENED = 40  # characters that are left of a word
 LONGEST_REPORT = 1000  # characters of how something that was started has ended
-MAKE = "snakemake --profile profiles/local --force"  # makes a file of the workflow again
+# Makes a file of the workflow again. Another configuration than the user's would not know it.
+MAKE = "your snakemake command, with --force"
 
 
 # User name and password of an address.

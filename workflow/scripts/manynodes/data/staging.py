@@ -109,7 +109,7 @@ def discard(staged: Staged) -> None:
 
 
 def refuse_damaged(source: DataFolder, damaged: Sequence[str] | None = None) -> None:
-    """Refuse a shared copy that does not match its manifest.
+    """Refuse a shared copy of data, files or an environment that does not match its manifest.
 
     Args:
         damaged: names of its damaged files; all files are checked unless given.
@@ -119,8 +119,10 @@ def refuse_damaged(source: DataFolder, damaged: Sequence[str] | None = None) -> 
     """
     damaged = source.damaged_files() if damaged is None else damaged
     if damaged:
-        names = ", ".join(damaged)
-        problem = f"{source.path}: {names} missing or changed since fetched; fetch the data again"
+        made = "its manifest was made; make it again"
+        if "classes" in source.manifest:
+            made = "fetched; fetch the data again"
+        problem = f"{source.path}: {', '.join(damaged)} missing or changed since {made}"
         raise Refusal(problem, make_again=source.path / MANIFEST)
 
 
