@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,19 +18,22 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
+from manynodes.experiment.config import Experiment
 from manynodes.experiment.containers import UNWARNED, container_lines
 from manynodes.experiment.environment_here import EnvironmentHere
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.interpreter import QUESTIONS, look
 from manynodes.programs.folders import Folders
-from manynodes.programs.rank import looked, note_other_packages, started
+from manynodes.programs.rank import keep_record, looked, note_other_packages, started
 from manynodes.programs.task import Task
 from manynodes.programs.variables import OUTSIDE, gloo_interface, safely
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 from manynodes.schedulers.slurm.scheduler import forget_step_options
 from programs import ROOT, SCRIPTS, program
+from session.finished import FinishedRuns
+from session.inputs import Inputs
 
 OTHERS = {
     "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
@@ -349,6 +353,93 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     assert changed_packages(record, other) == ""
     assert changed_packages(one, one) == ""
     assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
+
+
+def install(packages: Path, name: str, version: str) -> None:
+    """A package, in the place of another version."""
+    for path in packages.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(path)
+    about = packages / f"{name}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+MODULE = '() { shift; export LOADEDMODULES=$(IFS=:; echo "$*"); }'  # as a login shell exports it
+# The key `environment` and the command of a program before and after a change, and what is told.
+CHANGED = {
+    "modules": ({"modules": ["a", "torch/2.3"]}, {"modules": ["a", "torch/2.6", "b"]}, "{python}",
+                "module b none -> loaded, module torch 2.3 -> 2.6"),
+    "no modules": ({"python": "v", "modules": ["torch/2.3"]}, {"python": "v"}, "{python}",
+                   "mine 1 -> 2, module torch 2.3 -> none"),
+    "behind modules": ({"python": "v", "modules": ["torch/2.3"]}, None, "{python}", "mine 1 -> 2"),
+    "behind setup": ({"python": "v", "setup": "true"}, None, "{python}", "mine 1 -> 2"),
+    "asked": ({"python": "v"}, None, "{python}", "mine 1 -> 2"),
+    "ours": (None, None, "{python}", "mine 1 -> 2"),
+    "another": (None, None, "v/bin/python", "mine 1 -> 2"),
+    "another by its name": ({"python": "u"}, None, "python3", "mine 1 -> 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_changed_environment_is_told_for_every_run_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """In a line for those that had the same, although all would be trained in the same now."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    packages = own_python(tmp_path / "v")
+    own_python(tmp_path / "u")
+    if case == "ours":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "v/bin/python"))
+    if case == "another by its name":
+        (tmp_path / "u/bin/python3").unlink()
+        monkeypatch.setenv("PATH", f"{tmp_path}/v/bin", prepend=os.pathsep)
+    before, after, python, told = CHANGED[case]
+
+    def finished(environment: dict | None) -> FinishedRuns:
+        config = {"experiment": "e", "command": [python, "p.py"], "environment": environment,
+                  "seed": [0, 1, 2, 3]}  # fmt: skip
+        experiment = Experiment.from_config(config)
+        return FinishedRuns(experiment, Path("results"), Inputs(experiment, Path("results"), True))
+
+    runs = finished(before)
+    *names, other, _ = runs.experiment.runs
+    environment = UserEnvironment.of(before)
+    for name in (*names, other):
+        install(packages, "mine", "2" if name == other else "1")
+        command = [environment.interpreter if python == "{python}" else python, "p.py"]
+        variables = environment.variables(os.environ)
+        record = looked(environment, command, variables, tmp_path, True)
+        kept = Folders(Path("results") / name)
+        kept.state.mkdir(parents=True)
+        task = Task(tuple(command), kept.run, {}, environment=before)
+        keep_record(record, task, False, print)
+        (kept.state / "environment.json").rename(kept.run / "environment.json")
+    runs.tell_other_packages()
+    same = "".join(part for part in told.split(", ") if part.startswith("mine"))
+    line = f"e: since {', '.join(names)} were trained, "
+    assert capsys.readouterr().err == (f"{line}{same}\n" if same else "")
+    finished(after or before).tell_other_packages()
+    first, *rest = capsys.readouterr().err.splitlines()
+    if not same:
+        line = line.replace(" were", f", {other} were")
+    assert first == line + told
+    # Of the last one only its modules are others.
+    modules = told.removeprefix(f"{same}, ") if same and after else ""
+    assert rest == ([f"e/{other}: since it was trained, {modules}"] if modules else [])
+
+
+def test_a_python_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = Experiment.from_config({"experiment": "e", "command": ["/no/python", "p.py"]})
+    (tmp_path / "run").mkdir()
+    record = {"python": "3.12.1", "distributions": {"numpy": "2.3.5"}}
+    (tmp_path / "run/environment.json").write_text(json.dumps(record))
+    FinishedRuns(experiment, tmp_path, Inputs(experiment, tmp_path, True)).tell_other_packages()
+    said = "e: /no/python is not here; whether its packages have changed since runs were trained"
+    assert capsys.readouterr().err == f"{said} is not known\n"
 
 
 @pytest.mark.parametrize("given", [{}, {"setup": "umask 2"}], ids=["asked", "not asked"])

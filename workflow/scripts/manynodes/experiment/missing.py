@@ -153,7 +153,7 @@ def finds(environment: EnvironmentHere, module: str) -> bool:
     """Whether the program's Python finds a module; True if it cannot be asked here."""
     if environment.is_ours:
         return is_module(module)
-    if not environment.answers_here:
+    if not environment.answers:
         return True
     # The same question, without what lies where the command is typed.
     asks = f"import sys\nsys.path.pop(0)\n{inspect.getsource(is_module)}"
