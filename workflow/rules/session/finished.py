@@ -74,7 +74,12 @@ class FinishedRuns:
             found += ["other data"] * (about["data_sha256"] != data.sha256)
         if not self.experiment.built_in:
             config = self.experiment.config
-            if about["sources_sha256"] != self.experiment.sources_sha256:
+            before, now = about["sources_sha256"], self.experiment.sources_sha256
+            if before == self.experiment.earlier_sha256 != now:
+                # That is a change of the workflow's code.
+                unhashed = f"an earlier version has not hashed {self.experiment.program_name}"
+                found += [unhashed] * code
+            elif before != now:
                 what = " or its environment" * bool(self.experiment.environment.identity)
                 found.append(f"{self.experiment.program_name}{what} has changed")
             found += [
