@@ -1,6 +1,8 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
 import ast
+import base64
+import hashlib
 import importlib.util
 import json
 import os
@@ -11,6 +13,8 @@ import signal
 import struct
 import subprocess
 import sys
+import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -192,6 +196,105 @@ def test_a_uv_project_has_the_versions_of_its_lock(
     else:
         with pytest.raises(Refusal, match="run `uv sync --locked` in "):
             environment.refuse_unlocked()
+
+
+# A backend of its own: nothing is downloaded to build with it.
+BACKEND = """
+import os, shutil, zipfile
+NAME = "of_git-1.dist-info"
+FILES = {"METADATA": "Metadata-Version: 2.1\\nName: of-git\\nVersion: 1\\n", "RECORD": "",
+         "WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+def build_wheel(folder, settings=None, metadata=None):
+    with zipfile.ZipFile(os.path.join(folder, "of_git-1-py3-none-any.whl"), "w") as file:
+        for name, text in FILES.items():
+            file.writestr(f"{NAME}/{name}", text)
+    return "of_git-1-py3-none-any.whl"
+"""
+
+
+def write_wheel(folder: Path, text: str) -> None:
+    """A package of one module, always of the same version."""
+    about = {"METADATA": "Metadata-Version: 2.1\nName: of-path\nVersion: 1\n",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    about["RECORD"] = f"of_path.py,sha256={digest},{len(text)}\nof_path-1.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / "of_path-1-py3-none-any.whl", "w") as file:
+        file.writestr("of_path.py", text)
+        for name, content in about.items():
+            file.writestr(f"of_path-1.dist-info/{name}", content)
+
+
+def test_a_uv_project_has_the_commits_and_files_of_its_lock(tmp_path: Path) -> None:
+    """Their versions may be the same. What uv itself has locked and installed is compared."""
+    package, project, member = (tmp_path / name for name in ("package", "project", "project/a"))
+    (package / "backend").mkdir(parents=True)
+    member.mkdir(parents=True)
+    (package / "backend/mine.py").write_text(BACKEND)
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "mine"\nbackend-path = ["backend"]\n'
+        '[project]\nname = "of-git"\nversion = "1"\n'
+    )
+    git = ["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    write_wheel(project, "x = 1\n")
+    about = '[project]\nname = "{}"\nversion = "0"\nrequires-python = ">=3.9"\n'
+    (project / "pyproject.toml").write_text(
+        f'{about.format("program")}dependencies = ["of-git", "of-path"]\n'
+        '[tool.uv]\nno-index = true\n[tool.uv.workspace]\nmembers = ["a*"]\n[tool.uv.sources]\n'
+        f'of-git = {{git = "file://{package}"}}\n'
+        'of-path = {path = "of_path-1-py3-none-any.whl"}\n'
+    )
+    (member / "pyproject.toml").write_text(about.format("a"))
+    environment = EnvironmentHere(uv=str(project))
+
+    def uv(*words: str) -> None:
+        command = [Path(sys.executable).with_name("uv"), "--quiet", *words]
+        # Where it leaves its locks, and what it has built.
+        places = {"TMPDIR": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
+        given = os.environ | places | {"UV_PYTHON": sys.executable}
+        subprocess.run(command, cwd=project, env=given, check=True)
+
+    uv("sync")
+    environment.refuse_unlocked()
+    # Lock and environment are the workspace's.
+    with pytest.raises(Refusal, match=r"/a/\.venv is not there; it is of the workspace .*/project"):
+        EnvironmentHere(uv=str(member)).refuse_missing()
+    commit = [*git, "commit", "-q", "--allow-empty", "-m", "two"]
+    for name, change in (
+        ("of-git", lambda: subprocess.run(commit, check=True)),
+        ("of-path", lambda: write_wheel(project, "x = 2\n")),
+    ):
+        change()
+        uv("lock", "--upgrade-package", name)
+        with pytest.raises(Refusal, match=f"has {name} 1 of another commit, address or file than"):
+            environment.refuse_unlocked()
+        uv("sync", "--locked")
+        environment.refuse_unlocked()
+
+
+@pytest.mark.parametrize(("locked", "direct", "taken"), [
+    ('url = "https://x.org/a.whl"', {"url": "https://me:key@x.org/a.whl#sha256=1"}, True),
+    ('url = "https://x.org/b.whl"', {"url": "https://x.org/a.whl"}, False),
+    ('git = "https://x.org/a?rev=main#abc"', {"url": "", "vcs_info": {"commit_id": "abc"}}, True),
+    # From a fork to an index, and back.
+    ('registry = "x"', {"url": "https://x.org/a", "vcs_info": {"commit_id": "abc"}}, False),
+    ('git = "https://x.org/a#abc"', None, False), ('registry = "x"', None, True),
+    # By hand, from a folder of a site's wheels.
+    ('registry = "x"', {"url": "file:///site/mine-1-py3-none-any.whl"}, True),
+])  # fmt: skip
+def test_a_uv_project_has_the_addresses_of_its_lock(
+    tmp_path: Path, locked: str, direct: dict | None, taken: bool
+) -> None:
+    (tmp_path / "uv.lock").write_text(
+        f'[[package]]\nname = "mine"\nversion = "1"\nsource = {{ {locked} }}\n'
+    )
+    about = tmp_path / ".venv/lib/python3.11/site-packages/mine-1.dist-info"
+    about.mkdir(parents=True)
+    if direct:
+        (about / "direct_url.json").write_text(json.dumps(direct))
+    with nullcontext() if taken else pytest.raises(Refusal, match="of another commit, address or"):
+        EnvironmentHere(uv=str(tmp_path)).refuse_unlocked()
 
 
 def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_address() -> None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from manynodes.experiment.containers import has_overlay
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.interpreter import NoAnswer, is_python, look
+from manynodes.experiment.uv_lock import is_of, normal, packages_in, workspace_of
 
 
 class EnvironmentHere(UserEnvironment):
@@ -49,7 +49,7 @@ class EnvironmentHere(UserEnvironment):
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
-                remedy = f"run `uv sync --locked` in {self.uv}"
+                remedy = self.remedy("uv sync --locked")
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
             missing = self.interpreter if self.folder.exists() else self.folder
@@ -66,26 +66,38 @@ class EnvironmentHere(UserEnvironment):
             raise Refusal(f"config: environment: {refusal}") from None
 
     def refuse_unlocked(self) -> None:
-        """Refuse a uv project with packages of other versions than its lock has. What else is
-        locked, such as for extras, may be missing; the program's imports are looked for in the job.
+        """Refuse a uv project with other packages than its lock has: other versions, or the same of
+        another commit, address or file. What else is locked, such as for extras, may be missing;
+        the program's imports are looked for in the job.
         """
         if not self.uv:
             return
         # Only here: `launch` alone does without it.
         from packaging.utils import canonicalize_name
 
-        locked = versions_in(self.lock)
+        locked = packages_in(self.lock)
         # Of a package there may be leftovers.
-        there: dict[str, set[str]] = {}
-        for name, version, _ in self.in_folder():
-            there.setdefault(canonicalize_name(name), set()).add(normal(version))
+        there: dict[str, dict[str, Path]] = {}
+        for name, version, about in self.in_folder():
+            there.setdefault(canonicalize_name(name), {})[normal(version)] = about
         for name, found in sorted(there.items()):
-            versions = locked.get(name, found)
+            packages = locked.get(name, [])
+            versions = {each["version"] for each in packages if "version" in each}
             # The second is of a site's own build of a version, 2.11.0+computecanada.
-            if not versions & (found | {each.partition("+")[0] for each in found}):
+            if versions and not versions & {*found, *(each.partition("+")[0] for each in found)}:
                 raise Refusal(
                     f"its .venv has {name} {'/'.join(sorted(found))}, and uv.lock "
                     f"{'/'.join(sorted(versions))}; run `uv sync --locked` in {self.uv}"
+                )
+            # Of those that differ between machines, uv has installed one.
+            if packages and not any(
+                is_of(each["source"], about, self.lock.parent)
+                for each in packages
+                for about in found.values()
+            ):
+                raise Refusal(
+                    f"its .venv has {name} {'/'.join(sorted(found))} of another commit, address or "
+                    f"file than uv.lock; run `uv sync --locked` in {self.uv}"
                 )
 
     @cached_property
@@ -175,8 +187,14 @@ class EnvironmentHere(UserEnvironment):
         """
         lock = Path(str(self.uv), "uv.lock")
         if not lock.is_file():
-            raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
+            raise Refusal(f"{lock} is not there; {self.remedy('uv lock')}")
         return lock
+
+    def remedy(self, command: str) -> str:
+        """What makes a missing part of its uv project: a command, unless it is a workspace's."""
+        if above := workspace_of(Path(str(self.uv))):
+            return f"it is of the workspace {above}: give that as environment.uv"
+        return f"run `{command}` in {self.uv}"
 
     @property
     def identity(self) -> str:
@@ -194,31 +212,3 @@ class EnvironmentHere(UserEnvironment):
             parts["packages"] = self.packages_sha256
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest() if parts else ""
-
-
-def versions_in(lock: Path) -> Mapping[str, set[str]]:
-    """The versions that a lock file of uv's has of each package that is not a folder's; several
-    where it differs between machines.
-
-    Raises:
-        Refusal: it cannot be read.
-    """
-    found: dict[str, set[str]] = {}
-    try:
-        for package in tomllib.loads(lock.read_text(encoding="utf-8")).get("package", []):
-            local = package["source"].keys() & {"editable", "virtual", "directory"}
-            if "version" in package and not local:
-                found.setdefault(package["name"], set()).add(normal(package["version"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        raise Refusal(f"{lock} cannot be read; run `uv lock` in {lock.parent}") from None
-    return found
-
-
-def normal(version: str) -> str:
-    """A version as uv writes it: 2024.7.4 for 2024.07.04."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return str(Version(version))
-    except InvalidVersion:
-        return version
