@@ -167,6 +167,8 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
     )
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    # A controller that is killed may take a job of the test before for one that has not ended.
+    before = set(cluster.ask("squeue", "--noheader", "--states=all", "--format=%i").stdout.split())
     following = Following(checkout, *cheap(checkout, "exec sleep 1000"), "experiment=held")
     until((folder / "before").exists)
     with without(cluster, "slurmctld"):
@@ -176,11 +178,7 @@ def test_a_job_is_submitted_when_the_controller_is_back_and_cancelled_if_that_is
             r"submitted when Slurm's controller answers$"
         )
     until((folder / "after").exists)
-    # A controller that was killed may take a job of the test before for one that has not ended.
-    shown = cluster.ask("squeue", "--noheader", "--format=%i %k").stdout.splitlines()
-    held = [job for job, _, comment in (line.partition(" ") for line in shown) if "held" in comment]
-    assert len(held) == 1, (shown, following.said)
-    (job,) = held
+    (job,) = set(cluster.jobs()) - before
     following.process.send_signal(signal.SIGINT)
     (folder / "after.go").touch()
     assert following.process.wait() == 1, following.said

@@ -140,7 +140,9 @@ def test_runs_that_are_left_out_are_named() -> None:
 
 def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     def packages(**versions: str) -> dict[str, tuple[str, ...]]:
-        record = json.dumps({"python": "3.12.1", "distributions": versions})
+        modules = [f"{name}/{versions.pop(name)}" for name in ("cuda",) if name in versions]
+        about = {"python": "3.12.1", "distributions": versions, "modules": modules}
+        record = json.dumps(about)
         (tmp_path / "environment.json").write_text(record)
         found = difference.packages(tmp_path, {"versions": {"python": "3.11.2"}})
         return {name: (version,) for name, version in found.items()}
@@ -151,6 +153,10 @@ def test_packages_that_differ_are_named(tmp_path: Path) -> None:
     )
     assert difference.doubts(before, before) == []
     assert difference.doubts(before, after) == ["their packages differ: numpy 2.3 -> 2.4"]
+    before, after = (replace(one, versions=packages(cuda=each)) for each in ("12.4", "12.8"))
+    assert difference.doubts(before, after) == [
+        "their packages differ: module cuda 12.4 -> 12.8",
+    ]
 
 
 def said(*arguments: object) -> subprocess.CompletedProcess[str]:

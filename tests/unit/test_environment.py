@@ -1,15 +1,20 @@
 """What other launchers and the user's locale have set changes nothing; what Python finds where."""
 
 import ast
+import base64
+import hashlib
 import importlib.util
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,19 +22,22 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
+from manynodes.experiment.config import Experiment
 from manynodes.experiment.containers import UNWARNED, container_lines
 from manynodes.experiment.environment_here import EnvironmentHere
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.interpreter import QUESTIONS, look
 from manynodes.programs.folders import Folders
-from manynodes.programs.rank import looked, note_other_packages, started
+from manynodes.programs.rank import keep_record, looked, note_other_packages, started
 from manynodes.programs.task import Task
 from manynodes.programs.variables import OUTSIDE, gloo_interface, safely
 from manynodes.ranks.network import interface_of, local_address
 from manynodes.schedulers import registry
 from manynodes.schedulers.slurm.scheduler import forget_step_options
 from programs import ROOT, SCRIPTS, program
+from session.finished import FinishedRuns
+from session.inputs import Inputs
 
 OTHERS = {
     "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK "
@@ -213,6 +221,105 @@ def test_a_uv_project_has_the_versions_of_its_lock(
     else:
         with pytest.raises(Refusal, match="run `uv sync --locked` in "):
             environment.refuse_unlocked()
+
+
+# A backend of its own: nothing is downloaded to build with it.
+BACKEND = """
+import os, shutil, zipfile
+NAME = "of_git-1.dist-info"
+FILES = {"METADATA": "Metadata-Version: 2.1\\nName: of-git\\nVersion: 1\\n", "RECORD": "",
+         "WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+def build_wheel(folder, settings=None, metadata=None):
+    with zipfile.ZipFile(os.path.join(folder, "of_git-1-py3-none-any.whl"), "w") as file:
+        for name, text in FILES.items():
+            file.writestr(f"{NAME}/{name}", text)
+    return "of_git-1-py3-none-any.whl"
+"""
+
+
+def write_wheel(folder: Path, text: str) -> None:
+    """A package of one module, always of the same version."""
+    about = {"METADATA": "Metadata-Version: 2.1\nName: of-path\nVersion: 1\n",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    about["RECORD"] = f"of_path.py,sha256={digest},{len(text)}\nof_path-1.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / "of_path-1-py3-none-any.whl", "w") as file:
+        file.writestr("of_path.py", text)
+        for name, content in about.items():
+            file.writestr(f"of_path-1.dist-info/{name}", content)
+
+
+def test_a_uv_project_has_the_commits_and_files_of_its_lock(tmp_path: Path) -> None:
+    """Their versions may be the same. What uv itself has locked and installed is compared."""
+    package, project, member = (tmp_path / name for name in ("package", "project", "project/a"))
+    (package / "backend").mkdir(parents=True)
+    member.mkdir(parents=True)
+    (package / "backend/mine.py").write_text(BACKEND)
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "mine"\nbackend-path = ["backend"]\n'
+        '[project]\nname = "of-git"\nversion = "1"\n'
+    )
+    git = ["git", "-C", package, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    write_wheel(project, "x = 1\n")
+    about = '[project]\nname = "{}"\nversion = "0"\nrequires-python = ">=3.9"\n'
+    (project / "pyproject.toml").write_text(
+        f'{about.format("program")}dependencies = ["of-git", "of-path"]\n'
+        '[tool.uv]\nno-index = true\n[tool.uv.workspace]\nmembers = ["a*"]\n[tool.uv.sources]\n'
+        f'of-git = {{git = "file://{package}"}}\n'
+        'of-path = {path = "of_path-1-py3-none-any.whl"}\n'
+    )
+    (member / "pyproject.toml").write_text(about.format("a"))
+    environment = EnvironmentHere(uv=str(project))
+
+    def uv(*words: str) -> None:
+        command = [Path(sys.executable).with_name("uv"), "--quiet", *words]
+        # Where it leaves its locks, and what it has built.
+        places = {"TMPDIR": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
+        given = os.environ | places | {"UV_PYTHON": sys.executable}
+        subprocess.run(command, cwd=project, env=given, check=True)
+
+    uv("sync")
+    environment.refuse_unlocked()
+    # Lock and environment are the workspace's.
+    with pytest.raises(Refusal, match=r"/a/\.venv is not there; it is of the workspace .*/project"):
+        EnvironmentHere(uv=str(member)).refuse_missing()
+    commit = [*git, "commit", "-q", "--allow-empty", "-m", "two"]
+    for name, change in (
+        ("of-git", lambda: subprocess.run(commit, check=True)),
+        ("of-path", lambda: write_wheel(project, "x = 2\n")),
+    ):
+        change()
+        uv("lock", "--upgrade-package", name)
+        with pytest.raises(Refusal, match=f"has {name} 1 of another commit, address or file than"):
+            environment.refuse_unlocked()
+        uv("sync", "--locked")
+        environment.refuse_unlocked()
+
+
+@pytest.mark.parametrize(("locked", "direct", "taken"), [
+    ('url = "https://x.org/a.whl"', {"url": "https://me:key@x.org/a.whl#sha256=1"}, True),
+    ('url = "https://x.org/b.whl"', {"url": "https://x.org/a.whl"}, False),
+    ('git = "https://x.org/a?rev=main#abc"', {"url": "", "vcs_info": {"commit_id": "abc"}}, True),
+    # From a fork to an index, and back.
+    ('registry = "x"', {"url": "https://x.org/a", "vcs_info": {"commit_id": "abc"}}, False),
+    ('git = "https://x.org/a#abc"', None, False), ('registry = "x"', None, True),
+    # By hand, from a folder of a site's wheels.
+    ('registry = "x"', {"url": "file:///site/mine-1-py3-none-any.whl"}, True),
+])  # fmt: skip
+def test_a_uv_project_has_the_addresses_of_its_lock(
+    tmp_path: Path, locked: str, direct: dict | None, taken: bool
+) -> None:
+    (tmp_path / "uv.lock").write_text(
+        f'[[package]]\nname = "mine"\nversion = "1"\nsource = {{ {locked} }}\n'
+    )
+    about = tmp_path / ".venv/lib/python3.11/site-packages/mine-1.dist-info"
+    about.mkdir(parents=True)
+    if direct:
+        (about / "direct_url.json").write_text(json.dumps(direct))
+    with nullcontext() if taken else pytest.raises(Refusal, match="of another commit, address or"):
+        EnvironmentHere(uv=str(tmp_path)).refuse_unlocked()
 
 
 def test_gloo_is_reached_from_other_nodes_although_the_own_name_is_a_loopback_address() -> None:
@@ -415,6 +522,93 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     assert changed_packages(record, other) == ""
     assert changed_packages(one, one) == ""
     assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
+
+
+def install(packages: Path, name: str, version: str) -> None:
+    """A package, in the place of another version."""
+    for path in packages.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(path)
+    about = packages / f"{name}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+MODULE = '() { shift; export LOADEDMODULES=$(IFS=:; echo "$*"); }'  # as a login shell exports it
+# The key `environment` and the command of a program before and after a change, and what is told.
+CHANGED = {
+    "modules": ({"modules": ["a", "torch/2.3"]}, {"modules": ["a", "torch/2.6", "b"]}, "{python}",
+                "module b none -> loaded, module torch 2.3 -> 2.6"),
+    "no modules": ({"python": "v", "modules": ["torch/2.3"]}, {"python": "v"}, "{python}",
+                   "mine 1 -> 2, module torch 2.3 -> none"),
+    "behind modules": ({"python": "v", "modules": ["torch/2.3"]}, None, "{python}", "mine 1 -> 2"),
+    "behind setup": ({"python": "v", "setup": "true"}, None, "{python}", "mine 1 -> 2"),
+    "asked": ({"python": "v"}, None, "{python}", "mine 1 -> 2"),
+    "ours": (None, None, "{python}", "mine 1 -> 2"),
+    "another": (None, None, "v/bin/python", "mine 1 -> 2"),
+    "another by its name": ({"python": "u"}, None, "python3", "mine 1 -> 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_changed_environment_is_told_for_every_run_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """In a line for those that had the same, although all would be trained in the same now."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    packages = own_python(tmp_path / "v")
+    own_python(tmp_path / "u")
+    if case == "ours":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "v/bin/python"))
+    if case == "another by its name":
+        (tmp_path / "u/bin/python3").unlink()
+        monkeypatch.setenv("PATH", f"{tmp_path}/v/bin", prepend=os.pathsep)
+    before, after, python, told = CHANGED[case]
+
+    def finished(environment: dict | None) -> FinishedRuns:
+        config = {"experiment": "e", "command": [python, "p.py"], "environment": environment,
+                  "seed": [0, 1, 2, 3]}  # fmt: skip
+        experiment = Experiment.from_config(config)
+        return FinishedRuns(experiment, Path("results"), Inputs(experiment, Path("results"), True))
+
+    runs = finished(before)
+    *names, other, _ = runs.experiment.runs
+    environment = UserEnvironment.of(before)
+    for name in (*names, other):
+        install(packages, "mine", "2" if name == other else "1")
+        command = [environment.interpreter if python == "{python}" else python, "p.py"]
+        variables = environment.variables(os.environ)
+        record = looked(environment, command, variables, tmp_path, True)
+        kept = Folders(Path("results") / name)
+        kept.state.mkdir(parents=True)
+        task = Task(tuple(command), kept.run, {}, environment=before)
+        keep_record(record, task, False, print)
+        (kept.state / "environment.json").rename(kept.run / "environment.json")
+    runs.tell_other_packages()
+    same = "".join(part for part in told.split(", ") if part.startswith("mine"))
+    line = f"e: since {', '.join(names)} were trained, "
+    assert capsys.readouterr().err == (f"{line}{same}\n" if same else "")
+    finished(after or before).tell_other_packages()
+    first, *rest = capsys.readouterr().err.splitlines()
+    if not same:
+        line = line.replace(" were", f", {other} were")
+    assert first == line + told
+    # Of the last one only its modules are others.
+    modules = told.removeprefix(f"{same}, ") if same and after else ""
+    assert rest == ([f"e/{other}: since it was trained, {modules}"] if modules else [])
+
+
+def test_a_python_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = Experiment.from_config({"experiment": "e", "command": ["/no/python", "p.py"]})
+    (tmp_path / "run").mkdir()
+    record = {"python": "3.12.1", "distributions": {"numpy": "2.3.5"}}
+    (tmp_path / "run/environment.json").write_text(json.dumps(record))
+    FinishedRuns(experiment, tmp_path, Inputs(experiment, tmp_path, True)).tell_other_packages()
+    said = "e: /no/python is not here; whether its packages have changed since runs were trained"
+    assert capsys.readouterr().err == f"{said} is not known\n"
 
 
 @pytest.mark.parametrize("given", [{}, {"setup": "umask 2"}], ids=["asked", "not asked"])

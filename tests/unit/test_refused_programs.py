@@ -14,9 +14,12 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.command import command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
-from manynodes.experiment.missing import is_module, refuse_missing_program
-from manynodes.programs.attempt import folder_of
+from manynodes.experiment.installed_program import ask, file_of
+from manynodes.experiment.missing import refuse_missing_program
+from manynodes.programs.attempt import files_sha256, folder_of
+from manynodes.programs.task import Task
 from manynodes.schedulers.registry import on_hosts
+from session.command import Session
 from session.finished import FinishedRuns
 from session.inputs import Inputs
 
@@ -195,6 +198,19 @@ def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -
     check(Path("mine/e.yaml"))
 
 
+def write_finished(runs: FinishedRuns, sources: str) -> None:
+    """run.json of the only run."""
+    ((name, run),) = runs.experiment.runs.items()
+    about = {
+        "config": run.values, "git": {"commit": None, "dirty": None}, "files": {},
+        "sources_sha256": sources, "data_sha256": None,
+        "files_sha256": None, "versions": {}, "attempts": [{}], "incidents": [],
+        "started": "", "ended": "", "seconds": 0, "directory": None, "outputs": [],
+    }  # fmt: skip
+    (runs.results / name).mkdir(parents=True)
+    (runs.results / name / "run.json").write_text(json.dumps(about))
+
+
 def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypatch) -> None:
     """Another image, and with `strict` other packages; without it, nothing of them."""
     monkeypatch.chdir(tmp_path)
@@ -213,15 +229,8 @@ def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypat
         return FinishedRuns(experiment, results, Inputs(experiment, results, True))
 
     for runs in map(finished, given):
-        (name, run), *_ = runs.experiment.runs.items()
-        about = {
-            "config": run.values, "git": {"commit": None, "dirty": None}, "files": {},
-            "sources_sha256": runs.experiment.sources_sha256, "data_sha256": None,
-            "files_sha256": None, "versions": {}, "attempts": [{}], "incidents": [],
-            "started": "", "ended": "", "seconds": 0, "directory": None, "outputs": [],
-        }  # fmt: skip
-        (runs.results / name).mkdir(parents=True)
-        (runs.results / name / "run.json").write_text(json.dumps(about))
+        (name,) = runs.experiment.runs
+        write_finished(runs, runs.experiment.sources_sha256)
         assert runs.replaced([name]) == {}
     image.write_bytes(b"SIF_MAGIC two")
     (packages / "mine-1.dist-info").mkdir()
@@ -235,9 +244,9 @@ def test_a_module_is_looked_for_without_running_its_package(tmp_path, monkeypatc
     (tmp_path / "loud/__init__.py").write_text("raise SystemExit('was run')")
     (tmp_path / "loud/quiet.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    found = [is_module(name) for name in ("loud", "loud.quiet", "json.decoder")]
-    absent = [is_module(name) for name in ("loud.none", "loud.quiet.x", "train.sh", ".x", "")]
-    assert is_module("__main__") in (True, False)  # without a traceback
+    found = [file_of(name) != "" for name in ("loud", "loud.quiet", "json.decoder")]
+    absent = [file_of(name) != "" for name in ("loud.none", "loud.quiet.x", "train.sh", ".x", "")]
+    assert isinstance(file_of("__main__"), str)  # without a traceback
     assert (found, absent) == ([True] * 3, [False] * 5)
 
 
@@ -263,3 +272,74 @@ def test_a_module_is_looked_for_in_the_python_that_will_run_it(tmp_path, monkeyp
     ):  # fmt: skip
         with pytest.raises(Refusal, match=f'program: "{program}" is neither a Python file nor a'):
             checked(program, environment)
+
+
+SCRIPT = """#!{python}
+import re
+import sys
+from mypkg.train import main
+if __name__ == '__main__':
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("given", [
+    "program: mypkg.train", "program: mypkg", 'command: ["{python}", -m, mypkg.train]',
+    "command: [v/bin/python, -m, mypkg.train]", "command: [fit]", "command: [v/bin/fit]",
+    "command: [long]",
+])  # fmt: skip
+def test_an_installed_program_is_hashed_where_it_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    venv.create("v", symlinks=True)
+    (packages,) = Path("v").glob("lib/python3*/site-packages")
+    # As pip and uv make it; with a path that is too long for the kernel a shell starts it.
+    shell = "/bin/sh\n'''exec' 'python' \"$0\" \"$@\"\n' '''"
+    for name, python in (("fit", str(tmp_path / "v/bin/python")), ("long", shell)):
+        Path("v/bin", name).write_text(SCRIPT.format(python=python))
+        Path("v/bin", name).chmod(0o755)
+    package = Path("src/mypkg")
+    package.mkdir(parents=True)
+    for name, text in (("__init__", ""), ("__main__", "from . import train"), ("helper", ""),
+                       ("train", "from mypkg import helper")):  # fmt: skip
+        (package / f"{name}.py").write_text(text)
+    (packages / "mine.pth").write_text(str(tmp_path / "src"))
+    Path("e.yaml").write_text(f"experiment: e\nenvironment: {{python: v}}\n{given}\n")
+
+    def now() -> Experiment:
+        ask.cache_clear()
+        check(Path("e.yaml"))
+        return Experiment.from_files(read_config(Path("e.yaml")), [Path()])
+
+    before = now()
+    earlier = {before.earlier_sha256, before.sources_sha256, before.code_sha256}
+    assert before.installed
+    folder = folder_of(command(before.config), None, before.installed.sources)
+    assert folder == tmp_path / package
+    (package / "helper.py").write_text("x = 1")
+    after = now()
+    assert after.installed
+    assert not earlier & {after.sources_sha256, after.code_sha256}
+    assert after.earlier_sha256 in earlier
+    # As the job hashes it, which asks no Python.
+    task = Task(tuple(command(after.config)), Path(), {}, environment={"python": "v"},
+                reads={"installed": list(after.installed.sources)})  # fmt: skip
+    assert files_sha256(task, only_code=True) == after.code_sha256
+    # What is of an earlier version is not trained again; and nothing more is known of it.
+    runs = FinishedRuns(after, Path("results"), Inputs(after, Path("results"), True))
+    write_finished(runs, after.earlier_sha256)
+    (name,) = after.runs
+    assert runs.replaced([name], code=False) == {}
+    assert "has not hashed" in runs.replaced([name])[name]
+    # Among the other packages it has a version.
+    (packages / "mine.pth").unlink()
+    package.rename(packages / "mypkg")
+    installed = now()
+    assert installed.installed
+    assert installed.sources_sha256 == after.earlier_sha256
+    told = f"the module {installed.installed.module} is {tmp_path / packages / 'mypkg'}/"
+    session = Session.__new__(Session)
+    session.experiment = installed
+    session.tell_unhashed()
+    assert f"warning: {told}" in capsys.readouterr().err

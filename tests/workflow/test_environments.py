@@ -144,6 +144,28 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "tables and page of results/own are of train, and its 1 finished runs will not" in said
 
 
+@pytest.mark.faults
+def test_a_package_of_the_user_s_is_hashed_and_its_repository_recorded(place: Checkout) -> None:
+    """As `uv sync` and `pip install -e` leave it."""
+    folder = place.path / "packaged"
+    (site,) = (venv(folder / "env") / "lib").glob("*/site-packages")
+    write(site, mine__pth=str(folder / "src"))
+    package = folder / "src/mypkg"
+    write(package, train__py="from mypkg import helper\n", helper__py="print('trained')\n")
+    write(folder, mine__yaml="experiment: packaged\nprogram: mypkg.train\npreflight: false\n"
+          "environment: {python: env}\n")  # fmt: skip
+    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "src"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    command = ["--until", "train", "--configfile", "packaged/mine.yaml"]
+    assert "warning: the module" not in place.run(*command)
+    found = record(place.path / "results/packaged/run")
+    assert found["repository"]["path"] == str(folder)
+    write(package, helper__py="print('trained otherwise')\n")
+    said = place.run("-n", *command)
+    assert "would replace finished results: run (mypkg.train has changed)" in said
+
+
 # Of environment modules, as a login shell exports it.
 MODULE = """() { shift; for name; do
   export LOADEDMODULES=${LOADEDMODULES:+$LOADEDMODULES:}$name

@@ -40,9 +40,7 @@ rule train:
         environment=json.dumps(EXPERIMENT.environment.pinned),
         code=EXPERIMENT.code_sha256,
         settings=json.dumps(EXPERIMENT.parameters_for(False)),
-        reads=json.dumps(
-            {key: SETTINGS[key] for key in ("metrics", "result", "snapshots")}
-        ),
+        reads=json.dumps(EXPERIMENT.reads),
         preflight=str(SETTINGS["preflight"]).lower(),
     params:
         launch=f"{SCRIPTS}/launch.py",

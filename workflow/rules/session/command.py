@@ -93,6 +93,7 @@ class Session:
             self.experiment.check({user_data.name: known})
         tell(self.experiment.summary)
         self.tell_unseen_axes()
+        self.tell_unhashed()
         self.finished.tell_other_packages()
         if reason := why_no_commit():
             tell(f"warning: run.json will not name the commit: {reason}")
@@ -125,6 +126,18 @@ class Session:
             names = ", ".join(f"{{{name}}}" for name in unseen)
             tell(f"warning: no argument has {names}, and the program does not read its parameters "
                  "itself: these runs differ in their names only")  # fmt: skip
+
+    def tell_unhashed(self) -> None:
+        """Warn of installed modules that no hash covers, if a command names nothing else."""
+        programs = (
+            ()
+            if self.experiment.built_in
+            else (self.experiment.installed, self.experiment.installed_evaluation)
+        )
+        for program in filter(None, programs):
+            if program.alone and not program.sources:
+                tell(f"warning: the module {program.module} is {program.place}: a change of it "
+                     "trains nothing again, unless files names it")  # fmt: skip
 
     def use_usable_cpus(self) -> None:
         """Let `--cores all` be the CPUs of this process: Snakemake sees no quota of a container."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from classifier.models.names import code_of, with_network
 from manynodes.base import atomic
@@ -17,8 +18,9 @@ from manynodes.base.reading import MOST, file_sha256, read_bytes, read_json
 from manynodes.checkpointing import owner, replaced
 from manynodes.checkpointing.replaced import FINISHED
 from manynodes.data.folder import SOURCE
+from manynodes.experiment import command
 from manynodes.experiment.config import Experiment
-from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import NoAnswer
 from manynodes.experiment.missing import initial_of
 from manynodes.programs.folders import (
     Folders,
@@ -72,7 +74,12 @@ class FinishedRuns:
             found += ["other data"] * (about["data_sha256"] != data.sha256)
         if not self.experiment.built_in:
             config = self.experiment.config
-            if about["sources_sha256"] != self.experiment.sources_sha256:
+            before, now = about["sources_sha256"], self.experiment.sources_sha256
+            if before == self.experiment.earlier_sha256 != now:
+                # That is a change of the workflow's code.
+                unhashed = f"an earlier version has not hashed {self.experiment.program_name}"
+                found += [unhashed] * code
+            elif before != now:
                 what = " or its environment" * bool(self.experiment.environment.identity)
                 found.append(f"{self.experiment.program_name}{what} has changed")
             found += [
@@ -150,19 +157,36 @@ class FinishedRuns:
                      "experiment name to keep both")  # fmt: skip
 
     def tell_other_packages(self) -> None:
-        """Name the packages of a finished run that its environment has in another version now, and
-        a changed `setup`.
+        """Name the packages and modules that finished runs have had in another version than their
+        environment has now, and a changed `setup`.
         """
         environment = self.experiment.environment
+        asked: dict[str, Any] | None = None
+        runs: dict[str, list[str]] = {}
         for name in () if self.experiment.built_in else self.experiment.runs:
             # `check_results` refuses one that is damaged.
             with suppress(FileNotFoundError, Refusal):
-                before = read_json(self.results / name / "environment.json", "environment", "")
-                setup = {"setup_sha256": environment.setup_sha256}
-                now = environment.here if environment.answers_here else before | setup
-                if changed := changed_packages(before, now):
-                    tell(f"{self.experiment.name}/{name}: since it was trained, {changed}")
-                return
+                record = read_json(self.results / name / "environment.json", "environment", "")
+                if asked is None and record.get("python"):
+                    asked = self.asked_again()
+                changed = environment.changed_since(record, asked or {})
+                runs.setdefault(changed, []).append(name)
+        for changed, names in runs.items():
+            which = f"/{names[0]}: since it was"
+            if len(names) > 1:
+                which = f": since {results.shortened(names)} were"
+            if changed:
+                tell(f"{self.experiment.name}{which} trained, {changed}")
+
+    def asked_again(self) -> dict[str, Any]:
+        """What the Python of the program says now; nothing, which is told, if it is not here."""
+        environment, config = self.experiment.environment, self.experiment.config
+        try:
+            return environment.asked_again(command.command(config), config["directory"])
+        except NoAnswer as refusal:
+            tell(f"{self.experiment.name}: {refusal}; whether its packages have changed since runs "
+                 "were trained is not known")  # fmt: skip
+            return {}
 
     def refuse_other_evaluation(self, name: str) -> None:
         """Refuse the numbers of a run from another program of the user's, or other arguments of it,

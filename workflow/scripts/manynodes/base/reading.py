@@ -27,7 +27,7 @@ MOST = 100_000_000
 # Of these there is one for each run: all but the first few are checked by code that is made for the
 # form. With jsonschema run.json takes 7 ms and evaluation.json of 100 epochs 24, with that code 2
 # and 1; making it takes 24.
-OF_RUNS, FEW = ("run", "program_run", "evaluation"), 5
+OF_RUNS, FEW = ("run", "program_run", "environment", "evaluation"), 5
 READ: defaultdict[str, Iterator[int]] = defaultdict(count)
 
 

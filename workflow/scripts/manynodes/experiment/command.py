@@ -223,6 +223,7 @@ def words_sha256(
     other_python: bool,
     directory: str | None = None,
     only_code: bool = False,
+    installed: Sequence[str] | None = None,
 ) -> str:
     """SHA-256 of the files that a command names: a Python program with what it imports from
     beside it, or the files of another command.
@@ -231,21 +232,29 @@ def words_sha256(
         other_python: as of `local_sources`.
         directory: where the program starts; None for its results folder.
         only_code: without other files, which the program may write itself.
+        installed: the file of an installed module that it starts and the folder in which its
+            imports begin, empty for none. None as in earlier versions, which hashed nothing of a
+            command with `-m` and such a module.
     """
     first, *rest = [place_of(word, directory) for word in words]
+    files: Sequence[str] = ()
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
         above = Path(folder) if folder else real_folder(directory)
         for file in files_of_module(module, above) if above else ():
             if file.is_file():
                 return sources_sha256(local_sources(file, above, other_python))
-        return ""
-    if first == PYTHON and rest and rest[0][0] != "-":
+        if installed is None:
+            return ""
+        # What is installed may be there to start a file.
+        files = [file for file in files_of(words, directory) if file.endswith(".py")]
+    elif first == PYTHON and rest and rest[0][0] != "-":
         # Python looks for modules beside the file that a link leads to.
         file = Path(rest[0])
         file = file.resolve() if file.is_symlink() else file
         return sources_sha256(local_sources(file, other_python=other_python))
-    files = (code_of if only_code else files_of)(words, directory)
+    else:
+        files = (code_of if only_code else files_of)(words, directory)
     given = [Path(word).resolve() for word in files]
     # A program may be there to be started only.
     digests = [
@@ -255,6 +264,9 @@ def words_sha256(
         for path in given
         if os.access(path, os.R_OK)
     ]
+    if installed:
+        file, above = map(Path, installed)
+        digests.append(sources_sha256(local_sources(file, above, other_python=True)))
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 

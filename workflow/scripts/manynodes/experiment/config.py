@@ -28,6 +28,7 @@ from manynodes.data.user.declaration import UserData
 from manynodes.experiment import command
 from manynodes.experiment.declaration import GROWTH
 from manynodes.experiment.environment_here import EnvironmentHere
+from manynodes.experiment.installed_program import Installed, installed_program
 from manynodes.experiment.keys import (
     GEOMETRY,
     MOST_RUNS,
@@ -381,7 +382,21 @@ class Experiment:
         Raises:
             Refusal: a file is missing, or is no Python.
         """
-        words = self.files_sha256(only_code=False)
+        return self.locked_sha256(self.files_sha256(only_code=False))
+
+    @property
+    def earlier_sha256(self) -> str:
+        """The same as earlier versions have noted it: nothing of an installed module was hashed."""
+        words, other_python = command.command(self.config), not self.environment.is_ours
+        hashed = command.words_sha256(words, other_python, self.config["directory"])
+        return self.locked_sha256(hashed)
+
+    def locked_sha256(self, words: str) -> str:
+        """With what is locked in the environment.
+
+        Args:
+            words: SHA-256 of the program's files.
+        """
         locked = self.environment.identity
         return hashlib.sha256(f"{words} {locked}".encode()).hexdigest() if locked else words
 
@@ -393,7 +408,28 @@ class Experiment:
     def files_sha256(self, only_code: bool) -> str:
         """SHA-256 of the files of the user's program, see `command.words_sha256`."""
         words, other_python = command.command(self.config), not self.environment.is_ours
-        return command.words_sha256(words, other_python, self.config["directory"], only_code)
+        sources = self.installed.sources if self.installed else ()
+        directory = self.config["directory"]
+        return command.words_sha256(words, other_python, directory, only_code, sources)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What is read of the program and of what it leaves, see `Task.reads`."""
+        given = {key: self.config[key] for key in ("metrics", "result", "snapshots")}
+        return given | {"installed": self.installed.sources if self.installed else ()}
+
+    @cached_property
+    def installed(self) -> Installed | None:
+        """The installed module that the program is; None if it is none."""
+        words = command.command(self.config)
+        return installed_program(self.environment, words, self.config["directory"])
+
+    @cached_property
+    def installed_evaluation(self) -> Installed | None:
+        """The same of the program that evaluates."""
+        if not self.evaluation:
+            return None
+        return installed_program(self.environment, self.evaluation, None)
 
     @cached_property
     def evaluation_sha256(self) -> str:
@@ -410,7 +446,9 @@ class Experiment:
     @cached_property
     def evaluation_code(self) -> str:
         """SHA-256 of the files of the program that evaluates."""
-        return command.words_sha256(self.evaluation, not self.environment.is_ours)
+        installed, other_python = self.installed_evaluation, not self.environment.is_ours
+        sources = installed.sources if installed else ()
+        return command.words_sha256(self.evaluation, other_python, installed=sources)
 
     @property
     def science(self) -> str:

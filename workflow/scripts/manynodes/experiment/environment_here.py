@@ -3,18 +3,20 @@
 import hashlib
 import json
 import os
-import tomllib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.reading import file_sha256, is_file
+from manynodes.experiment.command import NAME, PYTHON, place_of
 from manynodes.experiment.containers import has_overlay
 from manynodes.experiment.environments import UserEnvironment
-from manynodes.experiment.installed import SETUP, packages_of
-from manynodes.experiment.interpreter import look
+from manynodes.experiment.installed import changed_packages
+from manynodes.experiment.interpreter import NoAnswer, is_python, look
+from manynodes.experiment.uv_lock import is_of, normal, packages_in, workspace_of
 
 
 class EnvironmentHere(UserEnvironment):
@@ -38,7 +40,7 @@ class EnvironmentHere(UserEnvironment):
             raise Refusal("config: environment.options: these are for a container; give it too")
         if self.strict and self.container:
             raise Refusal("config: environment.strict: an image is one whole; leave strict out")
-        if self.strict and not self.answers_here:
+        if self.strict and not self.answers:
             # Else it would say nothing of what they bring.
             raise Refusal(
                 "config: environment.strict: needs python, conda or uv, and neither modules nor "
@@ -47,7 +49,7 @@ class EnvironmentHere(UserEnvironment):
         if self.prefix and not Path(self.interpreter).is_file():
             remedy = "correct environment"
             if self.uv:
-                remedy = f"run `uv sync --locked` in {self.uv}"
+                remedy = self.remedy("uv sync --locked")
             elif self.conda:
                 remedy = "give the folder that `conda env list` shows"
             missing = self.interpreter if self.folder.exists() else self.folder
@@ -58,54 +60,93 @@ class EnvironmentHere(UserEnvironment):
                 "node would have another; leave stage out"
             )
         try:
-            _ = self.image, self.answers_here and self.here
+            _ = self.image, self.answers and self.here
             self.refuse_unlocked()
         except Refusal as refusal:
             raise Refusal(f"config: environment: {refusal}") from None
 
     def refuse_unlocked(self) -> None:
-        """Refuse a uv project with packages of other versions than its lock has. What else is
-        locked, such as for extras, may be missing; the program's imports are looked for in the job.
+        """Refuse a uv project with other packages than its lock has: other versions, or the same of
+        another commit, address or file. What else is locked, such as for extras, may be missing;
+        the program's imports are looked for in the job.
         """
         if not self.uv:
             return
         # Only here: `launch` alone does without it.
         from packaging.utils import canonicalize_name
 
-        locked = versions_in(self.lock)
-        # Not by its Python, which sees PYTHONPATH too. Of a package there may be leftovers.
-        there: dict[str, set[str]] = {}
-        for path in self.folder.glob("lib/python*/site-packages/[!~]*.dist-info"):
-            name, _, version = path.name.removesuffix(".dist-info").partition("-")
-            there.setdefault(canonicalize_name(name), set()).add(normal(version))
+        locked = packages_in(self.lock)
+        # Of a package there may be leftovers.
+        there: dict[str, dict[str, Path]] = {}
+        for name, version, about in self.in_folder():
+            there.setdefault(canonicalize_name(name), {})[normal(version)] = about
         for name, found in sorted(there.items()):
-            versions = locked.get(name, found)
+            packages = locked.get(name, [])
+            versions = {each["version"] for each in packages if "version" in each}
             # The second is of a site's own build of a version, 2.11.0+computecanada.
-            if not versions & (found | {each.partition("+")[0] for each in found}):
+            if versions and not versions & {*found, *(each.partition("+")[0] for each in found)}:
                 raise Refusal(
                     f"its .venv has {name} {'/'.join(sorted(found))}, and uv.lock "
                     f"{'/'.join(sorted(versions))}; run `uv sync --locked` in {self.uv}"
                 )
-
-    @property
-    def answers_here(self) -> bool:
-        """Whether its Python can be asked where the command is typed: modules and site settings
-        may only be on the nodes.
-        """
-        return self.prefix is not None and not (self.modules or self.setup)
+            # Of those that differ between machines, uv has installed one.
+            if packages and not any(
+                is_of(each["source"], about, self.lock.parent)
+                for each in packages
+                for about in found.values()
+            ):
+                raise Refusal(
+                    f"its .venv has {name} {'/'.join(sorted(found))} of another commit, address or "
+                    f"file than uv.lock; run `uv sync --locked` in {self.uv}"
+                )
 
     @cached_property
     def here(self) -> dict[str, Any]:
         """What `look` finds where the command is typed."""
         return look(self, [self.interpreter], self.variables(os.environ), (), Path())
 
+    def asked_again(self, words: Sequence[str], directory: str | None) -> dict[str, Any]:
+        """What the Python that a command starts says today; empty if it cannot be asked here.
+
+        Args:
+            words: of the command.
+            directory: where the program starts.
+
+        Raises:
+            NoAnswer: it is another Python than the environment's, and is not here.
+        """
+        first = place_of(words[0], directory)
+        if PYTHON in words or not is_python(first):
+            return self.here if self.answers or self.is_ours else {}
+        if NAME.search(first) or self.container or self.modules or self.setup:
+            return {}
+        variables = self.variables(os.environ)
+        python = shutil.which(first, path=variables["PATH"])
+        if python is None:
+            raise NoAnswer(f"{first} is not here")
+        return look(self, [python], variables, (), Path())
+
+    def changed_since(self, record: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+        """What is different since a run, as in `changed_packages`.
+
+        Args:
+            record: environment.json of the run.
+            asked: of `asked_again`.
+        """
+        # Which modules those that are given have loaded in turn is not known here.
+        before, now = record.get("unasked", {}), self.unasked
+        both = before.keys() & now.keys() - ({"distributions"} if asked else set())
+        was = {**record, "modules": [], **{key: before[key] for key in both}}
+        is_now = {**was, "setup_sha256": self.setup_sha256, **{key: now[key] for key in both}}
+        is_now |= {key: asked[key] for key in ("python", "distributions") if asked}
+        return changed_packages(was, is_now)
+
     @property
     def packages_sha256(self) -> str:
         """Changes with the packages that are installed in it; empty if it cannot be asked here."""
-        if not self.answers_here:
+        if not self.answers:
             return ""
-        packages = {name: version for name, version in packages_of(self.here).items()
-                    if name != SETUP}  # fmt: skip
+        packages = {"python": self.here["python"]} | self.here["distributions"]
         text = json.dumps(packages, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -117,7 +158,7 @@ class EnvironmentHere(UserEnvironment):
             return f"{self.image} {status.st_size} {status.st_mtime_ns}"
         if not (self.prefix or self.is_ours):
             return ""
-        asked = self.here["contents"] if self.answers_here or self.is_ours else ""
+        asked = self.here["contents"] if self.answers or self.is_ours else ""
         text = f"{self.packages_sha256} {asked} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -146,8 +187,14 @@ class EnvironmentHere(UserEnvironment):
         """
         lock = Path(str(self.uv), "uv.lock")
         if not lock.is_file():
-            raise Refusal(f"{lock} is not there; run `uv lock` in {self.uv}")
+            raise Refusal(f"{lock} is not there; {self.remedy('uv lock')}")
         return lock
+
+    def remedy(self, command: str) -> str:
+        """What makes a missing part of its uv project: a command, unless it is a workspace's."""
+        if above := workspace_of(Path(str(self.uv))):
+            return f"it is of the workspace {above}: give that as environment.uv"
+        return f"run `{command}` in {self.uv}"
 
     @property
     def identity(self) -> str:
@@ -165,31 +212,3 @@ class EnvironmentHere(UserEnvironment):
             parts["packages"] = self.packages_sha256
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest() if parts else ""
-
-
-def versions_in(lock: Path) -> Mapping[str, set[str]]:
-    """The versions that a lock file of uv's has of each package that is not a folder's; several
-    where it differs between machines.
-
-    Raises:
-        Refusal: it cannot be read.
-    """
-    found: dict[str, set[str]] = {}
-    try:
-        for package in tomllib.loads(lock.read_text(encoding="utf-8")).get("package", []):
-            local = package["source"].keys() & {"editable", "virtual", "directory"}
-            if "version" in package and not local:
-                found.setdefault(package["name"], set()).add(normal(package["version"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        raise Refusal(f"{lock} cannot be read; run `uv lock` in {lock.parent}") from None
-    return found
-
-
-def normal(version: str) -> str:
-    """A version as uv writes it: 2024.7.4 for 2024.07.04."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return str(Version(version))
-    except InvalidVersion:
-        return version

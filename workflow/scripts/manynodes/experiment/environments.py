@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +118,31 @@ class UserEnvironment:
         """
         told = json.dumps([self.setup, self.options])
         return hashlib.sha256(told.encode()).hexdigest() if self.setup or self.options else ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether its Python can be asked where it is not prepared: modules and site settings may
+        only be on the nodes.
+        """
+        return self.prefix is not None and not (self.modules or self.setup)
+
+    @property
+    def unasked(self) -> dict[str, Any]:
+        """What is known of it on any machine without its Python, for the record: what `module load`
+        is given, and if its Python cannot be asked, the packages in its folder.
+        """
+        found: dict[str, Any] = {"modules": list(self.modules)}
+        if self.prefix and not self.answers:
+            found["distributions"] = {name: version for name, version, _ in self.in_folder()}
+        return found
+
+    def in_folder(self) -> Iterator[tuple[str, str, Path]]:
+        """Name, version and dist-info of the packages that pip or uv has put into its folder. Its
+        Python sees PYTHONPATH too.
+        """
+        for path in sorted(self.folder.glob("lib/python*/site-packages/[!~]*.dist-info")):
+            name, _, version = path.name.removesuffix(".dist-info").partition("-")
+            yield name, version, path
 
     @property
     def staged_from(self) -> Path | None:

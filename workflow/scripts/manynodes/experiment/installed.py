@@ -8,11 +8,14 @@ SETUP = "environment.setup"  # beside packages, what stands for `setup` and `opt
 
 
 def packages_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The versions of Python and of all packages, from environment.json."""
-    image = {"image": record["image"]} if "image" in record else {}
+    """The versions of Python and of all packages and loaded modules, from environment.json."""
+    found = {"image": record["image"]} if "image" in record else {}
     if "setup_sha256" in record:
-        image[SETUP] = record["setup_sha256"][:12] or "none"
-    return {"python": record.get("python") or "none"} | image | record.get("distributions", {})
+        found[SETUP] = record["setup_sha256"][:12] or "none"
+    for module in record.get("modules", ()):
+        name, _, version = module.rpartition("/")
+        found |= {f"module {name}": version} if name else {f"module {module}": "loaded"}
+    return {"python": record.get("python") or "none"} | found | record.get("distributions", {})
 
 
 def other_packages(
@@ -36,13 +39,13 @@ def other_packages(
 
 
 def changed_packages(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What is different between the packages of two environment.json; empty if one of them says
-    nothing of its Python.
+    """What is different between two environment.json; nothing of Python and its packages if one of
+    them does not know its Python.
     """
+    records = [before, after]
     if not (before.get("python") and after.get("python")):
-        return ""
+        records = [{**record, "python": None, "distributions": {}} for record in records]
     one, other = (
-        {name: (version,) for name, version in packages_of(record).items()}
-        for record in (before, after)
+        {name: (version,) for name, version in packages_of(record).items()} for record in records
     )
     return other_packages(one, other)

@@ -1,8 +1,6 @@
 """Refuse what a configuration names and what is not there, before any job."""
 
-import inspect
 import os
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +9,8 @@ from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment, Run
-from manynodes.experiment.containers import PATIENCE
-from manynodes.experiment.environment_here import EnvironmentHere
+from manynodes.experiment.environments import UserEnvironment
+from manynodes.experiment.installed_program import ask
 
 
 def refuse_missing(experiment: Experiment, results: Path) -> None:
@@ -149,37 +147,8 @@ def refuse_unstartable(path: str) -> None:
         )
 
 
-def finds(environment: EnvironmentHere, module: str) -> bool:
+def finds(environment: UserEnvironment, module: str) -> bool:
     """Whether the program's Python finds a module; True if it cannot be asked here."""
-    if environment.is_ours:
-        return is_module(module)
-    if not environment.answers_here:
+    if not (environment.is_ours or environment.answers):
         return True
-    # The same question, without what lies where the command is typed.
-    asks = f"import sys\nsys.path.pop(0)\n{inspect.getsource(is_module)}"
-    words = [environment.interpreter, "-c", f"{asks}\nprint(is_module(sys.argv[1]))", module]
-    try:
-        done = subprocess.run(
-            environment.started(words), env=environment.variables(os.environ),
-            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip().endswith("True")
-
-
-def is_module(name: str) -> bool:
-    """Whether our Python finds such a module; runs none of the packages that it lies in."""
-    # Here: another Python is asked with the text of this function alone.
-    import importlib.util
-    from contextlib import suppress
-    from importlib.machinery import PathFinder
-
-    first, *inside = name.split(".")
-    spec = None
-    with suppress(ValueError):  # __main__, and an empty name
-        spec = importlib.util.find_spec(first)
-    for part in inside:
-        places = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(part, places) if places else None
-    return spec is not None
+    return bool(ask(environment, environment.interpreter, module)[0])

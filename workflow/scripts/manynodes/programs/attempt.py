@@ -90,7 +90,7 @@ def begin(
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     note_patterns(folders, task, over)
-    folder = folder_of(task.command, task.directory)
+    folder = folder_of(task.command, task.directory, task.reads.get("installed"))
     repository = {"repository": repository_of(folder) if folder else {}}
     atomic.write_json(folders.state / REPOSITORY, repository)
     return True
@@ -143,17 +143,23 @@ def is_pattern(value: Any) -> bool:
 def files_sha256(task: Task, only_code: bool) -> str:
     """SHA-256 of the program's files as they are now, see `words_sha256`."""
     other_python = not UserEnvironment.of(task.environment).is_ours
-    return words_sha256(task.command, other_python, task.directory, only_code)
+    installed = task.reads.get("installed")
+    return words_sha256(task.command, other_python, task.directory, only_code, installed)
 
 
-def folder_of(words: Sequence[str], directory: str | None) -> Path | None:
-    """The folder of the first Python file or `folder:module` in a command; otherwise the one in
-    which it is to start, if that is not the run's own.
+def folder_of(
+    words: Sequence[str], directory: str | None, installed: Sequence[str] | None = None
+) -> Path | None:
+    """The folder of the first Python file or `folder:module` in a command, or of the installed
+    module that it starts; otherwise the one in which it is to start, if that is not the run's own.
+
+    Args:
+        installed: as of `words_sha256`.
     """
     for word in words:
         folder, colon, _ = place_of(word, directory).partition(":")
-        if colon and Path(folder).is_dir():
+        if folder and colon and Path(folder).is_dir():
             return Path(folder)
         if folder.endswith(".py") and Path(folder).is_file():
             return Path(folder).parent
-    return real_folder(directory)
+    return Path(installed[0]).parent if installed else real_folder(directory)

@@ -430,6 +430,8 @@ def looked(
         Refusal: it does not answer, or has not what the program imports.
     """
     found: dict[str, Any] = {"host": socket.gethostname(), "python": None, "distributions": {}}
+    if listed:
+        found["unasked"] = environment.unasked
     if environment.container and listed:
         found["image"] = environment.image
     with suppress(OSError):

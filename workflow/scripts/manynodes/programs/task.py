@@ -22,7 +22,8 @@ class Task:
         scratch: node-local folders to stage them in; `$NAME` is expanded on the node.
         directory: where the program starts; None for its results folder.
         environment: of the program, as in the configuration; None for the Python that runs this.
-        reads: the keys `metrics` and `snapshots` of the experiment.
+        reads: the keys `metrics` and `snapshots` of the experiment, and `installed`, see
+            `command.words_sha256`.
         evaluates: the program evaluates a finished training.
         token: of the launch, see `folders.of_another_launch`.
     """
