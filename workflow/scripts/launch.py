@@ -264,6 +264,9 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             "--launcher none starts the program once per node; leave --nproc-per-node out, or "
             "take --launcher torchrun"
         )
+    if has_ended(args) and args.resume == "exact" and not args.dry_run:
+        check_again(args, scheduler)
+        return
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:
@@ -287,6 +290,25 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # and a scheduler that requeues the job ends this process too, which must say first why.
             with stop_signals() as stop:
                 program.run_to_the_end(log, stop)
+
+
+def check_again(args: argparse.Namespace, scheduler: Scheduler) -> None:
+    """Let the results of a program that has ended be read again, for which nothing of a run's nodes
+    and GPUs is needed.
+
+    Raises:
+        Refusal: as `begin_attempt`, or `launch`.
+    """
+    try:
+        job = scheduler.allocation(1)
+    except Refusal:
+        # It was requeued when the program had ended, and has all of them.
+        job = scheduler.allocation(args.nodes)
+    make_ready(args, job)
+    with log_of(args.log, args.rank_logs):
+        args.begun = True
+        if begin_attempt(args, job):
+            raise Refusal(f"{Folders(args.output).ended} is gone; run the same command again")
 
 
 def gpus_for(
@@ -587,10 +609,7 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
 
 def has_ended(args: argparse.Namespace) -> bool:
     """Whether a run's program has ended before, so that its results may only be checked again."""
-    if not args.trains:
-        return False
-    folders = Folders(args.output)
-    return folders.ended.exists() and not folders.finished.exists()
+    return args.trains and Folders(args.output).has_ended
 
 
 def end(args: argparse.Namespace) -> None:
