@@ -471,6 +471,13 @@ def test_what_has_ended_is_checked_again_without_the_nodes_that_it_took(tmp_path
     done = program(*again)
     assert done.returncode == 0, done.stderr
     assert "the program has ended before" in done.stderr
+    # What its job stages before serves nobody, and nothing else is needed on other nodes.
+    files = ["--name", "x", "--output", tmp_path / "files"]
+    assert program("collect", "--files", script, *files, "--content", "").returncode == 0
+    stage = ["--nodes", 2, "--launcher", "none", "--collect", run / "staging.json", "--",
+             SCRIPTS / "stage.py", "--files", tmp_path / "files"]  # fmt: skip
+    done = program("launch", "--hosts", "localhost", *stage)
+    assert done.returncode == 0, done.stderr
     # It starts over if it has left nothing.
     (run / "work/left").unlink()
     assert "nodes: the run wants 2, hosts has 1" in program(*again).stderr

@@ -161,16 +161,12 @@ ENDED = set()
 
 
 def note_ended():
-    """Let these jobs ask for one process. Not where they stage again, on all nodes, and not in a
-    job, which has what it has."""
+    """Let these jobs ask for one process. Not in a job, which has what it has."""
     if workflow.is_main_process and EXPERIMENT.config["resume"] == "exact":
-        trained, staged = (
-            {job.wildcards.run for job in SESSION.planned(rule)}
-            for rule in ("train", "stage")
-        )
+        names = [job.wildcards.run for job in SESSION.planned("train")]
         ENDED.update(
             name
-            for name in trained - staged
+            for name in names
             if Folders(Path("results", EXPERIMENT.name, name)).has_ended
         )
 
@@ -212,7 +208,7 @@ def sized_by(size, alone=frozenset()):
         run = run_of(wildcards)
         if wildcards.run in alone:
             # With a GPU, if it has some: a queue may refuse jobs without one.
-            return size(replace(run, nodes=1, nproc_per_node=1))
+            run = replace(run, nodes=1, nproc_per_node=1)
         return size(
             run,
             SESSION.inputs.images_of(run.dataset),

@@ -265,8 +265,11 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             "take --launcher torchrun"
         )
     if has_ended(args) and args.resume == "exact" and not args.dry_run:
-        check_again(args, scheduler)
-        return
+        job = job_of_ended(args, scheduler)
+        if args.trains:
+            check_again(args, job)
+            return
+        args.nodes = len(job.hosts)
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:
@@ -292,18 +295,25 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
                 program.run_to_the_end(log, stop)
 
 
-def check_again(args: argparse.Namespace, scheduler: Scheduler) -> None:
-    """Let the results of a program that has ended be read again, for which nothing of a run's nodes
-    and GPUs is needed.
+def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
+    """The nodes of the job of a run whose program has ended. One is enough to take its results; a
+    job that was requeued has all of them.
+
+    Raises:
+        Refusal: this is no such job.
+    """
+    try:
+        return scheduler.allocation(args.nodes)
+    except Refusal:
+        return scheduler.allocation(1)
+
+
+def check_again(args: argparse.Namespace, job: Allocation) -> None:
+    """Let the results of a program that has ended be read again, without its nodes and GPUs.
 
     Raises:
         Refusal: as `begin_attempt`, or `launch`.
     """
-    try:
-        job = scheduler.allocation(1)
-    except Refusal:
-        # It was requeued when the program had ended, and has all of them.
-        job = scheduler.allocation(args.nodes)
     make_ready(args, job)
     with log_of(args.log, args.rank_logs):
         args.begun = True
@@ -608,8 +618,11 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
 
 
 def has_ended(args: argparse.Namespace) -> bool:
-    """Whether a run's program has ended before, so that its results may only be checked again."""
-    return args.trains and Folders(args.output).has_ended
+    """Whether a run's program has ended before, so that its results may only be checked again; of
+    the run that this trains, or stages for.
+    """
+    run = args.output if args.trains else args.collect and args.collect.parent
+    return bool(run) and Folders(run).has_ended
 
 
 def end(args: argparse.Namespace) -> None:
