@@ -201,12 +201,12 @@ def gpus_to_evaluate(wildcards):
     return min(gpus_of(run_of(wildcards), 1, 0), 1)
 
 
-def sized_by(size, alone=frozenset()):
-    """A job's resources, from a function of its run; as for one process of runs that are alone."""
+def sized_by(size, ended=frozenset()):
+    """A job's resources, from a function of its run; of those that have ended, for one process."""
 
     def size_of(wildcards):
         run = run_of(wildcards)
-        if wildcards.run in alone:
+        if wildcards.run in ended:
             # With a GPU, if it has some: a queue may refuse jobs without one.
             run = replace(run, nodes=1, nproc_per_node=1)
         return size(
