@@ -462,6 +462,27 @@ def test_by_hand_another_program_is_not_taken_for_the_one_that_ended(tmp_path: P
     assert "the sources changed" in program(*launch, one).stderr
 
 
+def test_what_has_ended_is_checked_again_without_the_nodes_that_it_took(tmp_path: Path) -> None:
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text("open('left', 'w').close()\n")
+    launch = ["--nodes", 2, "--launcher", "none", "--output", run, "--", "{python}", script]
+    assert program("launch", "--transport", "local", *launch).returncode == 0
+    again = ["launch", "--hosts", "localhost", *launch]
+    done = program(*again)
+    assert done.returncode == 0, done.stderr
+    assert "the program has ended before" in done.stderr
+    # What its job stages before serves nobody, and nothing else is needed on other nodes.
+    files = ["--name", "x", "--output", tmp_path / "files"]
+    assert program("collect", "--files", script, *files, "--content", "").returncode == 0
+    stage = ["--nodes", 2, "--launcher", "none", "--collect", run / "staging.json", "--",
+             SCRIPTS / "stage.py", "--files", tmp_path / "files"]  # fmt: skip
+    done = program("launch", "--hosts", "localhost", *stage)
+    assert done.returncode == 0, done.stderr
+    # It starts over if it has left nothing.
+    (run / "work/left").unlink()
+    assert "nodes: the run wants 2, hosts has 1" in program(*again).stderr
+
+
 def test_by_hand_a_repaired_program_that_had_saved_nothing_starts_over(tmp_path: Path) -> None:
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text("open('run.log', 'w').close()\nraise ValueError('first')\n")

@@ -421,11 +421,19 @@ def test_a_damaged_archive_is_no_data(packed: DataFolder, scratch: Path) -> None
 def test_where_nothing_can_be_executed_an_environment_is_a_fallback(
     packed: DataFolder, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpacking, "is_noexec", lambda _path: True)
+    """And it is neither read nor copied for nothing; another scratch folder may do."""
+    monkeypatch.setattr(unpacking, "is_noexec", lambda path: path == scratch)
     told: list[str] = []
+    other = packed.path.parent
+    assert unpacked_here(packed, [str(scratch), str(other)], None, told.append)[1]
+    (packed.path / ARCHIVE).write_bytes(b"")
     staged, place = unpacked_here(packed, [str(scratch)], None, told.append)
     assert (staged.status, place) == ("fallback", None)
-    assert told == [f"warning: using the shared environment, because {scratch} is mounted noexec"]
+    assert told == [f"warning: using the shared environment, because {scratch}: mounted noexec"]
+    scratch.chmod(0o770)
+    assert unpacked_here(packed, [str(scratch)], None, told.append)[1] is None
+    assert f"because {scratch}: its group may replace files in it; it has no sticky" in told[-1]
+    assert [path.name for path in scratch.glob("*/*")] == []
 
 
 @pytest.fixture

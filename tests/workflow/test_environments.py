@@ -74,7 +74,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     """
     for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.setenv(name, sys.prefix)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     folder = place.path / "mine"
     write(
         folder,
@@ -119,7 +119,12 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert f"own/run: not finished: train: {missing}" in wrong.stdout
     run = place.path / "results/own/run"
     assert (run / "state/saved/starts").read_text() == "x"
-    said = place.run(*command, "--config", "outputs=[out/]")
+    # As if it had been of two nodes: their queue may be long.
+    command += ["--config", "outputs=[out/]"]
+    for resume, asked in (("exact", [("1", "0"), ("1", "1")]), ("fresh", [("2", "2"), ("1", "1")])):
+        planned = place.run("-n", *command, "nodes=2", f"resume={resume}")
+        assert re.findall(r"\bnodes=(\d).*gpus_here=(\d)", planned) == asked, planned
+    said = place.run(*command)
     assert "own/run: loss 0.5, accuracy 0.75" in said
     for log in ("train.log", "logs/rank=0.log"):
         assert "trained" in (run / log).read_text()
@@ -137,10 +142,10 @@ def test_a_venv_and_a_mistake_after_the_end(
         "path": str(folder), "dirty": True, "diff": "untracked: env.yaml\nuntracked: env/"
     }  # fmt: skip
     write(site / "numbers_of_mine-1.2.dist-info", METADATA="Name: numbers-of-mine\nVersion: 1.2\n")
-    said = place.run("-n", *command, "--config", "outputs=[out/]")
+    said = place.run("-n", *command)
     assert "own/run: since it was trained, numbers-of-mine none -> 1.2" in said
     assert jobs_in(said) == {}
-    said = place.run("-n", *command, "--config", "program=mine/evaluate.py", "seed=[0,1]")
+    said = place.run("-n", *command[:-1], "program=mine/evaluate.py", "seed=[0,1]")
     assert "tables and page of results/own are of train, and its 1 finished runs will not" in said
 
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import initial_of
 from manynodes.launching.gpus import gpus_to_share, visible_gpus
+from manynodes.programs.folders import Folders
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
@@ -154,6 +156,24 @@ def share_gpus():
 call_when_planned(share_gpus)
 
 
+# Runs whose program has ended before: their jobs only take its results, see `launch.check_again`.
+ENDED = set()
+
+
+def note_ended():
+    """Let these jobs ask for one process. Not in a job, which has what it has."""
+    if workflow.is_main_process and EXPERIMENT.config["resume"] == "exact":
+        names = [job.wildcards.run for job in SESSION.planned("train")]
+        ENDED.update(
+            name
+            for name in names
+            if Folders(Path("results", EXPERIMENT.name, name)).has_ended
+        )
+
+
+call_when_planned(note_ended)
+
+
 def gpus_of(run, processes, for_auto):
     """How many GPUs of this machine processes of a run share with others; 0 if they compute on
     CPUs, or on a cluster.
@@ -172,7 +192,8 @@ def gpus_of_training(run):
 def gpus_to_train(wildcards):
     """How many of them the run has while it trains."""
     run = run_of(wildcards)
-    return run.world_size if gpus_of_training(run) else 0
+    needs_none = wildcards.run in ENDED or not gpus_of_training(run)
+    return 0 if needs_none else run.world_size
 
 
 def gpus_to_evaluate(wildcards):
@@ -180,10 +201,14 @@ def gpus_to_evaluate(wildcards):
     return min(gpus_of(run_of(wildcards), 1, 0), 1)
 
 
-def sized_by(size):
-    """A job's resources, from a function of its run."""
+def sized_by(size, ended=frozenset()):
+    """A job's resources, from a function of its run; of those that have ended, for one process."""
 
-    def size_of(run):
+    def size_of(wildcards):
+        run = run_of(wildcards)
+        if wildcards.run in ended:
+            # With a GPU, if it has some: a queue may refuse jobs without one.
+            run = replace(run, nodes=1, nproc_per_node=1)
         return size(
             run,
             SESSION.inputs.images_of(run.dataset),
@@ -191,7 +216,7 @@ def sized_by(size):
         )
 
     def resource(name):
-        return lambda wildcards: registry.resources(size_of(run_of(wildcards)))[name]
+        return lambda wildcards: registry.resources(size_of(wildcards))[name]
 
     example = next(iter(EXPERIMENT.runs.values()))
     return {
@@ -202,7 +227,7 @@ def sized_by(size):
 
 # Resources of each rule in the job of a training.
 IN_JOB = {
-    **sized_by(job_size.training_size),
+    **sized_by(job_size.training_size, ENDED),
     "transport": transport,
     "hosts": HOSTS,
     "scratch": SCRATCH,

@@ -277,6 +277,12 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             "--launcher none starts the program once per node; leave --nproc-per-node out, or "
             "take --launcher torchrun"
         )
+    if has_ended(args) and args.resume == "exact" and not args.dry_run:
+        job = job_of_ended(args, scheduler)
+        if args.trains:
+            check_again(args, job)
+            return
+        args.nodes = len(job.hosts)
     launcher = find_launcher(args.launcher, scheduler)
     geometry = geometry_of(args, scheduler)
     with gpus_for(args, scheduler, geometry) as gpus:
@@ -300,6 +306,32 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
             # and a scheduler that requeues the job ends this process too, which must say first why.
             with stop_signals() as stop:
                 program.run_to_the_end(log, stop)
+
+
+def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
+    """The nodes of the job of a run whose program has ended. One is enough to take its results; a
+    job that was requeued has all of them.
+
+    Raises:
+        Refusal: this is no such job.
+    """
+    try:
+        return scheduler.allocation(args.nodes)
+    except Refusal:
+        return scheduler.allocation(1)
+
+
+def check_again(args: argparse.Namespace, job: Allocation) -> None:
+    """Let the results of a program that has ended be read again, without its nodes and GPUs.
+
+    Raises:
+        Refusal: as `begin_attempt`, or `launch`.
+    """
+    make_ready(args, job)
+    with log_of(args.log, args.rank_logs):
+        args.begun = True
+        if begin_attempt(args, job):
+            raise Refusal(f"{Folders(args.output).ended} is gone; run the same command again")
 
 
 def gpus_for(
@@ -599,11 +631,11 @@ def make_ready(args: argparse.Namespace, job: Allocation) -> None:
 
 
 def has_ended(args: argparse.Namespace) -> bool:
-    """Whether a run's program has ended before, so that its results may only be checked again."""
-    if not args.trains:
-        return False
-    folders = Folders(args.output)
-    return folders.ended.exists() and not folders.finished.exists()
+    """Whether a run's program has ended before, so that its results may only be checked again; of
+    the run that this trains, or stages for.
+    """
+    run = args.output if args.trains else args.collect and args.collect.parent
+    return bool(run) and Folders(run).has_ended
 
 
 def end(args: argparse.Namespace) -> None:

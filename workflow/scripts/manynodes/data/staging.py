@@ -10,7 +10,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,12 @@ class Staged:
         )
 
 
-def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = None) -> Staged:
+def stage(
+    source: DataFolder,
+    scratch: Sequence[str],
+    job_scratch: str | None = None,
+    refuse: Callable[[Path], None] | None = None,
+) -> Staged:
     """Make a verified copy of the data folder on the first usable scratch folder.
 
     Processes that ask at the same time share one copy: a lock lets one of them make it. A copy is
@@ -63,6 +68,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
         scratch: folders to try in order; `$NAME` is an environment variable of this node, `~`
             the home folder.
         job_scratch: name of the variable with a scratch folder that belongs to this job alone.
+        refuse: raises an OSError for a scratch folder that is of no use. With it, nobody reads the
+            shared copy of a fallback, which is then not verified.
 
     Raises:
         Refusal: the shared copy does not match its manifest.
@@ -86,6 +93,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
         try:
             # Named for its content, so that two versions of a data set never share a folder.
             target = private_folder(Path(folder)) / f"{source.dataset}-{source.sha256[:12]}"
+            if refuse:
+                refuse(Path(folder))
             return report(target, copy_once(source, target), of_job=of_job)
         except NotLocked as problem:
             reasons.append(str(problem))
@@ -94,7 +103,8 @@ def stage(source: DataFolder, scratch: Sequence[str], job_scratch: str | None = 
             reasons.append(line if error.filename else f"{folder}: {line}")
     # $TMPDIR may be /tmp.
     reason = "; ".join(dict.fromkeys(reasons)) or "no scratch folder is set on this node"
-    refuse_damaged(source)
+    if refuse is None:
+        refuse_damaged(source)
     return report(source.path, "fallback", reason)
 
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,36 +146,42 @@ def unpacked_here(
         Refusal: the archive does not match its manifest, or is somebody else's.
     """
     refuse_foreign(source)
-    staged = stage(source, scratch, job_scratch)
+    (file,) = source.manifest["files"]
+    staged = stage(source, scratch, job_scratch, partial(refuse_unsafe, executes=file == ARCHIVE))
     if staged.status == "fallback":
-        tell(str(staged))
-        return staged, None
+        reason = staged.reason
+    elif file != ARCHIVE:
+        return staged, Path(staged.path, file)
+    else:
+        try:
+            return staged, unpacked(source.at(Path(staged.path)), tell)
+        except NotLocked as problem:
+            reason = str(problem)
+        except OSError as error:
+            reason = os_error_line(error)
+    tell(f"warning: using the shared environment, because {reason}")
+    shared = replace(staged, path=str(source.path), of_job=False)
+    return replace(shared, status="fallback", reason=reason), None
 
-    def fallen_back(reason: str) -> tuple[Staged, None]:
-        tell(f"warning: using the shared environment, because {reason}")
-        shared = replace(staged, path=str(source.path), of_job=False)
-        return replace(shared, status="fallback", reason=reason), None
 
-    above = Path(staged.path).parents[1]
-    for folder in (above, *above.resolve().parents):
+def refuse_unsafe(scratch: Path, executes: bool) -> None:
+    """Refuse a scratch folder of which no environment can be used.
+
+    Args:
+        executes: programs will be started from it.
+
+    Raises:
+        OSError: always then.
+    """
+    for folder in (scratch, *scratch.resolve().parents):
         if folder.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP:
             # Of data, every copy is hashed; of an environment, each file when it is imported is
             # not.
-            return fallen_back(
-                f"the group of {folder} may replace files in it; it has no sticky bit"
+            raise PermissionError(
+                1, "its group may replace files in it; it has no sticky bit", str(folder)
             )
-    (file,) = source.manifest["files"]
-    if file != ARCHIVE:
-        return staged, Path(staged.path, file)
-    if is_noexec(above):
-        return fallen_back(f"{above} is mounted noexec")
-    try:
-        return staged, unpacked(source.at(Path(staged.path)), tell)
-    except NotLocked as problem:
-        reason = str(problem)
-    except OSError as error:
-        reason = os_error_line(error)
-    return fallen_back(reason)
+    if executes and is_noexec(scratch):
+        raise PermissionError(1, "mounted noexec", str(scratch))
 
 
 def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:

@@ -89,6 +89,16 @@ class Folders:
         )
         self.removed = (self.finished, self.ended, self.spoiled, self.metrics, self.expressions)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether an attempt has left anything; without, it counts as never begun."""
+        return bool(trace(self.saved).files or trace(self.work).files)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program has ended, and what it has left has not been taken yet."""
+        return self.ended.exists() and not self.finished.exists() and self.has_files
+
 
 def refuse_links(run: Path, evaluates: bool = False) -> None:
     """Refuse a run with a link in place of one of its folders, also those of the built-in trainer:
@@ -295,9 +305,7 @@ def request_before(
     Raises:
         Refusal: it is not known of which the state is.
     """
-    # Without a file, it ended before it had written anything.
-    written = trace(folders.saved).files or trace(folders.work).files
-    if not written or resume == "fresh" or folders.finished.exists():
+    if not folders.has_files or resume == "fresh" or folders.finished.exists():
         return None
     try:
         return read_request(folders)
