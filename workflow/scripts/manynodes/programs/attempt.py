@@ -91,8 +91,12 @@ def begin(
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     note_patterns(folders, task, over)
     folder = folder_of(task.command, task.directory, task.reads.get("installed"))
-    repository = {"repository": repository_of(folder) if folder else {}}
-    atomic.write_json(folders.state / REPOSITORY, repository)
+    repository = repository_of(folder) if folder else {}
+    if reason := repository.get("unknown"):
+        what = "its changes are" if repository["commit"] else "its commit is"
+        line = f"warning: the repository {repository['path']}: {what} not recorded: {reason}"
+        tell(one_line(line, LONGEST - LONGEST_NAME))
+    atomic.write_json(folders.state / REPOSITORY, {"repository": repository})
     return True
 
 
