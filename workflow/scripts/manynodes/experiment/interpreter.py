@@ -21,7 +21,7 @@ OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib"
 # The reason, before advice of several lines.
 LMOD = re.compile(r"Lmod has detected the following error:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.DOTALL)
 OF_APPTAINER = re.compile(r"FATAL: |ERROR  : ")
-IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?")  # t: without a global lock
 MARK = "manynodes-environment "
 # Without them each process would be the only one, and write where the others do.
 TOLD = ("RANK", "WORLD_SIZE", variable("results"))
