@@ -462,6 +462,9 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     line = "continued with other packages: numpy 2.3.5 -> 2.4.0"
     assert said == [f"warning: {line}"]
     assert [(each.kind, each.text) for each in incidents.read(folders.state)] == [("inexact", line)]
+    modules = {"modules": ["cuda/12.4", "site"]}
+    line = "module cuda none -> 12.4, module site none -> loaded"
+    assert changed_packages(record | {"modules": []}, record | modules) == line
     # What `setup` exports is in no package; a record of an earlier version does not say it.
     one, other = (
         record | {"setup_sha256": UserEnvironment.of({"setup": text}).setup_sha256}
@@ -469,7 +472,10 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     )
     assert changed_packages(record, other) == ""
     assert changed_packages(one, one) == ""
-    assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
+    # Nor is it known of a Python that does not answer.
+    for before, now in ((one, other), (one, other | {"python": None, "distributions": {}})):
+        changed = changed_packages(before, now)
+        assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed)
 
 
 def install(packages: Path, name: str, version: str) -> None:
