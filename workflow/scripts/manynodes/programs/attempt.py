@@ -90,6 +90,12 @@ def begin(
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     note_patterns(folders, task, over)
+    note_repository(folders, task, tell)
+    return True
+
+
+def note_repository(folders: Folders, task: Task, tell: Callable[[str], None]) -> None:
+    """Keep what git says of the program's repository, and tell what it does not say."""
     folder = folder_of(task.command, task.directory, task.reads.get("installed"))
     repository = repository_of(folder) if folder else {}
     if reason := repository.get("unknown"):
@@ -97,7 +103,6 @@ def begin(
         line = f"warning: the repository {repository['path']}: {what} not recorded: {reason}"
         tell(one_line(line, LONGEST - LONGEST_NAME))
     atomic.write_json(folders.state / REPOSITORY, {"repository": repository})
-    return True
 
 
 def changed_and_unsaved(folders: Folders, task: Task, request: Mapping[str, Any]) -> str:
