@@ -22,6 +22,7 @@ import pytest
 from manynodes.base.environment import MODULES, Environment, forget_contract, forget_others
 from manynodes.base.errors import Refusal
 from manynodes.checkpointing import incidents
+from manynodes.experiment.command import name_of
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.containers import UNWARNED, container_lines
 from manynodes.experiment.environment_here import EnvironmentHere
@@ -477,6 +478,19 @@ def test_a_python_that_only_a_script_starts_is_looked_at(tmp_path: Path) -> None
     assert looked(UserEnvironment.of({"setup": "PATH=/nowhere"}), *given)["python"] is None
 
 
+@pytest.mark.parametrize("name", ["python", "python3", "python3.14", "python3.13t"])
+def test_a_python_is_known_by_its_name(tmp_path: Path, name: str) -> None:
+    """That of 3.13t is without a global lock."""
+    (tmp_path / name).symlink_to(sys.executable)
+    (tmp_path / "train.py").write_text("import no_such_module\n")
+    environment = UserEnvironment.of({"python": str(tmp_path / name)})
+    words = [environment.interpreter, str(tmp_path / "train.py")]
+    with pytest.raises(Refusal, match="has no module no_such_module, which the program imports"):
+        looked(environment, words, dict(os.environ), tmp_path, False)
+    # It is no program among the files of a command, whose name would be the run's.
+    assert name_of([str(tmp_path / name), str(tmp_path / "train.py")]) == "train"
+
+
 def test_a_module_imports_nothing_from_the_folder_that_it_writes_to(tmp_path: Path) -> None:
     work, beside = tmp_path / "work", tmp_path / "beside"
     for folder in (work, beside):
@@ -514,6 +528,9 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     line = "continued with other packages: numpy 2.3.5 -> 2.4.0"
     assert said == [f"warning: {line}"]
     assert [(each.kind, each.text) for each in incidents.read(folders.state)] == [("inexact", line)]
+    modules = {"modules": ["cuda/12.4", "site"]}
+    line = "module cuda none -> 12.4, module site none -> loaded"
+    assert changed_packages(record | {"modules": []}, record | modules) == line
     # What `setup` exports is in no package; a record of an earlier version does not say it.
     one, other = (
         record | {"setup_sha256": UserEnvironment.of({"setup": text}).setup_sha256}
@@ -521,7 +538,10 @@ def test_other_packages_of_a_run_that_continues_are_told_and_kept(tmp_path: Path
     )
     assert changed_packages(record, other) == ""
     assert changed_packages(one, one) == ""
-    assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed_packages(one, other))
+    # Nor is it known of a Python that does not answer.
+    for before, now in ((one, other), (one, other | {"python": None, "distributions": {}})):
+        changed = changed_packages(before, now)
+        assert re.fullmatch(r"environment\.setup none -> [0-9a-f]{12}", changed)
 
 
 def install(packages: Path, name: str, version: str) -> None:
@@ -623,6 +643,22 @@ def test_an_environment_is_packed_again_after_a_change_that_no_record_shows(
         path.mkdir() if path.name == "x-1" else path.touch()
         seen.add(EnvironmentHere.of({"python": str(tmp_path / "v")} | given).contents_sha256)
     assert len(seen) == 4
+
+
+OLDEST = Path.home() / ".pyenv/versions/3.7.16/bin/python"
+
+
+@pytest.mark.skipif(not OLDEST.exists(), reason="needs Python 3.7, which pyenv builds")
+def test_packages_of_python_3_7_are_known_without_setuptools(tmp_path: Path) -> None:
+    """As `uv venv -p 3.7` leaves a venv."""
+    subprocess.run([OLDEST, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
+    (packages,) = (tmp_path / "v").glob("lib/python3.7/site-packages")
+    install(packages, "mine", "1")
+    environment = EnvironmentHere(python=str(tmp_path / "v"))
+    found = environment.here
+    assert (found["python"], found["distributions"]) == ("3.7.16", {"mine": "1"})
+    (packages / "mine-1.dist-info/RECORD").write_bytes(b"J\xfcrgen.py,sha256=1,1\n")
+    assert EnvironmentHere(python=str(tmp_path / "v")).here["contents"] != found["contents"]
 
 
 def test_what_runs_in_the_users_python_is_of_python_3_7() -> None:

@@ -23,10 +23,22 @@ def test_hostile_files_are_taken_or_refused_in_one_line(tmp_path, material, case
     assert fuzz.fuzz(material, wanted, tmp_path) == 0
 
 
+# Of those that the material has none of.
+WHOLE: dict[str, dict[str, Any]] = {
+    "program_run": programs.ABOUT,
+    "environment": {
+        "python": "3.12.1", "distributions": {"torch": "2.9", "damaged": None}, "kind": None,
+        "modules": ["cuda/12.4"], "setup_sha256": "", "lock_sha256": "0" * 64,
+        "unasked": {"modules": [], "distributions": {"torch": "2.9"}},
+        "repository": {"path": "/a", "commit": None, "dirty": None, "unknown": "no git"},
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("form", reading.OF_RUNS)
 def test_the_fast_check_of_many_files_says_what_jsonschema_says(material, form) -> None:
     path = material.run / f"{form}.json"
-    whole = shortened(json.loads(path.read_text()) if path.exists() else programs.ABOUT)
+    whole = shortened(json.loads(path.read_text()) if path.exists() else WHOLE[form])
     assert reading.fast_check(form)(whole)
     draw, verdicts = random.Random(0), []
     for _ in range(200):

@@ -1,18 +1,27 @@
 """The code hash ignores comments and notices every computation."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from manynodes.base import provenance
 from manynodes.base.errors import Refusal
+from manynodes.base.reading import parse_form
 from manynodes.base.sources import local_sources, run_sources
 from manynodes.experiment.command import words_sha256
+from manynodes.experiment.config import Experiment
+from manynodes.programs.attempt import begin
+from manynodes.programs.folders import Folders
+from manynodes.programs.task import Task
+from manynodes.reporting.numbers import Numbers, summary_row
 from programs import SCRIPTS
+from publish import about, read_environment
 
 
 @pytest.fixture
@@ -171,6 +180,116 @@ def test_a_program_s_repository_with_what_differs_from_its_commit(tmp_path: Path
     assert 1_000_000 < len(found["diff"]) < 1_000_100
 
 
+@pytest.fixture
+def of_user(tmp_path: Path) -> Path:
+    """A repository with a program, with a change that is not committed."""
+    folder = tmp_path / "mine"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/train.py").write_text("before\n")
+    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    (folder / "code/train.py").write_text("after\n")
+    return folder
+
+
+def commit_of(folder: Path) -> str:
+    command = ["git", "-c", "safe.directory=*", "-C", folder, "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_commit_of_a_program_is_known_without_git(
+    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """Compute nodes may have none. In a worktree and a submodule, `.git` is a file."""
+    commit, tree = commit_of(of_user), tmp_path / "tree"
+    if packed:
+        subprocess.run(["git", "-C", of_user, "pack-refs", "--all"], check=True)
+    subprocess.run(["git", "-C", of_user, "worktree", "add", "-q", "-b", "x/y", tree], check=True)
+    monkeypatch.setenv("PATH", "/nowhere")
+    unknown = {"dirty": None, "diff": "", "unknown": "git: No such file or directory"}
+    for folder in (of_user, tree):
+        known = {"path": str(folder), "commit": commit}
+        assert provenance.repository_of(folder / "code") == known | unknown
+    assert provenance.repository_of(tmp_path) == {}
+    for head in ("nonsense", "ref: refs/heads/none", "ref: ../../code/train.py"):
+        (of_user / ".git/HEAD").write_text(head)
+        found = provenance.repository_of(of_user)
+        assert found == {"path": str(of_user), "commit": None} | unknown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's repository")
+def test_the_commit_of_somebody_else_s_program_is_known_and_runs_nothing(
+    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    commit = commit_of(of_user)
+    hook = tmp_path / "hook"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    subprocess.run(["git", "-C", of_user, "config", "core.fsmonitor", hook], check=True)
+    give_away(of_user)
+    found = provenance.repository_of(of_user / "code")
+    assert (found["path"], found["commit"], found["dirty"]) == (str(of_user), commit, None)
+    assert "dubious ownership" in found["unknown"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("hangs", "known"), [
+    ("status", ("commit", "dirty", "diff")), ("diff", ("commit",)), ("rev-parse", ()),
+])  # fmt: skip
+def test_what_git_has_said_before_it_hangs_is_kept(
+    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str, known: tuple
+) -> None:
+    git = shutil.which("git")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text(
+        f'#!/bin/sh\ncase "$*" in *{hangs}*) exec sleep 600 ;; esac\nexec {git} "$@"\n'
+    )
+    (tmp_path / "bin/git").chmod(0o755)
+    complete = provenance.repository_of(of_user)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr(provenance, "GIT_TIMEOUT", 1)
+    found = provenance.repository_of(of_user)
+    assert found.pop("unknown") == "git does not answer within 1 s"
+    nothing = {"path": str(of_user), "commit": None, "dirty": None, "diff": ""}
+    assert found == nothing | {key: complete[key] for key in known}
+
+
+def test_what_is_not_known_of_a_program_s_repository_is_told_and_recorded(
+    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, said = commit_of(of_user), list[str]()
+    monkeypatch.setenv("PATH", "/nowhere")
+    task = Task(("{python}", str(of_user / "code/train.py")), tmp_path / "run", {})
+    assert begin(task, "", "exact", "process 1 on a", said.append)
+    known = f"warning: the repository {of_user}: its changes are not recorded"
+    assert said == [f"{known}: git: No such file or directory"]
+    folders = Folders(task.output)
+    for name in ("environment.json", "metrics.csv", "result.json"):
+        (folders.run / name).touch()
+    run = about(folders, [], read_environment(folders))
+    assert parse_form(json.dumps(run), "program_run")["repository"] == {
+        "path": str(of_user), "commit": commit, "dirty": None,
+        "unknown": "git: No such file or directory",
+    }  # fmt: skip
+    (row,) = Experiment.from_config({"experiment": "e", "command": ["ls"]}).runs.values()
+    found = summary_row(row, Numbers(run, {}, pd.DataFrame(), None, {"run.json": ""}))
+    assert found["program_commit"] == f"{commit[:10]} (changes unknown)"
+
+
+def test_why_git_cannot_compare_is_told(of_user: Path) -> None:
+    """As with a filter that is not installed here."""
+    (of_user / ".gitattributes").write_text("*.py filter=none\n")
+    for name, value in (("required", "true"), ("clean", "false")):
+        subprocess.run(["git", "-C", of_user, "config", f"filter.none.{name}", value], check=True)
+    found = provenance.repository_of(of_user)
+    assert found["commit"] == commit_of(of_user)
+    assert "clean filter 'none' failed" in found["unknown"]
+
+
 def test_a_module_s_packages_are_a_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "pkg/sub").mkdir(parents=True)
     for name in ("pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/train.py"):
@@ -279,6 +398,14 @@ def test_what_git_says_instead_of_the_commit_is_told(
     assert str(provenance.why_no_commit()).startswith("fatal: not a git repository")
     monkeypatch.setenv("PATH", "/nowhere")
     assert provenance.why_no_commit() == "git: No such file or directory"
+
+
+def test_the_commit_of_the_checkout_is_known_without_git(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"commit": commit_of(checkout), "dirty": None}
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert provenance.git_state() == known
 
 
 def test_a_file_may_say_its_encoding(tmp_path: Path) -> None:

@@ -182,6 +182,10 @@ def test_a_command_may_name_files_of_the_folder_where_it_starts(
     experiment = Experiment.from_files(read_config(path), [path.parent])
     assert folder_of(command(experiment.config), experiment.config["directory"]) == code
     assert folder_of(command(experiment.config), "{state}") is None
+    # A word that begins with a colon names no folder.
+    words = ["bash", "-c", ': "${X:=1}"; exec "$@"', "start", "{python}", str(code / "train.py")]
+    assert folder_of(words, None) == code
+    assert folder_of(["fit", ":memory:"], None) is None
 
 
 def test_an_environment_beside_the_file_is_no_other_one(tmp_path, monkeypatch) -> None:

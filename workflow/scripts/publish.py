@@ -210,7 +210,7 @@ def about(folders: Folders, outputs: list[str], environment: dict[str, Any]) -> 
         "config": found["run"],
         "git": git,
         **(
-            {"repository": {key: of[key] for key in ("path", "commit", "dirty")}}
+            {"repository": {key: of[key] for key in of if key != "diff"}}
             if (of := environment.get("repository"))
             else {}
         ),

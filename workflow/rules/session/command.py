@@ -96,7 +96,7 @@ class Session:
         self.tell_unhashed()
         self.finished.tell_other_packages()
         if reason := why_no_commit():
-            tell(f"warning: run.json will not name the commit: {reason}")
+            tell(f"warning: run.json will not say what this checkout has changed: {reason}")
         self.finished.tell_other_program()
         if changes := self.finished.replaced(list(self.experiment.runs)):
             tell(results.replacement_line(self.experiment.name, changes))

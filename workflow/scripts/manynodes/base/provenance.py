@@ -4,6 +4,8 @@ import ast
 import hashlib
 import os
 import platform
+import re
+import select
 import subprocess
 import time
 from contextlib import suppress
@@ -14,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base.processes import answer_within
+from manynodes.base.reading import MOST, read_bytes
+from manynodes.base.temporary import content_of, file_without_a_name
 
 GIT = ("git", "--no-optional-locks")
 GIT_TIMEOUT = 60  # seconds; a repository may lie on a mount that is gone
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
 SCRIPTS = Path(__file__).resolve().parents[2]
 # Its packages, and those of the built-in program.
@@ -114,43 +119,110 @@ def library_file(module: str) -> Path:
 
 def git_state() -> dict[str, Any]:
     """The commit of the checkout the programs lie in, and whether they differ from it; both null
-    where there is no checkout.
+    where there is no checkout, or where that cannot be read.
     """
+    commit = None
     try:
-        return {
-            "commit": git_here("rev-parse", "HEAD"),
-            "dirty": bool(git_here("status", "--porcelain", ".")),
-        }
+        commit = git_here("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git_here("status", "--porcelain", "."))}
+    except subprocess.TimeoutExpired:
+        return {"commit": commit, "dirty": None}
     except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "dirty": None}
+        return {"commit": commit or commit_in(SCRIPTS.parents[1]), "dirty": None}
 
 
 def repository_of(folder: Path) -> dict[str, Any]:
     """The repository that a folder of the user's is in, with the names of untracked files and what
-    differs from its commit; empty where git knows none, or does not trust its owner.
+    differs from its commit; empty if it is in none. What cannot be read is null, and `unknown` has
+    the reason.
     """
-    differs = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    found: dict[str, Any] = {"path": str(folder), "commit": None, "dirty": None, "diff": ""}
     try:
-        # Of a changed file of gigabytes, no more than is kept.
-        with subprocess.Popen(
-            [*GIT, "-C", str(folder), *differs], env=environment_of_git(),
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
-        ) as running:  # fmt: skip
-            assert running.stdout
-            diff = running.stdout.read(MOST_DIFF + 1)
-            running.kill()
+        found["path"] = git("-C", str(folder), "rev-parse", "--show-toplevel")
+        found["commit"] = git("-C", str(folder), "rev-parse", "HEAD")
+    except subprocess.TimeoutExpired as error:
+        return found | {"unknown": why(error)}
+    except (OSError, subprocess.SubprocessError) as error:
+        # There may be no git on a compute node; and it does not trust every owner.
+        above = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+        if above is None:
+            return {}
+        return found | {"path": str(above), "commit": commit_in(above), "unknown": why(error)}
+    try:
+        found["diff"] = diff_in(folder)
+        found["dirty"] = bool(found["diff"]) or None
         status = git("-C", str(folder), "status", "--porcelain")
-        untracked = [line[3:] for line in status.splitlines() if line.startswith("?? ")]
-        # They come first: `git apply` skips what is before a diff.
-        diff = "\n".join([*(f"untracked: {name}" for name in untracked), diff]).strip()
-        return {
-            "path": git("-C", str(folder), "rev-parse", "--show-toplevel"),
-            "commit": git("-C", str(folder), "rev-parse", "HEAD"),
-            "dirty": bool(status),
-            "diff": diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)",
-        }
-    except (OSError, subprocess.SubprocessError):
-        return {}
+    except (OSError, subprocess.SubprocessError) as error:
+        return found | {"unknown": why(error)}
+    untracked = [line[3:] for line in status.splitlines() if line.startswith("?? ")]
+    # They come first: `git apply` skips what is before a diff.
+    diff = "\n".join([*(f"untracked: {name}" for name in untracked), found["diff"]]).strip()
+    diff = diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)"
+    return found | {"dirty": bool(status), "diff": diff}
+
+
+def diff_in(folder: Path) -> str:
+    """What differs from the commit; of a changed file of gigabytes, a little more than is kept.
+
+    Raises as `git`.
+    """
+    words = [*GIT, "-C", str(folder), "diff", "--no-ext-diff", "--no-textconv", "HEAD"]
+    said, deadline = b"", time.monotonic() + GIT_TIMEOUT
+    with file_without_a_name() as errors:
+        running = subprocess.Popen(
+            words, env=environment_of_git(), stdout=subprocess.PIPE, stderr=errors
+        )
+        assert running.stdout
+        try:
+            ready = select.poll()
+            ready.register(running.stdout)
+            # No character has more bytes.
+            while len(said) <= 4 * MOST_DIFF:
+                if not ready.poll(1000 * max(deadline - time.monotonic(), 0)):
+                    raise subprocess.TimeoutExpired(words, GIT_TIMEOUT)
+                if not (part := os.read(running.stdout.fileno(), 1 << 20)):
+                    if status := running.wait(GIT_TIMEOUT):
+                        reason = content_of(errors)
+                        raise subprocess.CalledProcessError(status, words, stderr=reason)
+                    break
+                said += part
+        finally:
+            running.kill()
+            running.stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(1)
+    return said.decode(errors="replace").strip()
+
+
+def commit_in(folder: Path) -> str | None:
+    """The commit of a repository, from its own files and without git; None if they do not say it.
+
+    Args:
+        folder: that has its `.git`.
+    """
+    place = folder / ".git"
+    with suppress(OSError, ValueError):
+        if place.is_file():  # of a worktree or a submodule
+            place = folder / text_of(place).removeprefix("gitdir: ")
+        head = text_of(place / "HEAD")
+        _, is_name, name = head.partition("ref: ")
+        places = [place]
+        if (place / "commondir").exists():
+            places.append(place / text_of(place / "commondir"))
+        found = [head]
+        for each in places if is_name else ():
+            with suppress(OSError):
+                found.append(text_of(each / name))
+            with suppress(OSError):
+                lines = text_of(each / "packed-refs").splitlines()
+                found += [line.partition(" ")[0] for line in lines if line.endswith(f" {name}")]
+        return next((each for each in found if COMMIT.fullmatch(each)), None)
+    return None
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of git's; raises as `read_bytes`."""
+    return read_bytes(path, MOST).decode().strip()
 
 
 def why_no_commit() -> str | None:
@@ -160,13 +232,18 @@ def why_no_commit() -> str | None:
     try:
         if (SCRIPTS.parents[1] / ".git").exists():
             git_here("rev-parse", "HEAD")
-    except OSError as error:
-        return f"git: {error.strerror}"
-    except subprocess.CalledProcessError as error:
-        return error.stderr.strip()
-    except subprocess.TimeoutExpired:
-        return f"git does not answer within {GIT_TIMEOUT} s"
+    except (OSError, subprocess.SubprocessError) as error:
+        return why(error)
     return None
+
+
+def why(error: Exception) -> str:
+    """Why git has not answered."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return str(error.stderr).strip()[:1000] or f"git ended with status {error.returncode}"
+    if isinstance(error, OSError):
+        return f"git: {error.strerror}"
+    return f"git does not answer within {GIT_TIMEOUT} s"
 
 
 def git_here(*arguments: str) -> str:

@@ -21,7 +21,7 @@ OF_EVALUATION = ("outputs", *FOLDERS)
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 # Known to each process alone; a parameter of the user's with such a name comes first.
 OF_PROCESS = ("rank", "local_rank")
-INTERPRETER = re.compile(r"(python|(ba)?sh)[\d.]*$")
+INTERPRETER = re.compile(r"(python[\d.]*t?|(ba)?sh[\d.]*)$")
 SCRIPTS = (".py", ".sh", ".R", ".jl", ".pl", ".lua", ".m")
 HERE = "{here}/"  # before a path
 PYTHON = "{python}"  # in the words of a command: the Python that runs Snakemake

@@ -2,18 +2,17 @@
 
 import ast
 import json
-import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from manynodes.base.environment import variable
 from manynodes.base.errors import Refusal, uncoloured
 from manynodes.base.processes import answer_within
-from manynodes.base.temporary import file_without_a_name
+from manynodes.base.temporary import content_of, file_without_a_name
 from manynodes.experiment.containers import PATIENCE
 from manynodes.experiment.environments import UserEnvironment
 
@@ -22,7 +21,7 @@ OTHER_PATHS = re.compile(r"sys\.(path|meta_path)|addsitedir|pyximport|importlib"
 # The reason, before advice of several lines.
 LMOD = re.compile(r"Lmod has detected the following error:\s*(.+?)\s*(?:\n\s*\n|\Z)", re.DOTALL)
 OF_APPTAINER = re.compile(r"FATAL: |ERROR  : ")
-IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+IS_PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?")  # t: without a global lock
 MARK = "manynodes-environment "
 # Without them each process would be the only one, and write where the others do.
 TOLD = ("RANK", "WORLD_SIZE", variable("results"))
@@ -125,12 +124,6 @@ def refuse_lost(found: Mapping[str, str], given: Mapping[str, str]) -> None:
                 f"the program would not get the variable {name}: leave out --cleanenv, "
                 "--containall, APPTAINER_CLEANENV and the like, or what unsets it in setup"
             )
-
-
-def content_of(file: IO[str]) -> str:
-    """What another process has written to a file of `file_without_a_name`."""
-    number = file.fileno()
-    return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
 
 
 def answer_in(text: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 It runs there by its text, in Python 3.7 or later, whatever that Python has installed.
 """
 
+import email
 import hashlib
 import importlib.util
 import json
@@ -51,9 +52,13 @@ def installed() -> tuple:
         # The hashes of all files, and the commit of a package that has only one version.
         texts = [text(each, name) for each in every for name in ("RECORD", "direct_url.json")]
     except ImportError:
-        import pkg_resources
+        # Python 3.7. Without setuptools, of which pkg_resources is, each is read.
+        try:
+            import pkg_resources
 
-        listed = [(each.project_name, each.version) for each in pkg_resources.working_set]
+            listed = [(each.project_name, each.version) for each in pkg_resources.working_set]
+        except ImportError:
+            listed, texts = read_from_folders()
     found, seen = {}, set()
     for name, version in listed:
         # Python imports the first one on its path.
@@ -62,6 +67,23 @@ def installed() -> tuple:
             seen.add(key)
             found[name] = str(version)
     return found, "".join(sorted(texts))
+
+
+def read_from_folders() -> tuple:
+    """Name and version of what is installed on Python's path, with the texts of `installed`."""
+    listed, texts = [], []
+    for folder in map(Path, dict.fromkeys(sys.path)):
+        for about in sorted(folder.glob("*.dist-info")):
+            try:
+                # Any file is of this encoding, and names and versions are ASCII.
+                message = email.message_from_string((about / "METADATA").read_text("latin-1"))
+                listed.append((message["Name"], message["Version"]))
+                for name in ("RECORD", "direct_url.json"):
+                    if (about / name).is_file():
+                        texts.append((about / name).read_text("latin-1"))
+            except OSError:
+                continue
+    return listed, texts
 
 
 # A distribution that is damaged, or not in UTF-8, keeps nobody from the others.

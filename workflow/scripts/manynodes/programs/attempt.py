@@ -90,10 +90,19 @@ def begin(
         nothing = f"nothing is saved in {folders.saved}, or named in snapshots"
         tell(f"starts again, with {place} as it was left" if place else f"starts again; {nothing}")
     note_patterns(folders, task, over)
-    folder = folder_of(task.command, task.directory, task.reads.get("installed"))
-    repository = {"repository": repository_of(folder) if folder else {}}
-    atomic.write_json(folders.state / REPOSITORY, repository)
+    note_repository(folders, task, tell)
     return True
+
+
+def note_repository(folders: Folders, task: Task, tell: Callable[[str], None]) -> None:
+    """Keep what git says of the program's repository, and tell what it does not say."""
+    folder = folder_of(task.command, task.directory, task.reads.get("installed"))
+    repository = repository_of(folder) if folder else {}
+    if reason := repository.get("unknown"):
+        what = "its changes are" if repository["commit"] else "its commit is"
+        line = f"warning: the repository {repository['path']}: {what} not recorded: {reason}"
+        tell(one_line(line, LONGEST - LONGEST_NAME))
+    atomic.write_json(folders.state / REPOSITORY, {"repository": repository})
 
 
 def changed_and_unsaved(folders: Folders, task: Task, request: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ TABLES = ("summary", "curves", "incidents", "confusion", "scaling")
 # In the name of the folds of one of several settings.
 OF_SETTING = " folds of "
 # SHA-256 in run.json of what the run came from.
+CHANGES = {True: " + changes", False: "", None: " (changes unknown)"}
 SOURCES = ("code_sha256", "sources_sha256", "data_sha256", "files_sha256")
 
 
@@ -237,7 +238,7 @@ def summary_row(run: Run, numbers: Numbers) -> dict[str, Any]:
         "dirty": about["git"]["dirty"],
         # The user's own, of a program in a repository.
         **(
-            {"program_commit": of["commit"][:10] + " + changes" * of["dirty"]}
+            {"program_commit": (of["commit"] or "unknown")[:10] + CHANGES[of["dirty"]]}
             if (of := about.get("repository"))
             else {}
         ),
