@@ -274,6 +274,22 @@ def test_a_site_loads_nothing_where_there_is_no_environment(environment: dict | 
     assert given.with_site(["cuda"], "umask 2").environment.is_ours
 
 
+@pytest.mark.parametrize(
+    ("config", "other"),
+    [
+        ({}, False),
+        ({"program": "train.py"}, False),
+        ({"command": ["{python}", "train.py"]}, False),
+        ({"command": ["other/bin/python", "train.py"]}, True),
+        ({"command": ["bash", "run.sh"]}, True),
+        ({"program": "train.py", "environment": {"python": "venv/bin/python"}}, True),
+    ],
+)
+def test_which_programs_may_have_another_torch(config: dict, other: bool) -> None:
+    """Of which the workflow's own does not say whether it can use a GPU."""
+    assert Experiment.from_config({"experiment": "mine"} | config).other_torch is other
+
+
 @pytest.mark.parametrize(("config", "line"), REFUSED, ids=[line[:60] for _, line in REFUSED])
 def test_refused_in_one_line(config: dict, line: str) -> None:
     with pytest.raises(Refusal) as refused:

@@ -129,7 +129,7 @@ if PACKED and EXPERIMENT.environment.is_ours:
     STAGED_PYTHON += f" --scratch {SCRATCH}"
     PACKED_OF_PROGRAM = ""
 # Then the workflow's own torch does not decide which GPUs are used.
-OTHER_TORCH = not EXPERIMENT.environment.is_ours
+OTHER_TORCH = EXPERIMENT.other_torch
 
 
 def transport(wildcards):

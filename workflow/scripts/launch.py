@@ -342,6 +342,7 @@ def gpus_for(
         return nullcontext()
     processes, for_auto = geometry.world_size, args.gpus_for_auto
     other = not UserEnvironment.of(parse_option("--environment", args.environment)).is_ours
+    other = other or (bool(args.output) and args.program[0] != command.PYTHON)
     if args.dry_run:
         return nullcontext(usable_gpus(args.device, processes, for_auto, other))
     return claimed_gpus(args.device, processes, tell, watched(args.end_with), for_auto, other)

@@ -385,6 +385,12 @@ class Experiment:
         return self.locked_sha256(self.files_sha256(only_code=False))
 
     @property
+    def other_torch(self) -> bool:
+        """Whether its program may compute with another torch than the workflow's."""
+        by_us = self.built_in or command.command(self.config)[0] == command.PYTHON
+        return not (by_us and self.environment.is_ours)
+
+    @property
     def earlier_sha256(self) -> str:
         """The same as earlier versions have noted it: nothing of an installed module was hashed."""
         words, other_python = command.command(self.config), not self.environment.is_ours
