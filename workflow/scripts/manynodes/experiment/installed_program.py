@@ -67,7 +67,8 @@ def installed_program(
     alone = not any(file.endswith(".py") for file in files_of(words, directory))
     if environment.modules or environment.setup:
         return Installed(module, "known only behind modules and setup", alone)
-    if python != environment.interpreter and not shutil.which(python):
+    # On a node that has a staged copy alone, the job knows the place from its resources.
+    if not shutil.which(python):
         return Installed(module, f"unknown, as {python} is not here", alone)
     place, of_python = ask(environment, python, module)
     if not place:
