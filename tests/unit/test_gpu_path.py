@@ -667,7 +667,11 @@ def test_a_card_that_torch_has_no_code_for_is_left_to_the_screen(monkeypatch, dr
     driver("0, GPU-old, Quadro P400\n1, GPU-fast, NVIDIA H200\n")
     assert gpus.usable_gpus("cuda", 1) == gpus.usable_gpus("auto", 1) == ["GPU-fast"]
     assert gpus.usable_gpus("auto", 1, other_torch=True) == ["GPU-old", "GPU-fast"]
-    with pytest.raises(Refusal, match="device: cuda needs 2 GPUs, one per process; .* has 1$"):
+    told: list[str] = []
+    with gpus.claimed_gpus("auto", 2, told.append) as mine:
+        assert mine == []
+    assert told[0].endswith("needs 2 GPUs, for all runs alike; it has 1 that torch has code for")
+    with pytest.raises(Refusal, match="one per process; .* has 1 that torch has code for$"):
         gpus.usable_gpus("cuda", 2)
     # One kind needs no question; and who names them himself is not asked.
     driver("0, GPU-old, NVIDIA H200\n1, GPU-fast, NVIDIA H200\n")

@@ -151,6 +151,14 @@ def test_memory_and_local_disk_follow_the_size_of_the_images() -> None:
     assert resources(usual)["disk_mb"] == 200
 
 
+def test_a_job_that_only_takes_results_has_no_room_for_a_batch() -> None:
+    keys = {"experiment": "test", "global_batch_size": 4096, "nodes": 8, "nproc_per_node": 4}
+    (run,) = Experiment.from_config(keys).runs.values()
+    (small,) = Experiment.from_config({"experiment": "test"}).runs.values()
+    photographs = Images(224, 224, 200_000_000)
+    assert training_size(run, photographs, ended=True) == training_size(small)
+
+
 def test_local_disk_and_memory_have_room_for_a_staged_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +174,8 @@ def test_local_disk_and_memory_have_room_for_a_staged_environment(
     def megabytes(main: bool = True, **environment: str) -> float:
         values = given | {"environment": environment | {"stage": True}}
         inputs = Inputs(Experiment.from_config(values), Path("results/e"), main)
-        return inputs.images_of(None).bytes / 1e6
+        assert inputs.images_of(None, False).bytes == 0
+        return inputs.images_of(None, True).bytes / 1e6
 
     assert 6 < megabytes(python="v") < 6.001
     assert megabytes(container="image.sif") == 9 / 1e6

@@ -1037,6 +1037,23 @@ def test_rows_that_are_left_out_since_a_program_counts_from_the_beginning_are_to
     assert found == ([(incidents.ANEW, text)] if told else [])
 
 
+def test_rows_are_left_out_of_columns_that_count_alone_too(tmp_path: Path) -> None:
+    """Lightning counts those of a validation from nought, among rows of a training."""
+    told: list[tuple[float, int]] = []
+    starts = [(0.0, 1000.0), (0.0, 2000.0)]
+    for number, (_, begun) in enumerate(starts):
+        path = tmp_path / f"version_{number}/metrics.csv"
+        path.parent.mkdir()
+        rows = [f"{step},{number + step}.5," for step in (9, 19, 29)]
+        path.write_text("\n".join(["step,loss,val_loss", *rows, "0,,0.5", "1,,0.25", ""]))
+        os.utime(path, (begun + 1, begun + 1))
+    found = read_user_metrics(
+        tmp_path, "version_*/metrics.csv", starts, lambda *again: told.append(again)
+    )
+    assert [row["step"] for row in found] == [0, 1, 9, 19, 29]
+    assert told == [(9, 3)]
+
+
 def of_mmengine(epochs: range, interval: int) -> list[dict[str, float]]:
     """Its scalars.json: rows of training have a step, those of validation the epoch as `step`."""
     rows: list[dict[str, float]] = []

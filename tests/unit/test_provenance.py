@@ -251,10 +251,13 @@ def test_what_git_has_said_before_it_hangs_is_kept(
     (tmp_path / "bin/git").chmod(0o755)
     complete = provenance.repository_of(of_user)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setattr(provenance, "GIT_TIMEOUT", 1)
+    monkeypatch.setattr(provenance, "GIT_TIMEOUT", 5)
+    monkeypatch.setattr(provenance, "MOST_DIFF", 9)
     found = provenance.repository_of(of_user)
-    assert found.pop("unknown") == "git does not answer within 1 s"
+    assert found.pop("unknown") == "git does not answer within 5 s"
     nothing = {"path": str(of_user), "commit": None, "dirty": None, "diff": ""}
+    # Whatever hangs, no more is kept than the record may have.
+    complete["diff"] = f"{complete['diff'][:9]}\n(cut off)"
     assert found == nothing | {key: complete[key] for key in known}
 
 
@@ -270,6 +273,8 @@ def test_what_is_not_known_of_a_program_s_repository_is_told_and_recorded(
     folders = Folders(task.output)
     for name in ("environment.json", "metrics.csv", "result.json"):
         (folders.run / name).touch()
+    monkeypatch.chdir(of_user / "code")
+    assert provenance.repository_of(Path())["path"] == str(of_user)
     run = about(folders, [], read_environment(folders))
     assert parse_form(json.dumps(run), "program_run")["repository"] == {
         "path": str(of_user), "commit": commit, "dirty": None,

@@ -14,7 +14,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.command import command
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
-from manynodes.experiment.installed_program import ask, file_of
+from manynodes.experiment.installed_program import ask, file_of, folder_above
 from manynodes.experiment.missing import refuse_missing_program
 from manynodes.programs.attempt import files_sha256, folder_of
 from manynodes.programs.task import Task
@@ -285,6 +285,18 @@ from mypkg.train import main
 if __name__ == '__main__':
     sys.exit(main())
 """
+
+
+def test_a_package_without_an_init_is_started_by_its_main(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("bare_of_test", "main_of_test"):
+        (tmp_path / name).mkdir()
+    main = tmp_path / "main_of_test/__main__.py"
+    main.touch()
+    assert file_of("main_of_test") == str(main)
+    assert folder_above("main_of_test", main) == tmp_path
+    assert folder_above("main_of_test.__main__", main) == tmp_path
+    assert file_of("bare_of_test") == "namespace"
 
 
 @pytest.mark.parametrize("given", [

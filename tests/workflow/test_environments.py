@@ -1,6 +1,7 @@
 """Programs in environments of their own: a venv, a conda prefix, a uv project."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def test_a_venv_and_a_mistake_after_the_end(
     """
     for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.setenv(name, sys.prefix)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpu = f"GPU-{os.getpid()}-0"  # nobody else claims it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{gpu},GPU-{os.getpid()}-1")
     folder = place.path / "mine"
     write(
         folder,
@@ -83,7 +85,7 @@ def test_a_venv_and_a_mistake_after_the_end(
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
             "assert os.environ['VIRTUAL_ENV'] == sys.prefix\n"
             "assert 'UV_PROJECT_ENVIRONMENT' not in os.environ\n"
-            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
+            f"assert os.environ['CUDA_VISIBLE_DEVICES'] == {gpu!r}\n"
             "os.makedirs('out', exist_ok=True)\n"
             "print('trained', flush=True)\n"
             "os.symlink('circle', 'out/circle')\n"
@@ -94,7 +96,7 @@ def test_a_venv_and_a_mistake_after_the_end(
         evaluate__py=(
             "import os, sys, launched\n"
             "assert sys.prefix.endswith('mine/env'), sys.prefix\n"
-            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
+            f"assert os.environ['CUDA_VISIBLE_DEVICES'] == {gpu!r}\n"
             "launched.result(accuracy=0.75)\n"
         ),
         env__yaml=(
@@ -182,7 +184,8 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
 ) -> None:
     """A --config leaves nothing of a profile's `config`; a change of the site's reruns nothing."""
     monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    gpu = f"GPU-{os.getpid()}-0"  # nobody else claims it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
     folder = place.path / "at-a-site"
     venv(folder / "env")
     site = (
@@ -197,7 +200,7 @@ def test_what_a_site_loads_comes_first_and_is_in_its_profile(
             "assert sys.prefix.endswith('at-a-site/env'), sys.prefix\n"
             "assert os.environ['OF_SITE'] == '2023:cuda/12.4:of/mine'\n"
             "assert os.environ['ORDER'] == 'site, mine'\n"
-            "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'\n"
+            f"assert os.environ['CUDA_VISIBLE_DEVICES'] == {gpu!r}\n"
             "launched.result(loss=0.5)\n"
         ),
         site__yaml=(
@@ -235,7 +238,7 @@ def test_an_environment_that_cannot_be_packed_is_told(place: Checkout) -> None:
     assert re.search(why, done.stdout), done.stdout
     (place.path / "results/packed/environment/environment.tar.zst").rmdir()
     said = place.run("--until", "train", "--configfile", "packed/env.yaml")
-    assert f" MB; torchrun and the preflight still import torch from {sys.prefix}" in said
+    assert f" MB; torchrun and the preflight, if used, import torch from {sys.prefix}" in said
     # For a finished run, nothing is staged again.
     (site,) = (folder / "env/lib").glob("*/site-packages")
     (site / "mine.pth").touch()

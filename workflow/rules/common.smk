@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from manynodes.experiment import job_size
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
 from manynodes.experiment.missing import initial_of
-from manynodes.launching.gpus import gpus_to_share, visible_gpus
+from manynodes.launching.gpus import gpus_here, gpus_to_share
 from manynodes.programs.folders import Folders
 from classifier.models.names import code_of
 from manynodes.reporting.results import shortened
@@ -128,7 +127,7 @@ if PACKED and EXPERIMENT.environment.is_ours:
     STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python")
     STAGED_PYTHON += f" --scratch {SCRATCH}"
     PACKED_OF_PROGRAM = ""
-# Then the workflow's own torch does not decide which GPUs are used.
+# Whether the workflow's own torch does not decide which GPUs are used.
 OTHER_TORCH = EXPERIMENT.other_torch
 
 
@@ -149,7 +148,7 @@ def transport(wildcards):
 def share_gpus():
     """Let Snakemake start nothing that would hold CPUs while it waits for a GPU."""
     with suppress(Refusal):  # without an answer of their driver, the runs fail later
-        if transport(None) == registry.LOCAL and (gpus := visible_gpus()):
+        if transport(None) == registry.LOCAL and (gpus := gpus_here(OTHER_TORCH)):
             workflow.register_resource("gpus_here", len(gpus))
 
 
@@ -201,18 +200,20 @@ def gpus_to_evaluate(wildcards):
     return min(gpus_of(run_of(wildcards), 1, 0), 1)
 
 
-def sized_by(size, ended=frozenset()):
-    """A job's resources, from a function of its run; of those that have ended, for one process."""
+def sized_by(size, ended=frozenset(), environment=True):
+    """A job's resources, from a function of its run, some of which have ended.
+
+    Args:
+        environment: a staged environment is staged for it.
+    """
 
     def size_of(wildcards):
         run = run_of(wildcards)
-        if wildcards.run in ended:
-            # With a GPU, if it has some: a queue may refuse jobs without one.
-            run = replace(run, nodes=1, nproc_per_node=1)
         return size(
             run,
-            SESSION.inputs.images_of(run.dataset),
+            SESSION.inputs.images_of(run.dataset, environment),
             SESSION.inputs.parameters_of(run),
+            **({"ended": True} if wildcards.run in ended else {}),
         )
 
     def resource(name):

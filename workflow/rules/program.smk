@@ -106,7 +106,9 @@ rule evaluate:
         "../envs/manynodes.yaml"
     threads: job_size.EVALUATE_CPUS
     resources:
-        **sized_by(job_size.evaluation_size_of_program),
+        **sized_by(
+            job_size.evaluation_size_of_program, environment=bool(PACKED_OF_PROGRAM)
+        ),
         runtime=30,
         gpus_here=gpus_to_evaluate,
         scratch=SCRATCH,

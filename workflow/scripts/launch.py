@@ -318,7 +318,9 @@ def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
     try:
         return scheduler.allocation(args.nodes)
     except Refusal:
-        return scheduler.allocation(1)
+        with suppress(Refusal):
+            return scheduler.allocation(1)
+        raise
 
 
 def check_again(args: argparse.Namespace, job: Allocation) -> None:

@@ -87,7 +87,9 @@ def main() -> None:
         note_packed(source)
         # Of another environment: what launches it is still the workflow's own.
         ours = args.prefix == Path(sys.prefix)
-        rest = "" if ours else f"; torchrun and the preflight still import torch from {sys.prefix}"
+        rest = (
+            "" if ours else f"; torchrun and the preflight, if used, import torch from {sys.prefix}"
+        )
         print(f"pack: {args.prefix}, {source.bytes / 1e6:,.1f} MB{rest}")
 
 

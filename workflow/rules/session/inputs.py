@@ -132,22 +132,25 @@ class Inputs:
             return 0
         if environment.container:
             return place.stat().st_size
-        # Of an earlier version it does not say what it holds.
-        with suppress(Refusal, OSError, KeyError):
+        with suppress(Refusal, OSError):
             packed = read_files(self.results / "environment")
-            return packed.bytes + packed.manifest["unpacked"]
+            # One of an earlier version does not say what it holds.
+            return packed.bytes + packed.manifest.get("unpacked", 2 * packed.bytes)
         return int(1.5 * bytes_below(place))
 
-    def images_of(self, dataset: str | None) -> job_size.Images:
+    def images_of(self, dataset: str | None, environment: bool) -> job_size.Images:
         """The size of a data set and of its images; a usual size if it is not known yet. Its bytes
         are of all that is staged.
+
+        Args:
+            environment: the environment is staged too, if it is to be staged at all.
         """
         data = self.data_folder(dataset) if self.experiment.user_data and dataset else None
         found = job_size.USUAL
         if data is not None:
             found = job_size.Images(*data.image_shape[:2], data.bytes)
         files = self.files_bytes if self.experiment.config["files"] else 0
-        staged = files + self.environment_bytes
+        staged = files + (self.environment_bytes if environment else 0)
         return replace(found, bytes=(found.bytes if dataset else 0) + staged)
 
     def parameters_of(self, run: Run) -> int:

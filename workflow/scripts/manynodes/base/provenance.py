@@ -125,8 +125,6 @@ def git_state() -> dict[str, Any]:
     try:
         commit = git_here("rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(git_here("status", "--porcelain", "."))}
-    except subprocess.TimeoutExpired:
-        return {"commit": commit, "dirty": None}
     except (OSError, subprocess.SubprocessError):
         return {"commit": commit or commit_in(SCRIPTS.parents[1]), "dirty": None}
 
@@ -136,6 +134,7 @@ def repository_of(folder: Path) -> dict[str, Any]:
     differs from its commit; empty if it is in none. What cannot be read is null, and `unknown` has
     the reason.
     """
+    folder = folder.absolute()
     found: dict[str, Any] = {"path": str(folder), "commit": None, "dirty": None, "diff": ""}
     try:
         found["path"] = git("-C", str(folder), "rev-parse", "--show-toplevel")
@@ -149,7 +148,7 @@ def repository_of(folder: Path) -> dict[str, Any]:
             return {}
         return found | {"path": str(above), "commit": commit_in(above), "unknown": why(error)}
     try:
-        found["diff"] = diff_in(folder)
+        found["diff"] = cut_off(diff_in(folder))
         found["dirty"] = bool(found["diff"]) or None
         status = git("-C", str(folder), "status", "--porcelain")
     except (OSError, subprocess.SubprocessError) as error:
@@ -157,8 +156,11 @@ def repository_of(folder: Path) -> dict[str, Any]:
     untracked = [line[3:] for line in status.splitlines() if line.startswith("?? ")]
     # They come first: `git apply` skips what is before a diff.
     diff = "\n".join([*(f"untracked: {name}" for name in untracked), found["diff"]]).strip()
-    diff = diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)"
-    return found | {"dirty": bool(status), "diff": diff}
+    return found | {"dirty": bool(status), "diff": cut_off(diff)}
+
+
+def cut_off(diff: str) -> str:
+    return diff if len(diff) <= MOST_DIFF else f"{diff[:MOST_DIFF]}\n(cut off)"
 
 
 def diff_in(folder: Path) -> str:

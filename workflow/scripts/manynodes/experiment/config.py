@@ -390,7 +390,7 @@ class Experiment:
         by_us = self.built_in or command.command(self.config)[0] == command.PYTHON
         return not (by_us and self.environment.is_ours)
 
-    @property
+    @cached_property
     def earlier_sha256(self) -> str:
         """The same as earlier versions have noted it: nothing of an installed module was hashed."""
         words, other_python = command.command(self.config), not self.environment.is_ours

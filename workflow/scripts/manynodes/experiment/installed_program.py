@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, reason
 from manynodes.base.processes import answer_within
 from manynodes.base.reading import is_file, read_bytes
 from manynodes.base.sources import MOST_BYTES, local_sources
@@ -67,8 +67,7 @@ def installed_program(
     alone = not any(file.endswith(".py") for file in files_of(words, directory))
     if environment.modules or environment.setup:
         return Installed(module, "known only behind modules and setup", alone)
-    # On a node that has a staged copy alone, the job knows the place from its resources.
-    if not shutil.which(python):
+    if python != environment.interpreter and not shutil.which(python):
         return Installed(module, f"unknown, as {python} is not here", alone)
     place, of_python = ask(environment, python, module)
     if not place:
@@ -133,8 +132,9 @@ def behind_script(script: Path, by_path: bool) -> tuple[str, str] | None:
 
 def folder_above(module: str, file: Path) -> Path | None:
     """The folder in which the import of a module begins; None if it is under another name."""
-    path = file.parent if file.name == "__init__.py" else file.with_suffix("")
     parts = tuple(module.split("."))
+    of_package = file.stem == "__init__" or (file.stem == "__main__" != parts[-1])
+    path = file.parent if of_package else file.with_suffix("")
     return path.parents[len(parts) - 1] if path.parts[-len(parts) :] == parts else None
 
 
@@ -156,7 +156,8 @@ def ask(environment: UserEnvironment, python: str, module: str) -> tuple[str, st
         )  # fmt: skip
         place, of_python = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
-        raise Refusal(f"{python} does not say where the module {module} is: {error}") from None
+        problem = f"{python} does not say where the module {module} is"
+        raise Refusal(f"{problem}: {reason(error)}; or name its file") from None
     return str(place), str(of_python)
 
 
@@ -168,6 +169,7 @@ def file_of(name: str) -> str:
     import importlib.util
     from contextlib import suppress
     from importlib.machinery import PathFinder
+    from pathlib import Path
 
     first, *inside = name.split(".")
     spec = None
@@ -176,4 +178,8 @@ def file_of(name: str) -> str:
     for part in inside:
         places = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(part, places) if places else None
-    return (spec.origin or "namespace") if spec else ""
+    if spec and not spec.origin:
+        # A package without __init__.py may be started all the same.
+        files = (Path(place, "__main__.py") for place in spec.submodule_search_locations or ())
+        return next((str(file) for file in files if file.is_file()), "namespace")
+    return str(spec.origin) if spec else ""

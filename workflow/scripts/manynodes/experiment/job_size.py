@@ -52,15 +52,20 @@ def beyond_usual(megabytes: float) -> int:
     return max(0, int(megabytes) - USUAL_MB)
 
 
-def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size:
+def training_size(
+    run: Run, images: Images = USUAL, parameters: int = 0, ended: bool = False
+) -> Size:
     """What `stage` and `train` ask for. Both ask for the same: they run in one job.
 
     A program with a data set and a global_batch_size gets memory for the pixels of its share.
 
     Args:
         parameters: of the network; 0 if they are not known.
+        ended: its program has ended; one process takes the results. With a GPU, if the run has
+            some: a queue may refuse jobs without one.
     """
-    batch = run.parameters.get("global_batch_size") if run.dataset else 0
+    nodes, processes = (1, 1) if ended else (run.nodes, run.nproc_per_node)
+    batch = run.parameters.get("global_batch_size") if run.dataset and not ended else 0
     share = batch / run.world_size if isinstance(batch, int | float) else 0
     process_mb = PROCESS_MB[run.device]
     if run.device != "cuda":  # a GPU's own memory holds them
@@ -70,10 +75,10 @@ def training_size(run: Run, images: Images = USUAL, parameters: int = 0) -> Size
     node_mb += cached_mb(images)
     cpus = AUTO_CPUS if run.cpus_per_proc == "auto" else int(run.cpus_per_proc)
     return Size(
-        nodes=run.nodes,
-        cpus=run.nproc_per_node * cpus,
-        gpus=run.nproc_per_node if run.device == "cuda" else 0,
-        memory=run.nproc_per_node * process_mb + node_mb,
+        nodes=nodes,
+        cpus=processes * cpus,
+        gpus=processes if run.device == "cuda" else 0,
+        memory=processes * process_mb + node_mb,
         launches=True,
         scratch=int(images.bytes / 1e6),
     )

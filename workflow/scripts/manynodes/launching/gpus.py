@@ -53,11 +53,11 @@ def claimed_gpus(
     """
     gpus = gpus_to_share(device, processes, for_auto, other_torch)
     if not gpus:
-        if device == "auto" and (there := visible_gpus()):
-            why = "torch cannot use its GPUs"
-            if not usable_gpus(device, processes, for_auto):
-                wanted = max(processes, for_auto)
-                why = f"device: auto needs {wanted} GPUs, for all runs alike; it has {len(there)}"
+        if device == "auto" and (there := gpus_here(other_torch)):
+            why, wanted = "torch cannot use its GPUs", max(processes, for_auto)
+            if len(there) < wanted:
+                has = counted(there)
+                why = f"device: auto needs {wanted} GPUs, for all runs alike; it has {has}"
             tell(f"warning: {socket.gethostname()} computes on its CPUs: {why}")
         yield []
         return
@@ -172,26 +172,37 @@ def usable_gpus(
     Raises:
         Refusal: the device is `cuda` and there are fewer GPUs than processes.
     """
-    gpus = [] if device == "cpu" else visible_gpus()
-    if len(gpus) > 1 and not other_torch and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        gpus = without_too_old(gpus)
+    gpus = [] if device == "cpu" else gpus_here(other_torch)
     if device == "cuda" and len(gpus) < processes:
         raise Refusal(
             f"device: cuda needs {processes} GPUs, one per process; {socket.gethostname()} has "
-            f"{len(gpus)}"
+            f"{counted(gpus)}"
         )
     wanted = max(processes, for_auto) if device == "auto" else processes
     return gpus if len(gpus) >= wanted else []
 
 
-def without_too_old(gpus: list[str]) -> list[str]:
-    """Without those that torch has no code for, such as one for the screen, if it has for others.
+def gpus_here(other_torch: bool) -> list[str]:
+    """The GPUs that this process may use, without those that torch has no code for, such as one
+    for the screen, if it has for others. Who names them in CUDA_VISIBLE_DEVICES has chosen.
 
-    Only if they are of several kinds: torch is asked.
+    Args:
+        other_torch: as in `gpus_to_share`.
+
+    Raises:
+        Refusal: their driver does not answer.
     """
-    kinds = {card.name for card in cards()}
-    known = gpus_of_torch() if len(kinds) > 1 else ()
-    return [gpu for gpu in gpus if gpu in known] or gpus
+    gpus = visible_gpus()
+    several_kinds = len({card.name for card in cards()}) > 1
+    if other_torch or not several_kinds or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return gpus
+    return [gpu for gpu in gpus if gpu in gpus_of_torch()] or gpus
+
+
+def counted(gpus: Sequence[str]) -> str:
+    """How many GPUs these are, and that there are others."""
+    others = " that torch has code for" * (len(gpus) < len(visible_gpus()))
+    return f"{len(gpus)}{others}"
 
 
 def visible_gpus() -> list[str]:
@@ -264,4 +275,5 @@ def gpus_of_torch() -> frozenset[str]:
         )
     except subprocess.TimeoutExpired:
         return frozenset()
-    return frozenset(done.stdout.split())
+    # Something else may print too when Python starts.
+    return frozenset(word for word in done.stdout.split() if word.startswith("GPU-"))

@@ -143,8 +143,9 @@ def without_abandoned(
         times.update(back)
         if any(times[name] > starts for name in back):
             starts += 1
-            before = {each for each, _ in kept}
-            again = (at, len(before) if at <= min(before) else 0)
+            # Others may be counted in batches of the validation.
+            before = {each for each, of_it in kept if back & given(of_it)}
+            again = (at, len(before) if at <= min(before, default=-math.inf) else 0)
             kept = [each for each in kept if each[0] <= at]
         elif back:
             kept = without(kept, back, at)

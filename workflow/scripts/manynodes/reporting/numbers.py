@@ -25,8 +25,9 @@ from manynodes.reporting.tables import incident_table
 TABLES = ("summary", "curves", "incidents", "confusion", "scaling")
 # In the name of the folds of one of several settings.
 OF_SETTING = " folds of "
-# SHA-256 in run.json of what the run came from.
+# Beside a commit.
 CHANGES = {True: " + changes", False: "", None: " (changes unknown)"}
+# SHA-256 in run.json of what the run came from.
 SOURCES = ("code_sha256", "sources_sha256", "data_sha256", "files_sha256")
 
 

@@ -17,7 +17,7 @@ from manynodes.experiment.config import REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.mistakes import Mistake
-from manynodes.reporting.numbers import OF_SETTING
+from manynodes.reporting.numbers import CHANGES, OF_SETTING
 from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
 
@@ -447,7 +447,9 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "run": summary["run"],
         "commit": [
-            ("none" if pd.isna(commit) else commit[:10]) + " + changes" * (dirty is True)
+            "none"
+            if pd.isna(commit)
+            else f"{commit[:10]}{CHANGES[None if pd.isna(dirty) else dirty]}"
             for commit, dirty in zip(summary["commit"], summary["dirty"], strict=True)
         ],
     }
