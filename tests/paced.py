@@ -74,7 +74,7 @@ def assert_continued(checkout: Checkout) -> None:
     run = checkout.path / "results/unchanged/run"
     about = json.loads((run / "run.json").read_text())
     assert len(about["attempts"]) >= 2
-    killed = re.compile(r"stopped \(.*\) with signal 15; saved in \S.*/work/snapshot; ")
+    killed = re.compile(r"stopped \(.*\) with SIGTERM; saved in \S.*/work/snapshot; ")
     assert any(killed.match(incident["text"]) for incident in about["incidents"]), about
     assert "epoch 1 " not in (run / "logs/rank=0.log").read_text()
     epochs = [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()]

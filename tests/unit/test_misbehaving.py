@@ -256,7 +256,7 @@ def test_at_the_deadline_it_is_asked_to_stop(tmp_path, handled) -> None:
         assert "stopped (its time is nearly up); saved in" in text, text
         assert (tmp_path / str(seconds) / "run/state/saved/s").read_text() == "s"
     else:
-        line = "its time was nearly up, and it ended with signal 15; nothing new was saved: give it"
+        line = "its time was nearly up, and it ended with SIGTERM; nothing new was saved: give it"
         assert line in text
 
 

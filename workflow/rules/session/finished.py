@@ -162,6 +162,7 @@ class FinishedRuns:
         """
         environment = self.experiment.environment
         asked: dict[str, Any] | None = None
+        unasked: dict[str, Any] | None = None
         runs: dict[str, list[str]] = {}
         for name in () if self.experiment.built_in else self.experiment.runs:
             # `check_results` refuses one that is damaged.
@@ -169,7 +170,8 @@ class FinishedRuns:
                 record = read_json(self.results / name / "environment.json", "environment", "")
                 if asked is None and record.get("python"):
                     asked = self.asked_again()
-                changed = environment.changed_since(record, asked or {})
+                unasked = environment.unasked if unasked is None else unasked
+                changed = environment.changed_since(record, asked or {}, unasked)
                 runs.setdefault(changed, []).append(name)
         for changed, names in runs.items():
             which = f"/{names[0]}: since it was"

@@ -126,15 +126,17 @@ class EnvironmentHere(UserEnvironment):
             raise NoAnswer(f"{first} is not here")
         return look(self, [python], variables, (), Path())
 
-    def changed_since(self, record: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    def changed_since(
+        self, record: Mapping[str, Any], asked: Mapping[str, Any], unasked: Mapping[str, Any]
+    ) -> str:
         """What is different since a run, as in `changed_packages`.
 
         Args:
             record: environment.json of the run.
-            asked: of `asked_again`.
+            asked, unasked: of `asked_again` and `unasked`, the same for all runs.
         """
         # Which modules those that are given have loaded in turn is not known here.
-        before, now = record.get("unasked", {}), self.unasked
+        before, now = record.get("unasked", {}), unasked
         both = before.keys() & now.keys() - ({"distributions"} if asked else set())
         was = {**record, "modules": [], **{key: before[key] for key in both}}
         is_now = {**was, "setup_sha256": self.setup_sha256, **{key: now[key] for key in both}}

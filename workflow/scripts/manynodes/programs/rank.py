@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,6 +158,8 @@ class Rank:
         place = place_saved(self.folders, self.task)
         where = f"saved in {place}" if saved and place else "nothing new was saved"
         said = f"status {status}" if status >= 0 else f"signal {-status}"
+        if status in (-signal.SIGTERM, -signal.SIGKILL):
+            said = signal.Signals(-status).name
         if status == STOPPED:
             self.report["stopped"] = stopped or f"exit status {STOPPED}"
             raise Stopped(f"stopped ({stopped or 'by itself'}); {where}")
