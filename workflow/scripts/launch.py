@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, with what follows from other options."""
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -172,7 +172,11 @@ def arguments() -> argparse.Namespace:
         "this one's computes on CPUs")  # fmt: skip
     add("program", nargs="+", help="Python program and its arguments; with --output any command")
     add_options_of_run(parser)
-    args = parsed(parser, sys.argv[1:])
+    return completed(parsed(parser, sys.argv[1:]))
+
+
+def completed(args: argparse.Namespace) -> argparse.Namespace:
+    """The command line with what follows from other options."""
     if args.other_torch and not args.output:
         args.device = "cpu"
     args.device = args.device or ("cpu" if args.collect else "auto")
