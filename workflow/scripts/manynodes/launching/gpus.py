@@ -193,8 +193,8 @@ def gpus_here(other_torch: bool) -> list[str]:
         Refusal: their driver does not answer.
     """
     gpus = visible_gpus()
-    several_kinds = len({card.name for card in cards()}) > 1
-    if other_torch or not several_kinds or "CUDA_VISIBLE_DEVICES" in os.environ:
+    chosen = "CUDA_VISIBLE_DEVICES" in os.environ
+    if other_torch or chosen or len({card.name for card in cards()}) < 2:
         return gpus
     return [gpu for gpu in gpus if gpu in gpus_of_torch()] or gpus
 
