@@ -181,6 +181,19 @@ def test_a_program_s_repository_with_what_differs_from_its_commit(tmp_path: Path
 
 
 @pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that a repository may name, which makes a file `ran` beside it. Some users trust
+    all repositories, and git then runs whatever they name: the settings are no user's.
+    """
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    program = tmp_path / "hook"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
 def of_user(tmp_path: Path) -> Path:
     """A repository with a program, with a change that is not committed."""
     folder = tmp_path / "mine"
@@ -221,14 +234,9 @@ def test_the_commit_of_a_program_is_known_without_git(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's repository")
 def test_the_commit_of_somebody_else_s_program_is_known_and_runs_nothing(
-    of_user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_user: Path, tmp_path: Path, hook: Path
 ) -> None:
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
     commit = commit_of(of_user)
-    hook = tmp_path / "hook"
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-    hook.chmod(0o755)
     subprocess.run(["git", "-C", of_user, "config", "core.fsmonitor", hook], check=True)
     give_away(of_user)
     found = provenance.repository_of(of_user / "code")
@@ -379,17 +387,11 @@ def test_the_commit_of_somebody_else_s_checkout_is_known(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's repository")
 def test_a_repository_around_the_checkout_runs_no_program(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, tmp_path: Path, hook: Path
 ) -> None:
-    # Some users trust all repositories, and git then runs whatever they name.
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-    program.chmod(0o755)
     # As somebody could make it in /tmp, above what others unpack there.
     git = ["git", "-c", "safe.directory=*", "-C", checkout]
-    subprocess.run([*git, "config", "core.fsmonitor", program], check=True)
+    subprocess.run([*git, "config", "core.fsmonitor", hook], check=True)
     (checkout / ".git").rename(checkout.parent / ".git")
     give_away(checkout.parent)
     assert provenance.git_state() == {"commit": None, "dirty": None}
