@@ -33,6 +33,7 @@ from programs import KILLED_AT, SCRIPTS, train_command
 from session.finished import code_of_state
 from trainings import (
     ALONE_AND_NOT,
+    CONNECTED,
     ONE_THREAD,
     RUN,
     Training,
@@ -197,26 +198,51 @@ def test_a_state_that_cannot_be_used_is_named_and_skipped(digits, reference, lef
     assert not (left / "code-was-run").exists()
 
 
+@pytest.mark.faults
+def test_it_is_skipped_while_another_rank_waits_as_with_nccl(digits, reference, tmp_path) -> None:
+    how: dict[str, Any] = {"processes": 2, "environment": CONNECTED["nccl"]}
+    training = Training(tmp_path / "out", digits, **how)
+    training.reach(2)
+    training.process.terminate()
+    assert training.end() == 75
+    path = put_a_program(tmp_path / "out")
+    said = complete(tmp_path / "out", digits, **how).said
+    assert f"train: skipped: {path} {DAMAGES[put_a_program][0]}" in said
+    assert result(tmp_path / "out") == reference(2)
+
+
 def invert(images: Path) -> None:
     """As a page of a mapping: tmpfs does not note that as a change."""
     with images.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
         page[5000:15_000] = bytes(255 - byte for byte in page[5000:15_000])
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
-def test_images_that_change_meanwhile_leave_no_trace(digits, reference, tmp_path, killed) -> None:
+@pytest.mark.parametrize(
+    ("killed", "processes"),
+    [
+        (False, 1),
+        pytest.param(True, 1, marks=pytest.mark.faults),
+        pytest.param(False, 2, marks=pytest.mark.faults),
+    ],
+)
+def test_images_that_change_meanwhile_leave_no_trace(
+    digits, reference, tmp_path, killed, processes
+) -> None:
     """On a disk that notes it, nothing is saved of them, and the same command continues."""
     command = (tmp_path / "out", digits, "--scratch", tmp_path)
-    training = Training(*command)
+    environment = CONNECTED["gloo" if processes == 1 else "nccl"]
+    how: dict[str, Any] = {"processes": processes, "environment": environment}
+    training = Training(*command, **how)
     training.reach(3)
     invert(next(tmp_path.glob("ddp-data-*/*/train_images.npy")))
     if killed:
         training.process.kill()
     assert training.end() != 0
-    line = r"^train: \S+/train_images.npy on \S+ changed while it was read; run the same command"
+    who = "train" if processes == 1 else r"launch: train failed: rank 0 on \S+"
+    line = rf"^{who}: \S+/train_images.npy on \S+ changed while it was read; run the same command"
     assert killed or re.search(line, training.said, re.MULTILINE), training.said
-    complete(*command)
-    assert result(tmp_path / "out") == reference(1)
+    complete(*command, **how)
+    assert result(tmp_path / "out") == reference(processes)
     assert len(attempts(tmp_path / "out")) == 2
 
 

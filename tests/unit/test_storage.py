@@ -15,7 +15,7 @@ import pytest
 from classifier.states import state
 from manynodes.base.errors import Refusal
 from session import refusals
-from trainings import ALONE_AND_NOT, Training, complete, newest_place, result
+from trainings import ALONE_AND_NOT, CONNECTED, Training, complete, newest_place, result
 from waiting import until
 
 ROOMY = 4_000_000
@@ -63,6 +63,18 @@ FULL = (
     r"No space left on device: 0\.\d{3} MB needed, (0\.\d{3}) MB free; free some space "
     r"there and try again"
 )
+
+
+@pytest.mark.faults
+def test_a_folder_that_is_read_only_while_another_rank_waits_as_with_nccl(
+    digits, disk, tmp_path
+) -> None:
+    disk.output.mkdir()
+    disk.remount("ro")
+    how = {"environment": CONNECTED["nccl"], "logs": tmp_path / "logs"}
+    said = refused(Training(disk.output, digits, processes=2, **how))
+    line = rf"rank 0 on \S+: {disk.output}/state: Read-only file system; choose a folder that "
+    assert re.match(f"launch: train failed: {line}", said), said
 
 
 @pytest.mark.faults
@@ -162,7 +174,8 @@ def test_logs_that_do_not_fit_are_no_reason_to_stop(digits, reference, disk, tmp
     disk.leave_free(0)
     with pytest.raises(OSError, match="No space left"):
         (disk.path / "more").write_bytes(b"x")
-    training = complete(tmp_path / "out", digits, processes=2, logs=disk.path)
+    how = {"environment": CONNECTED["nccl"], "logs": disk.path}
+    training = complete(tmp_path / "out", digits, processes=2, **how)
     assert training.epochs == list(range(1, 17))
     assert result(tmp_path / "out") == reference(2)
 
