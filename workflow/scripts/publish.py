@@ -36,7 +36,6 @@ from manynodes.programs.folders import (
     Folders,
     read_request,
     trace,
-    write_request,
 )
 from manynodes.programs.user_numbers import (
     metrics_of,
@@ -261,7 +260,7 @@ def about(folders: Folders, outputs: list[str], environment: dict[str, Any]) -> 
         ended = folders.ended.read_text(encoding="utf-8")
         datetime.fromisoformat(ended)
         attempts[-1]["ended"] = ended
-    write_request(folders, found)
+    atomic.write_json(folders.request, found)
     seconds = [
         (
             datetime.fromisoformat(attempt["ended"]) - datetime.fromisoformat(attempt["started"])

@@ -181,7 +181,7 @@ def prepare(
     if before and folders.ended.exists():
         if not before["attempts"]:
             # It was damaged or not there, and is read when the results are published.
-            write_request(folders, content | {"attempts": [dict(attempt)]})
+            atomic.write_json(folders.request, content | {"attempts": [dict(attempt)]})
         return True
     attempts = list(before["attempts"]) if before else []
     if before:
@@ -200,7 +200,7 @@ def prepare(
     if before:
         separate(folders)
     attempts.append(dict(attempt))
-    write_request(folders, content | {"attempts": attempts})
+    atomic.write_json(folders.request, content | {"attempts": attempts})
     return before is not None
 
 
@@ -392,10 +392,6 @@ def starts_of(folders: Folders) -> list[tuple[float, float]]:
         texts += begun if not noted else begun[:-1] if len(begun) > len(noted) else []
     earlier = sorted(datetime.fromisoformat(each).timestamp() for each in texts)
     return [*((each, each) for each in earlier if each < first), *noted]
-
-
-def write_request(folders: Folders, content: Mapping[str, Any]) -> None:
-    atomic.write_json(folders.request, content)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = MOST_CHANGES) -> str:
