@@ -969,6 +969,23 @@ def test_rows_of_an_abandoned_start_are_left_out(tmp_path: Path) -> None:
     assert (found[0]["val"], found[-1]["loss"]) == (9, 6)
 
 
+def test_an_attempt_that_was_refused_before_its_program_began_is_no_start(tmp_path: Path) -> None:
+    """As one with a missing package: a program that counts more often than it was started counts
+    in each epoch.
+    """
+    folders = Folders(tmp_path / "run")
+    counted = ["".join(f"{step},{start}.{step}\n" for step in range(4)) for start in range(3)]
+    for has_started in (True, False, True):
+        begin_again(folders.run, "a", [], [])
+        (folders.work / "metrics.csv").write_text("step,loss\n" + "".join(counted[:2]))
+        if has_started:
+            note_start(folders)
+    assert len(metrics_of(folders.run, None)) == 4
+    (folders.work / "metrics.csv").write_text("step,loss\n" + "".join(counted))
+    with pytest.raises(Refusal, match="step begins anew in each epoch"):
+        metrics_of(folders.run, None)
+
+
 @pytest.mark.parametrize("name", ["tb", "of_tfevents"])
 def test_what_a_tensorboard_writer_has_purged_is_left_out(
     monkeypatch, tmp_path: Path, name: str

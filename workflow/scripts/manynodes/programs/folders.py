@@ -1,7 +1,6 @@
 """The folders of a run of the user's program, and whose state lies in them."""
 
 import json
-import math
 import os
 import shutil
 import time
@@ -383,15 +382,7 @@ def starts_of(folders: Folders) -> list[tuple[float, float]]:
     with suppress(OSError, ValueError):
         for path in noted_in(folders):
             noted.append((float(path.read_text()), path.stat().st_mtime))
-    first = min((at for at, _ in noted), default=math.inf)
-    # An earlier version has noted none, but what has interrupted each of them.
-    texts = [each.time for each in incidents.read(folders.state)
-             if each.kind == incidents.INTERRUPTION]  # fmt: skip
-    with suppress(Refusal):
-        begun = [each["started"] for each in read_request(folders)["attempts"]]
-        texts += begun if not noted else begun[:-1] if len(begun) > len(noted) else []
-    earlier = sorted(datetime.fromisoformat(each).timestamp() for each in texts)
-    return [*((each, each) for each in earlier if each < first), *noted]
+    return noted
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], most: int = MOST_CHANGES) -> str:
