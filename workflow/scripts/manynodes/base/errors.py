@@ -17,6 +17,7 @@ STOPPED = 75
 # enough for two paths.
 LONGEST = 200
 LONGEST_NAME = 11  # characters of a program's name and the colon after it
+OF_A_LINE = LONGEST - LONGEST_NAME  # characters behind them
 SHORTENED = 40  # characters that are left of a word
 LONGEST_REPORT = 1000  # characters of how something that was started has ended
 # Makes a file of the workflow again. Another configuration than the user's would not know it.
@@ -99,7 +100,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, text: str, make_again: Path | None = None) -> None:
-        super().__init__(one_line(text, LONGEST - LONGEST_NAME))
+        super().__init__(one_line(text, OF_A_LINE))
         self.make_again = make_again
 
 
@@ -131,9 +132,9 @@ def reason(error: Exception) -> str:
 def error_line(error: Refusal | OSError) -> str:
     """An error that a user can fix, as one line."""
     if isinstance(error, OSError):
-        return one_line(os_error_line(error), LONGEST - LONGEST_NAME)
+        return one_line(os_error_line(error), OF_A_LINE)
     command = f": {MAKE} {error.make_again}" if error.make_again else ""
-    return one_line(f"{error}{command}", LONGEST - LONGEST_NAME)
+    return one_line(f"{error}{command}", OF_A_LINE)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, one_line
+from manynodes.base.errors import OF_A_LINE, Refusal, one_line
 from manynodes.base.provenance import git_state, now, repository_of
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.checkpointing import incidents
@@ -78,7 +78,7 @@ def begin(
     aside = set_aside(folders) if changed else None
     if aside:
         line = "and nothing is saved, or named in snapshots; the files from before are in"
-        tell(one_line(f"starts over: {changed}, {line} {aside}", LONGEST - LONGEST_NAME))
+        tell(one_line(f"starts over: {changed}, {line} {aside}", OF_A_LINE))
     over = bool(aside) or resume == "fresh" or folders.finished.exists()
     if over:
         incidents.forget(folders.state)
@@ -101,7 +101,7 @@ def note_repository(folders: Folders, task: Task, tell: Callable[[str], None]) -
     if reason := repository.get("unknown"):
         what = "its changes are" if repository["commit"] else "its commit is"
         line = f"warning: the repository {repository['path']}: {what} not recorded: {reason}"
-        tell(one_line(line, LONGEST - LONGEST_NAME))
+        tell(one_line(line, OF_A_LINE))
     atomic.write_json(folders.state / REPOSITORY, {"repository": repository})
 
 

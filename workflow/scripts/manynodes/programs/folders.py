@@ -12,15 +12,7 @@ from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from manynodes.base import atomic
-from manynodes.base.errors import (
-    LONGEST,
-    LONGEST_NAME,
-    SHORTENED,
-    Refusal,
-    reason,
-    shortened,
-    shown,
-)
+from manynodes.base.errors import OF_A_LINE, SHORTENED, Refusal, reason, shortened, shown
 from manynodes.base.provenance import in_utc, now
 from manynodes.base.reading import is_file, parse_form, read_bytes
 from manynodes.checkpointing import incidents, replaced
@@ -214,7 +206,7 @@ def of_another_request(
     text = f" is of another run: ; undo that, or add --config {choices} {ALONE}"
     # As `one_line` shortens it, if it must.
     place = min(len(str(where)), SHORTENED)
-    changed = differences(before, request, LONGEST - LONGEST_NAME - len(text) - place)
+    changed = differences(before, request, OF_A_LINE - len(text) - place)
     return str(where) + text.replace(": ;", f": {changed};")
 
 
