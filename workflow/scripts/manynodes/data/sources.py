@@ -14,15 +14,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from manynodes.base.deadline import deadline
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import torchvision
 from manynodes.base.processes import end_with_parent
@@ -48,6 +47,26 @@ MOST_MEMBER = 50_000_000
 MOST_PIXELS = 10_000 * 32 * 32
 
 Arrays = dict[str, np.ndarray]
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread after so many seconds.
+
+    A socket's own time-out restarts with every byte, so a server that sends one byte a minute would
+    never reach it.
+    """
+
+    def give_up(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def official(spec: Dataset) -> Any:
