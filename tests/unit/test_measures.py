@@ -17,8 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import EventFileWriter as FileWriter
 
-from manynodes.base.bars import parts_of
-from manynodes.base.errors import Refusal
+from manynodes.base.errors import Refusal, parts_of
 from manynodes.checkpointing import incidents, replaced
 from manynodes.checkpointing.owner import acquire
 from manynodes.data.files import below, collect, fingerprint, read_files

@@ -28,6 +28,11 @@ MAKE = "your snakemake command, with --force"
 PASSWORD = re.compile(r"(://)[^/\s]*@")
 # Control sequences of a terminal, such as colours, and links; ECMA-48, 5.4.
 CONTROLS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+# tqdm's progress bar, also one without a known end, in front of a line that was printed meanwhile.
+BAR = re.compile(
+    r"^(?:[^|]*\d%\|[^|]*\| \S+ \[|(?:[^|]*: )?\d[\d.]*[A-Za-z]\w* \[\d+:[\d:]+, )"
+    r"[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*\](?=\s*\S)"
+)
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
@@ -52,6 +57,14 @@ def uncoloured(text: str) -> str:
         lambda found: "" if found[0][1] == "]" or found[0][-1] in "mKJhl" else " ", text
     )
     return plain.lstrip(" ") if text.startswith("\x1b") else plain
+
+
+def parts_of(text: str) -> tuple[str, ...]:
+    """A line that another program has written, apart from a progress bar in front of it that has
+    not ended its own.
+    """
+    bar = BAR.match(text)
+    return (text[: bar.end()], text[bar.end() :]) if bar else (text,)
 
 
 def printable(text: str) -> str:

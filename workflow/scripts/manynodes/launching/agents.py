@@ -17,8 +17,7 @@ from functools import partial
 from types import FrameType
 from typing import IO
 
-from manynodes.base.bars import parts_of
-from manynodes.base.errors import uncoloured
+from manynodes.base.errors import parts_of, uncoloured
 from manynodes.base.processes import STARTED, WARNINGS, end_with_parent, let_look, stat_of
 from manynodes.base.showing import show
 from manynodes.launching.endings import marked, unmarked

@@ -16,8 +16,7 @@ from threading import Lock
 from typing import Any, TypeGuard
 
 from manynodes.base import atomic
-from manynodes.base.bars import parts_of
-from manynodes.base.errors import Refusal, reason, shown, uncoloured
+from manynodes.base.errors import Refusal, parts_of, reason, shown, uncoloured
 from manynodes.base.reading import MOST, NotAFile, read_bytes
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import look
