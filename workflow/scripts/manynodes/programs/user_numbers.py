@@ -465,8 +465,9 @@ def by_count(
             given = {name: value for name, value in given.items() if name not in fixed}
         elif known_epoch(into) and known_epoch(given):
             anew += into["epoch"] != given["epoch"]
+        # Some programs fill what they have not measured with NaN.
         into |= {name: value for name, value in given.items()
-                 if value is not None and better(value, into[name])}  # fmt: skip
+                 if value is not None and (known(value) or not known(into[name]))}  # fmt: skip
     # Once, it may be a row after the last epoch.
     if count != "epoch" and anew > 1:
         refuse_anew(count)
@@ -544,13 +545,6 @@ def refuse_column(count: str, name: str) -> None:
 def known(value: float | None) -> TypeGuard[float]:
     """Whether it is a number, and not NaN."""
     return value is not None and not math.isnan(value)
-
-
-def better(value: float, before: float | None) -> bool:
-    """Whether a cell replaces an earlier one of its count: some programs fill what they have not
-    measured with NaN.
-    """
-    return known(value) or not known(before)
 
 
 def rises(rows: Sequence[Mapping[str, float]], name: str, restarts: int) -> bool:
