@@ -725,10 +725,6 @@ class LogRows:
     def in_order(self) -> list[Row]:
         return [self.rows[count] for count in sorted(self.rows)]
 
-    @property
-    def empty(self) -> Row:
-        return dict.fromkeys(self.columns)
-
     def take(self, line: str) -> None:
         """Look at a line."""
         for pattern in self.patterns:
@@ -752,7 +748,7 @@ class LogRows:
                         self.tell(count, len(self.rows))
                     self.rows = {key: old for key, old in self.rows.items() if key <= count}
                 self.begun = self.changed = True
-                old = self.rows.get(count, self.empty)
+                old = self.rows.get(count, dict.fromkeys(self.columns))
                 others = {name: value for name, value in row.items() if name not in counts}
                 self.anew.take(count, others, old)
                 if still and known_epoch(old) and known_epoch(row):
