@@ -254,7 +254,8 @@ def test_only_the_process_itself_is_known_to_be_there() -> None:
     assert not owner.is_gone(replace(mine, process=f"another-boot {machine[1]} 4194999 1"))
     assert owner.is_gone(replace(mine, process=" ".join([*machine, "4194999", "1"])))
     with subprocess.Popen(["sleep", "1e9"]) as ended:
-        process = " ".join([*machine, str(ended.pid), owner.started(ended.pid)])
+        start = processes.stat_of(ended.pid)[processes.STARTED]
+        process = " ".join([*machine, str(ended.pid), start])
         assert not owner.is_gone(replace(mine, process=process))
         ended.kill()
         # Nobody has asked for its status yet.

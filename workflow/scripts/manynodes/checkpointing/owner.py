@@ -351,13 +351,10 @@ def still_there(path: Path, record: Record) -> str:
 def this_process() -> str:
     """Identifies this process: boot of the machine, process namespace, number, start time."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getpid()} {started(os.getpid())}"
-
-
-def started(pid: int) -> str:
-    """Start time of a process, in clock ticks since the boot of the machine; see proc(5)."""
+    pid = os.getpid()
     # Not psutil: its create_time moves when the clock is set.
-    return stat_of(pid)[STARTED]
+    start = stat_of(pid)[STARTED]
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {pid} {start}"
 
 
 def is_gone(record: Record) -> bool:
