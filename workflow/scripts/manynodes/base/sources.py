@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
+from manynodes.base.provenance import LIBRARIES
 from manynodes.base.reading import read_bytes
 from manynodes.base.temporary import OURS as TEMPORARY
 from manynodes.base.temporary import SOURCES, temporary_folder
@@ -28,8 +29,6 @@ MOST_FILES = 1000
 IMPORT = re.compile(r"^[ \t]*(?:from|import)\b.*", re.MULTILINE)
 # Functions may import when they are called, so copies of sources stay until this process ends.
 COPIES = ExitStack()
-# Packages of ours that a module of the user's may be named like.
-OURS = ("classifier", "manynodes")
 atexit.register(COPIES.close)
 
 
@@ -181,7 +180,8 @@ def run_file(path: Path, names: Iterable[str] | None = None) -> ModuleType:
     except Exception as error:
         raise Refusal(user_error(error, path)) from None
     finally:
-        sys.modules.update({name: before[name] for name in OURS if name in before})
+        # A module of the user's may be named like one of ours.
+        sys.modules.update({name: before[name] for name in LIBRARIES if name in before})
     return module
 
 
