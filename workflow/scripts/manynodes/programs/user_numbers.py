@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from manynodes.base import atomic
 from manynodes.base.errors import Refusal, parts_of, reason, shown, uncoloured
-from manynodes.base.reading import MOST, NotAFile, read_bytes
+from manynodes.base.reading import MOST, read_bytes
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.owner import look
 from manynodes.experiment.log_lines import COUNTS, columns_of, patterns_of
@@ -238,7 +238,7 @@ def rows_in(path: Path, place: str) -> list[dict[str, Any]]:
                 found.append(row)
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ValueError("no list of objects")
-    except (OSError, ValueError, RecursionError, NotAFile, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise Refusal(f"metrics: {path}: {reason(error)}; correct the key metrics") from None
     return found
 
@@ -790,7 +790,7 @@ def read_user_result(folder: Path, given: str) -> bytes:
         found = inside(json.loads(read_bytes(paths[-1], MOST)), place)
         if not isinstance(found, dict):
             raise ValueError(f"no object at {place or 'its top'}")
-    except (OSError, ValueError, NotAFile, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"result: {paths[-1]}: {reason(error)}; correct the key result") from None
     kept = {
         key: value
