@@ -326,8 +326,6 @@ def tampered_tree(path: Path, draw: Draw, canary: Path) -> None:
 
 def hostile_tar(path: Path, draw: Draw, canary: Path) -> None:
     names = [
-        "package/data_batch_1.png",
-        "package/test_lables.json",
         "cifar-10-batches-py/data_batch_1",
         f"../{canary.name}",
         str(canary),
@@ -444,10 +442,6 @@ def list_table(results: Path) -> None:
     list_images(user_data, lambda _line: None)
 
 
-def read_npm(results: Path) -> None:
-    sources.read_npm(results / "x.tgz")
-
-
 def read_official(results: Path) -> None:
     """With the size and MD5 of this archive as the official ones."""
     work, archive = results / "work", results / "x.tgz"
@@ -542,7 +536,6 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/failure.json",
         lambda results: why_missing("seed~0", results / RUN),
     ),
-    "archive, npm": (hostile_tar, "x.tgz", read_npm),
     "archive, official": (hostile_tar, "x.tgz", read_official),
     "sums": (tampered_bytes, "fuzz/SHA256SUMS", lambda results: sums.changed(results / "fuzz")),
     "evaluated": (
