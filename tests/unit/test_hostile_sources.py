@@ -154,9 +154,8 @@ def test_an_archive_stays_in_its_folder_although_its_md5_is_right(tmp_path: Path
         sources.from_archive(
             type("Forged", (sources.official(DATASETS["cifar10"]),), right), archive, work
         )
-    assert (
-        sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*outside*")) == []
-    )
+    outside = [path for path in tmp_path.rglob("*outside*") if not path.is_relative_to(work)]
+    assert outside == []
     assert not Path("/tmp/ddp-outside").exists()
     assert all(
         path.is_dir() or (path.is_file() and not path.is_symlink()) for path in work.rglob("*")
