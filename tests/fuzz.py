@@ -55,9 +55,9 @@ from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
+from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.folder_of_images import list_images
-from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.origins import files_of, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
@@ -433,7 +433,7 @@ def import_arrays(results: Path) -> None:
     user_data = UserData("own", "arrays", str(results / "own.npz"), test_fraction=0.5)
     work = results / "imported"
     work.mkdir(exist_ok=True)
-    import_user_data(user_data, work, lambda _line: None)
+    from_arrays(user_data, work, lambda _line: None)
 
 
 def list_table(results: Path) -> None:

@@ -28,8 +28,8 @@ from classifier.models.classifier import build
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.data.user import pictures
+from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
-from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
 from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
@@ -907,7 +907,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         with suppress(Refusal):
-            import_user_data(user_data(path, "arrays", test_fraction=0.5), folder, print)
+            from_arrays(user_data(path, "arrays", test_fraction=0.5), folder, print)
 
 
 def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_path: Path) -> None:

@@ -177,12 +177,18 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def imported(user_data: UserData, work: Path) -> dict[str, Any]:
-    """Write the arrays of the user's own images; returns what their manifest says about them."""
-    # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
-    from manynodes.data.user.importing import import_user_data
+    """Write the arrays of the user's own images; returns what their manifest says about them.
 
-    user_data.refuse_missing()
-    return import_user_data(user_data, work, lambda line: tell(one_line(line)))
+    Raises:
+        Refusal: they cannot be used.
+    """
+    # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
+    from manynodes.data.user.arrays import from_arrays
+    from manynodes.data.user.folder_of_images import from_folder
+    from manynodes.data.user.function import from_python
+
+    of_kind = {"folder": from_folder, "arrays": from_arrays, "python": from_python}
+    return of_kind[user_data.kind](user_data, work, lambda line: tell(one_line(line)))
 
 
 def publish(about: dict[str, Any], work: Path, folder: Path) -> None:
