@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -30,7 +31,9 @@ from manynodes.data.folder import DataFolder
 from manynodes.data.user import pictures
 from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
+from manynodes.data.user.folder_of_images import list_images, write_extra
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
+from manynodes.data.user.writing import write_labels
 from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
 from programs import SCRIPTS, program
@@ -714,6 +717,41 @@ def test_a_folder_that_cannot_be_used(
     subprocess.run(["cp", "-r", shapes, tmp_path / "images"], check=True)
     root = broken(tmp_path / "images", change)
     assert line in refused(user_data(root, **keys), tmp_path / "data")
+
+
+def test_what_is_told_does_not_depend_on_the_order_of_a_folder(
+    shapes: Path, tmp_path: Path
+) -> None:
+    """Each file system lists names in an order of its own."""
+
+    def made(root: Path, names: list[str]) -> UserData:
+        for name in np.random.default_rng(0).permutation(names).tolist():
+            (root / name).mkdir(parents=True)
+        return user_data(root, test_fraction=0.2)
+
+    for name, line in (("train", "is no class; rename it to train"), ("thumbs", "may be a class")):
+        spelled = map("".join, itertools.product(*zip(name, name.upper(), strict=True)))
+        wrong = made(tmp_path / name, [each for each in spelled if each != name])
+        with pytest.raises(Refusal, match=f"/{name.upper()} {line}"):
+            list_images(wrong, print)
+    copy = Path(shutil.copytree(shapes / "train", tmp_path / "images"))
+    told: list[str] = []
+    list_images(made(copy, [f".{number:02}" for number in range(30)]), told.append)
+    assert told[0].endswith("30 hidden names, and folders of previews or deleted files, were left "
+                            "out: .00, .01, .02, …")  # fmt: skip
+
+
+def test_a_disk_that_fills_up_while_labels_and_weights_are_written_is_named(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    declared, paths = user_data(tmp_path), [Path(str(number)) for number in range(2000)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_labels(declared, tmp_path, "ab", {"train": [0, 1] * 1000}, print)
+        with pytest.raises(OSError, match="File too large"):
+            write_extra(tmp_path, paths, {"weights": dict.fromkeys(paths, 1.0)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def good_arrays() -> dict[str, np.ndarray]:

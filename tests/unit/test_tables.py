@@ -140,6 +140,16 @@ def test_a_table_that_cannot_be_used(
     assert line in refused(flat, tmp_path / "data", table=str(table))
 
 
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_the_first_empty_cell_of_a_row_is_told(flat: Path, tmp_path: Path, seed: str) -> None:
+    """Whatever the order of a set, which depends on the seed."""
+    table = changed(tmp_path / "labels.csv", {"camera": "group", FIRST: f"{FIRST[:26]},,"})
+    data = UserData("shapes", "folder", str(flat), table=str(table))
+    done = program("fetch", "--dataset", "shapes", "--user-data", data.to_json(),
+                   "--output", tmp_path / "data", env=os.environ | {"PYTHONHASHSEED": seed})  # fmt: skip
+    assert done.stderr.endswith("line 2: has no split\n")
+
+
 def test_test_images_of_a_table_may_lack_a_class_but_not_all_but_one(
     flat: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ from manynodes.data.folder import (
     content_sha256,
     refuse_wrong_content,
     whole_sha256,
+    write_array,
 )
 from manynodes.data.user import origins
 from manynodes.data.user.declaration import UserData
@@ -157,12 +158,7 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     source, arrays = first_working_source(args, work)
     spec = DATASETS[args.dataset]
     for name in ARRAYS:
-        with (work / f"{name}.npy").open("wb") as file:
-            # Not np.save, whose error on a full disk gives no cause: "n requested and m written".
-            np.lib.format.write_array_header_1_0(
-                file, np.lib.format.header_data_from_array_1_0(arrays[name])
-            )
-            file.write(np.ascontiguousarray(arrays[name]).data)
+        write_array(work / f"{name}.npy", arrays[name])
     return {
         "dataset": args.dataset,
         "source": source,

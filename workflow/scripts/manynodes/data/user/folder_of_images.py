@@ -20,6 +20,7 @@ import numpy as np
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.data.datasets import EXTRA
+from manynodes.data.folder import write_array
 from manynodes.data.user.declaration import (
     BY_FOLDER,
     PREVIEWS,
@@ -288,7 +289,7 @@ def write_extra(
             number = {name: place for place, name in enumerate(sorted({*column}))}
             column = [number[name] for name in column]
         name, dtype = EXTRA[key]
-        np.save(folder / f"{name}.npy", np.array(column, dtype))
+        write_array(folder / f"{name}.npy", np.array(column, dtype))
 
 
 def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
@@ -416,7 +417,7 @@ def class_folders(folder: Path) -> dict[str, Path]:
     Raises:
         Refusal: there is none, or a name cannot be shown, is there twice, or may be no class's.
     """
-    for path in folder.iterdir():
+    for path in sorted(folder.iterdir()):
         if path.name.lower() in PREVIEWS and path.is_dir():
             raise Refusal(
                 f"dataset.folder: {path} may be a class or previews; rename it; names with a dot "
@@ -492,7 +493,8 @@ class Search:
                 f"{names}"
             )
         for place in places:
-            self.unwanted += [path.name for path in place.iterdir() if not is_wanted(path.name)]
+            found = sorted(path.name for path in place.iterdir())
+            self.unwanted += [name for name in found if not is_wanted(name)]
         if self.unwanted:
             tell(
                 f"warning: {len(self.unwanted):,} hidden names, and folders of previews or deleted "
@@ -522,13 +524,13 @@ class Search:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Those that can be of a data set.
+    """Those that can be of a data set, sorted.
 
     Raises:
         Refusal: a link leads to nothing.
     """
     found = []
-    for entry in os.scandir(folder):
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if is_wanted(entry.name):
             refuse_dangling(Path(entry.path))
             if entry.is_dir():
