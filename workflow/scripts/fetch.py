@@ -66,7 +66,6 @@ def main() -> None:
             # The leftovers of a killed fetch occupy space that this one needs.
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            atomic.remove_leftovers(args.output)
             if not args.user_data:
                 refuse_full_disk(args.output, DATASETS[args.dataset].room)
             with (
