@@ -55,7 +55,7 @@ def importing(edge: int, folder: Path) -> Callable[[], None]:
     from manynodes.data.user.declaration import UserData
 
     # `fetch` imports it when it needs it.
-    import_module("manynodes.data.user.importing")
+    import_module("manynodes.data.user.folder_of_images")
     output = folder.with_suffix(".imported")
     shutil.rmtree(output, ignore_errors=True)
     (output / "work").mkdir(parents=True)

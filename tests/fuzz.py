@@ -55,9 +55,9 @@ from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
+from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.folder_of_images import list_images
-from manynodes.data.user.importing import import_user_data
 from manynodes.data.user.origins import files_of, write_origins
 from manynodes.data.user.pictures import Unreadable, read_header, read_image
 from manynodes.experiment.config import Experiment, read_run
@@ -326,8 +326,6 @@ def tampered_tree(path: Path, draw: Draw, canary: Path) -> None:
 
 def hostile_tar(path: Path, draw: Draw, canary: Path) -> None:
     names = [
-        "package/data_batch_1.png",
-        "package/test_lables.json",
         "cifar-10-batches-py/data_batch_1",
         f"../{canary.name}",
         str(canary),
@@ -435,17 +433,13 @@ def import_arrays(results: Path) -> None:
     user_data = UserData("own", "arrays", str(results / "own.npz"), test_fraction=0.5)
     work = results / "imported"
     work.mkdir(exist_ok=True)
-    import_user_data(user_data, work, lambda _line: None)
+    from_arrays(user_data, work, lambda _line: None)
 
 
 def list_table(results: Path) -> None:
     table = str(results / "labels.csv")
     user_data = UserData("own", "folder", str(results / "table"), table=table, test_fraction=0.5)
     list_images(user_data, lambda _line: None)
-
-
-def read_npm(results: Path) -> None:
-    sources.read_npm(results / "x.tgz")
 
 
 def read_official(results: Path) -> None:
@@ -542,7 +536,6 @@ READERS: dict[str, tuple[Callable[[Path, Draw, Path], None], str, Callable[[Path
         f"{RUN}/failure.json",
         lambda results: why_missing("seed~0", results / RUN),
     ),
-    "archive, npm": (hostile_tar, "x.tgz", read_npm),
     "archive, official": (hostile_tar, "x.tgz", read_official),
     "sums": (tampered_bytes, "fuzz/SHA256SUMS", lambda results: sums.changed(results / "fuzz")),
     "evaluated": (

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from forked import SCRIPTS, server
+from manynodes.data.folder import DataFolder
+from manynodes.data.user.declaration import UserData
 
 ROOT = Path(__file__).resolve().parents[1]
 # Runs a program and kills it right before one of its changes of a folder.
@@ -30,6 +32,36 @@ def fetch_from(url: str, output: Path) -> subprocess.CompletedProcess[str]:
     """Fetch CIFAR-10 from an address."""
     source = ["--source", "url", "--url", url]
     return program("fetch", "--dataset", "cifar10", *source, "--output", output)
+
+
+def import_own(data: UserData, output: Path, **options) -> subprocess.CompletedProcess[str]:
+    """Import images of the user's own.
+
+    Args:
+        options: as of `program`.
+    """
+    declared = ["--dataset", data.name, "--user-data", data.to_json()]
+    return program("fetch", *declared, "--output", output, **options)
+
+
+def imported(data: UserData, output: Path) -> DataFolder:
+    """What is imported of them."""
+    done = import_own(data, output)
+    assert done.returncode == 0, done.stderr
+    folder = DataFolder.read(output)
+    folder.refuse_changed("train", "test")
+    return folder
+
+
+def refused_import(data: UserData, output: Path) -> str:
+    """The line with which their import is refused, without its beginning."""
+    done = import_own(data, output)
+    assert done.returncode == 1, done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert len(last) <= 200
+    assert "Traceback" not in done.stderr
+    assert not (output / "manifest.json").exists()
+    return last.removeprefix("fetch: ")
 
 
 def shell(name: str, *arguments: object) -> str:

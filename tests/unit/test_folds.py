@@ -13,11 +13,12 @@ from classifier.training.splits import fold_split
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
+from manynodes.data.user.declaration import UserData
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import page
 from manynodes.reporting.difference import difference
 from manynodes.reporting.numbers import added_up, judged_together
-from programs import SCRIPTS, program
+from programs import SCRIPTS, imported, program
 from trainings import complete
 
 HOW = {"dataset": "mine", "folds": 3, "fold": 1, "epochs": 2, "checkpoint_every": 0}
@@ -73,14 +74,7 @@ def mine(digits: Path, place: Path, black: bool) -> Path:
     if black:
         images[fold_split(labels, 3, 1, 0)[1]] = 0
     np.save(place / "train_images.npy", images)
-    declared = json.dumps(
-        {"name": "mine", "kind": "arrays", "path": str(place), "image_size": None}
-    )
-    done = program(
-        "fetch", "--dataset", "mine", "--user-data", declared, "--output", place / "data"
-    )
-    assert done.returncode == 0, done.stderr
-    return place / "data"
+    return imported(UserData("mine", "arrays", str(place)), place / "data").path
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from manynodes.data.user.declaration import UserData
 from manynodes.data.user.origins import files_of
 from manynodes.experiment.config import Experiment, Run
 from pictures import CLASSES, write_folder
-from programs import program
+from programs import import_own, program, refused_import
 from trainings import Training, complete, complete_on_ranks, newest_place, result
 
 
@@ -133,8 +133,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def imported(source: Path, output: Path, table: str = "labels.csv") -> DataFolder:
     keys = {"table": str(source.with_name(table))}
-    declared = UserData("mine", "folder", str(source), **keys).to_json()
-    done = program("fetch", "--dataset", "mine", "--user-data", declared, "--output", output)
+    done = import_own(UserData("mine", "folder", str(source), **keys), output)
     assert done.returncode == 0, done.stderr
     assert (f"{table} weights the training images in the loss" in done.stderr) == (
         "weight" in source.with_name(table).read_text()
@@ -200,13 +199,11 @@ def test_a_weight_that_is_none_is_refused_with_its_row(source: Path, tmp_path, t
     lines[row] = lines[row].removesuffix("0.25") + f'"{text}"'
     source.with_name("bad.csv").write_text("\n".join(lines))
     keys = {"table": str(source.with_name("bad.csv"))}
-    declared = UserData("mine", "folder", str(source), **keys).to_json()
-    done = program("fetch", "--dataset", "mine", "--user-data", declared, "--output", tmp_path)
-    assert done.returncode == 1
     line = (
         f'bad.csv, line {row + 1}: the weight "{text}" is not a number from 0.000001 to 1,000,000'
     )
-    assert done.stderr.splitlines()[-1].endswith(line)
+    refused = refused_import(UserData("mine", "folder", str(source), **keys), tmp_path / "mine")
+    assert refused.endswith(line)
 
 
 # Two steps an epoch; what is drawn and mixed takes the weights along.

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from manynodes.base.errors import Refusal
 from manynodes.data import sources
 from manynodes.data.addresses import Redirects
 from manynodes.data.datasets import DATASETS
-from npm_package import npm_members, package
 from programs import fetch_from
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/gzip\r\n\r\n"
@@ -156,41 +154,12 @@ def test_an_archive_stays_in_its_folder_although_its_md5_is_right(tmp_path: Path
         sources.from_archive(
             type("Forged", (sources.official(DATASETS["cifar10"]),), right), archive, work
         )
-    assert (
-        sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*outside*")) == []
-    )
+    outside = [path for path in tmp_path.rglob("*outside*") if not path.is_relative_to(work)]
+    assert outside == []
     assert not Path("/tmp/ddp-outside").exists()
     assert all(
         path.is_dir() or (path.is_file() and not path.is_symlink()) for path in work.rglob("*")
     )
-
-
-def picture(form: str, size: tuple[int, int]) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size).save(file, form)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        # Pillow would give it to Ghostscript.
-        ("data_batch_1.png", picture("EPS", (32, 32))),
-        ("data_batch_1.png", picture("BMP", (1024, 10))),
-        ("data_batch_1.png", picture("PNG", (10240, 1001))),
-        ("test_lables.json", b"[" * 100_000),
-        ("test_lables.json", b'{"a": 1}'),
-        ("test_lables.json", b"[NaN]"),
-        ("test_lables.json", b" " * (sources.MOST_MEMBER + 1)),
-    ],
-    ids=["EPS", "BMP", "too many pixels", "deep", "an object", "no number", "too large"],
-)
-def test_a_package_with_something_else_in_it_is_refused(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
-    path = package(tmp_path / "p.tgz", npm_members() | {f"package/{name}": content})
-    with pytest.raises(Refusal, match="is truncated or not the package"):
-        sources.read_npm(path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import leftovers
 from manynodes.data.user.declaration import UserData
-from programs import SCRIPTS, program
+from programs import SCRIPTS, import_own
 
 pytestmark = pytest.mark.faults
 
@@ -52,16 +52,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         some[:] = random.integers(0, 256, some.shape, np.uint8)
     del images
     images, labels = (str(folder / f"{name}.npy") for name in ("images", "labels"))
-    user_data = UserData("large", "arrays", images, labels=labels, test_fraction=0.05)
-    done = program(
-        "fetch",
-        "--dataset",
-        "large",
-        "--user-data",
-        user_data.to_json(),
-        "--output",
-        folder / "data",
-    )
+    data = UserData("large", "arrays", images, labels=labels, test_fraction=0.05)
+    done = import_own(data, folder / "data")
     assert done.returncode == 0, done.stderr
     (folder / "images.npy").unlink()
     (folder / "net.py").write_text(NET)

@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 
 from manynodes.base.errors import Refusal
-from manynodes.data.folder import DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.data.user.origins import files_of
 from manynodes.data.user.pictures import read_image
 from pictures import CLASSES, write_folder
-from programs import program
-
-
-def fetch(user_data: UserData, output: Path) -> DataFolder:
-    done = program(
-        "fetch", "--dataset", "shapes", "--user-data", user_data.to_json(), "--output", output
-    )
-    assert done.returncode == 0, done.stderr
-    return DataFolder.read(output)
+from programs import imported
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -39,7 +30,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_row_is_the_file_that_it_names(shapes: Path, tmp_path: Path) -> None:
-    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    folder = imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     found = rows_of(folder.path / "files.csv")
     assert list(found[0]) == ["split", "row", "class", "path"]
     assert len(found) == 48
@@ -56,12 +47,12 @@ def test_every_row_is_the_file_that_it_names(shapes: Path, tmp_path: Path) -> No
 
 def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None:
     """An import of an earlier version stays what it is, and one of arrays leaves no old names."""
-    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    folder = imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     assert "files.csv" not in folder.manifest["files"]
     before = (folder.path / "manifest.json").read_bytes()
     (folder.path / "files.csv").unlink()
     assert files_of(folder, "test") == []
-    fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     assert (folder.path / "manifest.json").read_bytes() == before
     assert (folder.path / "files.csv").exists()
     content = {
@@ -70,7 +61,7 @@ def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None
         for what, array in zip(("images", "labels"), folder.split(split), strict=True)
     }
     np.savez(tmp_path / "shapes.npz", **content)
-    fetch(UserData("shapes", "arrays", str(tmp_path / "shapes.npz")), tmp_path / "data")
+    imported(UserData("shapes", "arrays", str(tmp_path / "shapes.npz")), tmp_path / "data")
     assert not (folder.path / "files.csv").exists()
 
 
@@ -82,7 +73,7 @@ def test_the_names_are_no_part_of_the_data(shapes: Path, tmp_path: Path) -> None
     (lambda text: text.encode("utf-16"), "codec can't decode"),
 ])  # fmt: skip
 def test_names_of_other_images_are_refused(shapes: Path, tmp_path: Path, change, line) -> None:
-    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    folder = imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     path = folder.path / "files.csv"
     changed = change(path.read_text(encoding="utf-8"))
     path.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
@@ -91,7 +82,7 @@ def test_names_of_other_images_are_refused(shapes: Path, tmp_path: Path, change,
 
 
 def test_a_file_of_a_terabyte_is_not_read(shapes: Path, tmp_path: Path) -> None:
-    folder = fetch(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
+    folder = imported(UserData("shapes", "folder", str(shapes)), tmp_path / "data")
     os.truncate(folder.path / "files.csv", 10**12)
     with pytest.raises(Refusal, match=r"files.csv is damaged \(has 1,000,000,000,000 bytes, "):
         files_of(folder, "test")

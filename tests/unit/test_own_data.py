@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -28,41 +29,18 @@ from classifier.models.classifier import build
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.data.user import pictures
+from manynodes.data.user.arrays import from_arrays
 from manynodes.data.user.declaration import UserData
-from manynodes.data.user.importing import import_user_data
+from manynodes.data.user.folder_of_images import list_images, write_extra
 from manynodes.data.user.pictures import Unreadable, read_header, read_image, scans
+from manynodes.data.user.writing import write_labels
 from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
-from programs import SCRIPTS, program
+from programs import SCRIPTS, import_own, imported, program, refused_import
 
 
 def user_data(path: Path, kind: str = "folder", **keys: Any) -> UserData:
     return UserData("shapes", kind, str(path), **keys)
-
-
-def fetch(user_data: UserData, output: Path) -> subprocess.CompletedProcess[str]:
-    return program(
-        "fetch", "--dataset", "shapes", "--user-data", user_data.to_json(), "--output", output
-    )
-
-
-def imported(user_data: UserData, output: Path) -> DataFolder:
-    done = fetch(user_data, output)
-    assert done.returncode == 0, done.stderr
-    folder = DataFolder.read(output)
-    folder.refuse_changed("train", "test")
-    return folder
-
-
-def refused(user_data: UserData, output: Path) -> str:
-    """The line with which an import is refused, without its beginning."""
-    done = fetch(user_data, output)
-    assert done.returncode == 1, done.stdout
-    last = done.stderr.strip().splitlines()[-1]
-    assert len(last) <= 200
-    assert "Traceback" not in done.stderr
-    assert not (output / "manifest.json").exists()
-    return last.removeprefix("fetch: ")
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +81,7 @@ def test_folder_arrays_and_function_give_the_same_arrays(shapes: Path, tmp_path:
 def test_the_same_folder_gives_the_same_bytes_again(shapes: Path, tmp_path: Path) -> None:
     one, other = (imported(user_data(shapes, image_size=(20, 30)), tmp_path / n) for n in "ab")
     assert one.manifest == other.manifest
+    assert "in_train" not in one.manifest
     assert one.image_shape == (20, 30, 1)
 
 
@@ -184,7 +163,7 @@ def test_images_of_16_bits_that_use_only_12_are_told(tmp_path, level: int, dark:
     )
     for kind, path in (("folder", "images"), ("python", "load.py:load")):
         path, _, function = path.partition(":")
-        done = fetch(user_data(tmp_path / path, kind, function=function), tmp_path / kind)
+        done = import_own(user_data(tmp_path / path, kind, function=function), tmp_path / kind)
         assert done.returncode == 0, done.stderr
         assert (line in done.stderr) == dark
         assert ("are dark" in done.stderr) == dark
@@ -201,7 +180,7 @@ def test_damaged_images_are_named_or_left_out(shapes: Path, tmp_path: Path) -> N
     (copy / "test/stripes/000.png").unlink()
     os.mkfifo(copy / "test/stripes/000.png")
     (copy / "train/circle/notes.txt").write_text("x")
-    line = refused(user_data(copy), tmp_path / "data")
+    line = refused_import(user_data(copy), tmp_path / "data")
     # The headers are read first, so a truncated image is found later.
     assert line == (
         "2 images are unreadable: train/circle/000.png (not an image), test/stripes/000.png (is "
@@ -237,13 +216,15 @@ def test_equal_images_in_train_and_test_are_counted(shapes: Path, tmp_path: Path
     subprocess.run(["cp", "-r", shapes, copy], check=True)
     for number in (0, 1):
         os.link(copy / f"train/cross/{number:03}.png", copy / f"test/cross/again{number}.png")
-    done = fetch(user_data(copy), tmp_path / "data")
+    done = import_own(user_data(copy), tmp_path / "data")
     assert done.returncode == 0
     assert "fetch: warning: 2 of the 14 test images are in the train split too" in done.stderr
-    assert "copies" not in DataFolder.read(tmp_path / "data").manifest
+    manifest = DataFolder.read(tmp_path / "data").manifest
+    assert manifest["in_train"] == {"same": 2, "similar": 0}
+    assert "copies" not in manifest
     os.link(copy / "train/cross/002.png", copy / "train/cross/again.png")
     os.link(copy / "train/cross/002.png", copy / "train/circle/again.png")
-    done = fetch(user_data(copy), tmp_path / "data")
+    done = import_own(user_data(copy), tmp_path / "data")
     manifest = DataFolder.read(tmp_path / "data").manifest
     line = f"fetch: warning: 2 of the {manifest['images']['train']} train images are copies of "
     assert f"{line}others, " in done.stderr
@@ -273,7 +254,7 @@ def test_the_same_photographs_in_another_size_or_quality_are_counted(
         with Image.open(photographs / f"train/cat/{number}.png") as image:
             image.resize((80, 60)).save(photographs / f"test/cat/small{number}.png")
             image.save(photographs / f"test/cat/rough{number}.jpg", quality=40)
-    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = import_own(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     line = (
         r"fetch: warning: 4 of the 12 test images are almost the same as one of train, such as "
         r"test/cat/(small|rough)(\d)\.\w+ and train/cat/\2\.png; "
@@ -291,7 +272,7 @@ def test_gradients_and_small_pictures_are_not_taken_for_copies(tmp_path: Path) -
                 image = np.clip(ground + rng.normal(0, 3, (96, 96)), 0, 255).astype(np.uint8)
                 Image.fromarray(image).save(tmp_path / "ramps" / split / name / f"{number}.png")
     for images in (tmp_path / "ramps", write_folder(tmp_path / "shapes", 12, 4, (96, 96))):
-        done = fetch(user_data(images), tmp_path / "data")
+        done = import_own(user_data(images), tmp_path / "data")
         assert done.returncode == 0, done.stderr
         assert "almost the same" not in done.stderr
 
@@ -307,7 +288,7 @@ def test_what_systems_put_among_images_is_left_out(photographs: Path, tmp_path: 
         (photographs / folder).mkdir(parents=True)
         shutil.copy(image, photographs / folder)
     shutil.copy(image, photographs / "train/dog/._0.png")
-    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = import_own(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     after = DataFolder.read(tmp_path / "data")
     assert after.sha256 == before.sha256
     assert after.manifest["class_names"] == ["cat", "dog"]
@@ -332,7 +313,9 @@ def test_a_class_is_not_lost_or_made_by_its_name(
 ) -> None:
     root = broken(photographs, change)
     fraction = None if (root / "train").is_dir() else 0.2
-    found = refused(user_data(root, image_size=(96, 96), test_fraction=fraction), tmp_path / "data")
+    found = refused_import(
+        user_data(root, image_size=(96, 96), test_fraction=fraction), tmp_path / "data"
+    )
     assert line in found
 
 
@@ -342,7 +325,7 @@ def test_links_lead_to_images_but_not_up(photographs: Path, tmp_path: Path) -> N
     (photographs / "train/cat/above").symlink_to(tmp_path)
     (photographs / "train/dog/all").symlink_to("..")
     (photographs / "test/dog/copies").symlink_to("../../train/dog")
-    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = import_own(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
     assert "under another name: train/cat/above, train/cat/root, train/dog/all, …" in done.stderr
 
@@ -356,7 +339,7 @@ def test_a_folder_with_two_names_counts_once(photographs: Path, tmp_path: Path) 
     (photographs / "train/cat/b").symlink_to(tmp_path / "more")
     # Sorted before both: a class has its own folder, whatever leads there.
     (photographs / "train/cat/all").symlink_to("../dog")
-    done = fetch(images, tmp_path / "data")
+    done = import_own(images, tmp_path / "data")
     assert DataFolder.read(tmp_path / "data").sha256 == before.sha256
     assert before.manifest["images"] == {"train": 21, "test": 8}
     assert "are there under another name: train/cat/all, train/cat/b" in done.stderr
@@ -366,7 +349,7 @@ def test_images_that_are_in_no_class_are_told(photographs: Path, tmp_path: Path)
     (photographs / "test").rename(photographs / "val")
     subprocess.run(["cp", "-r", photographs / "val", photographs / "test"], check=True)
     shutil.copy(photographs / "train/cat/0.png", photographs / "train/beside.png")
-    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = import_own(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert f"warning: 1 images in {photographs}/train itself are in no class" in done.stderr
     assert "warning: not used: val/ (8 images) in " in done.stderr
 
@@ -379,7 +362,7 @@ def test_a_class_is_one_in_either_form_of_unicode(photographs: Path, tmp_path: P
     folder = imported(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert folder.manifest["class_names"] == ["dog", "größe"]
     (photographs / "train" / unicodedata.normalize("NFD", "größe")).mkdir()
-    line = refused(user_data(photographs, image_size=(96, 96)), tmp_path / "other")
+    line = refused_import(user_data(photographs, image_size=(96, 96)), tmp_path / "other")
     assert re.search('has two folders "gr.*e", in different forms of Unicode; merge them', line)
 
 
@@ -415,7 +398,7 @@ def test_what_a_decoder_warns_of_names_the_files(photographs: Path, tmp_path: Pa
     for number, exif in enumerate((cut, cut, b"Exif\0\0damaged, and long")):
         with Image.open(photographs / f"train/cat/{number}.png") as image:
             image.save(photographs / f"train/cat/x{number}.jpg", exif=exif)
-    done = fetch(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
+    done = import_own(user_data(photographs, image_size=(96, 96)), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     line = r"fetch: warning: 2 images: Corrupt EXIF data.*: train/cat/x[01]\.jpg, train/cat/x[01]"
     assert re.search(line, done.stderr), done.stderr
@@ -432,7 +415,7 @@ def test_what_libtiff_and_pillow_s_log_say_names_the_files(
             image.save(path, tiffinfo={0x0112: 1}, compression="tiff_lzw")
         path.write_bytes(with_tag(path.read_bytes(), 0x0112, turn))
     images = user_data(photographs, image_size=(96, 96))
-    done = fetch(images, tmp_path / "data")
+    done = import_own(images, tmp_path / "data")
     assert done.returncode == 0, done.stderr
     line = r"fetch: warning: 2 images: _TIFFVSetField: .*: train/cat/x\d\.tif, train/cat/x\d\.tif"
     assert re.search(line, done.stderr), done.stderr
@@ -440,7 +423,7 @@ def test_what_libtiff_and_pillow_s_log_say_names_the_files(
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2].ljust(len(content), b"\xff"))
     (photographs / "train/cat/deep.tif").write_bytes(with_tag(content, 277, 999))
-    done = fetch(images, tmp_path / "other")
+    done = import_own(images, tmp_path / "other")
     assert done.returncode == 1
     assert "2 images are unreadable: " in done.stderr
     assert all(line.startswith("fetch: ") for line in done.stderr.splitlines()), done.stderr
@@ -568,7 +551,7 @@ def test_images_of_a_function_are_turned_whether_loaded_or_not(
         "            yield image, label\n"
         "    yield Image.open(FOLDER / 'damaged.jpg').resize((120, 160)), 0\n"
     )
-    done = fetch(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
+    done = import_own(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     images, _ = DataFolder.read(tmp_path / "data").split("train")
     upright = read_image(tmp_path / "upright.png", None, 3).astype(int)
@@ -701,6 +684,8 @@ def broken(root: Path, *change: str) -> Path:
     ("mv train a; mv test b", {}, "has no train/ and test/; if its folders are classes"),
     ("rm test/cross/*", {}, 'the class "cross" has no test images in'),
     ("mkdir train/none", {}, 'the class "none" has no train images in'),
+    ("rm -r test; mv train/* .; rmdir train; mv cross/000.png .; rm cross/*; mv 000.png cross",
+     {"test_fraction": 0.2}, 'the class "cross" has no test images in'),
     ("mkdir test/more", {}, "test/more is a class that"),
     ("rm -r train/* test/*", {}, "has no folders; each class needs one"),
     ("true", {"test_fraction": 0.2}, "has test/ already; leave test_fraction out"),
@@ -713,7 +698,42 @@ def test_a_folder_that_cannot_be_used(
     Image.new("L", (9, 9)).save(tmp_path / "other.png")
     subprocess.run(["cp", "-r", shapes, tmp_path / "images"], check=True)
     root = broken(tmp_path / "images", change)
-    assert line in refused(user_data(root, **keys), tmp_path / "data")
+    assert line in refused_import(user_data(root, **keys), tmp_path / "data")
+
+
+def test_what_is_told_does_not_depend_on_the_order_of_a_folder(
+    shapes: Path, tmp_path: Path
+) -> None:
+    """Each file system lists names in an order of its own."""
+
+    def made(root: Path, names: list[str]) -> UserData:
+        for name in np.random.default_rng(0).permutation(names).tolist():
+            (root / name).mkdir(parents=True)
+        return user_data(root, test_fraction=0.2)
+
+    for name, line in (("train", "is no class; rename it to train"), ("thumbs", "may be a class")):
+        spelled = map("".join, itertools.product(*zip(name, name.upper(), strict=True)))
+        wrong = made(tmp_path / name, [each for each in spelled if each != name])
+        with pytest.raises(Refusal, match=f"/{name.upper()} {line}"):
+            list_images(wrong, print)
+    copy = Path(shutil.copytree(shapes / "train", tmp_path / "images"))
+    told: list[str] = []
+    list_images(made(copy, [f".{number:02}" for number in range(30)]), told.append)
+    assert told[0].endswith("30 hidden names, and folders of previews or deleted files, were left "
+                            "out: .00, .01, .02, …")  # fmt: skip
+
+
+def test_a_disk_that_fills_up_while_labels_and_weights_are_written_is_named(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    declared, paths = user_data(tmp_path), [Path(str(number)) for number in range(2000)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_labels(declared, tmp_path, "ab", {"train": [0, 1] * 1000}, print)
+        with pytest.raises(OSError, match="File too large"):
+            write_extra(tmp_path, paths, {"weights": dict.fromkeys(paths, 1.0)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def good_arrays() -> dict[str, np.ndarray]:
@@ -745,7 +765,7 @@ def good_arrays() -> dict[str, np.ndarray]:
 def test_arrays_that_cannot_be_used(tmp_path: Path, change: dict, line: str) -> None:
     np.savez(tmp_path / "x.npz", **good_arrays() | change)
     wanted = user_data(tmp_path / "x.npz", "arrays", test_fraction=0.5)
-    assert line in refused(wanted, tmp_path / "data")
+    assert line in refused_import(wanted, tmp_path / "data")
 
 
 def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
@@ -754,7 +774,7 @@ def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "images.npy").write_bytes(content)
     (tmp_path / "labels.npy").write_bytes(content)
     wanted = user_data(tmp_path, "arrays", test_fraction=0.5)
-    assert "images.npy is not an array" in refused(wanted, tmp_path / "data")
+    assert "images.npy is not an array" in refused_import(wanted, tmp_path / "data")
 
 
 def test_which_arrays_are_meant_is_asked(tmp_path: Path) -> None:
@@ -762,14 +782,14 @@ def test_which_arrays_are_meant_is_asked(tmp_path: Path) -> None:
     splits = {f"{split}_{name}": arrays[name] for split in ("train", "test") for name in arrays}
     np.savez(tmp_path / "x.npz", **arrays, **splits)
     line = "has train_images and images; keep those that are meant"
-    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused_import(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
     with (
         zipfile.ZipFile(tmp_path / "x.npz", "a") as archive,
         pytest.warns(UserWarning, match="Duplicate"),
     ):
         archive.writestr("images.npy", b"other")
     line = "has images.npy twice; keep one"
-    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused_import(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
 
 
 def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:
@@ -777,7 +797,7 @@ def test_train_and_test_arrays_have_one_type(tmp_path: Path) -> None:
     splits = {"train_images": images, "train_labels": labels, "test_labels": labels}
     np.savez(tmp_path / "x.npz", **splits, test_images=images.astype(np.uint8))
     line = "train images are float64, test images are uint8; save both with the same type"
-    assert line in refused(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
+    assert line in refused_import(user_data(tmp_path / "x.npz", "arrays"), tmp_path / "data")
 
 
 def test_pixels_of_32_bits_are_taken_as_they_are_or_refused(tmp_path: Path) -> None:
@@ -855,14 +875,14 @@ def test_arrays_with_another_range_in_test_are_told(tmp_path: Path) -> None:
     for factor, told in ((1, False), (0.01, True)):
         test = {"test_images": given["images"] * factor, "test_labels": given["labels"]}
         np.savez(tmp_path / "a.npz", **train, **test)
-        done = fetch(user_data(tmp_path / "a.npz", "arrays"), tmp_path / "data")
+        done = import_own(user_data(tmp_path / "a.npz", "arrays"), tmp_path / "data")
         assert done.returncode == 0, done.stderr
         assert ("bring both to one range" in done.stderr) == told
 
 
 def test_arrays_that_are_not_used_are_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **good_arrays(), heights=np.ones(8), val_images=np.ones(3))
-    done = fetch(user_data(tmp_path / "x.npz", "arrays", test_fraction=0.5), tmp_path / "data")
+    done = import_own(user_data(tmp_path / "x.npz", "arrays", test_fraction=0.5), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     assert "fetch: warning: not used: the arrays heights, val_images in " in done.stderr
 
@@ -876,7 +896,7 @@ def test_a_function_with_another_range_in_test_is_told(tmp_path, top: str, told:
         "    for label in (0, 1):\n"
         "        yield np.linspace(0, top, 16).reshape(4, 4) + label / 9, label\n"
     )
-    done = fetch(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
+    done = import_own(user_data(tmp_path / "load.py", "python", function="load"), tmp_path / "data")
     assert done.returncode == 0, done.stderr
     assert ("bring both to one range" in done.stderr) == told
 
@@ -907,7 +927,7 @@ def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         with suppress(Refusal):
-            import_user_data(user_data(path, "arrays", test_fraction=0.5), folder, print)
+            from_arrays(user_data(path, "arrays", test_fraction=0.5), folder, print)
 
 
 def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_path: Path) -> None:
@@ -946,7 +966,7 @@ def test_a_class_may_be_a_link_and_changes_in_it_are_noticed(shapes: Path, tmp_p
 def test_a_function_that_cannot_be_used(tmp_path: Path, body: str, line: str) -> None:
     (tmp_path / "load.py").write_text(f"import numpy as np\ndef load(split):\n{body}\n")
     wanted = user_data(tmp_path / "load.py", "python", function="load")
-    assert line in refused(wanted, tmp_path / "data")
+    assert line in refused_import(wanted, tmp_path / "data")
 
 
 def test_a_killed_import_leaves_nothing_and_the_next_one_is_whole(

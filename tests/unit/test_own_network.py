@@ -25,8 +25,9 @@ from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.base.sources import local_sources, sources_sha256
 from manynodes.data.folder import DataFolder
+from manynodes.data.user.declaration import UserData
 from pictures import picture, write_folder
-from programs import SCRIPTS, program, train_command
+from programs import SCRIPTS, imported, program, train_command
 from trainings import RUN, Training
 from waiting import until
 
@@ -84,21 +85,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder of 48 x 64 x 1 images."""
     folder = tmp_path_factory.mktemp("shapes")
-    user_data = {
-        "name": "shapes", "kind": "folder", "path": str(write_folder(folder / "images")),
-        "image_size": None,
-    }  # fmt: skip
-    done = program(
-        "fetch",
-        "--dataset",
-        "shapes",
-        "--user-data",
-        json.dumps(user_data),
-        "--output",
-        folder / "data",
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "data"
+    data = UserData("shapes", "folder", str(write_folder(folder / "images")))
+    return imported(data, folder / "data").path
 
 
 def changes(files: Path, **keys: object) -> dict:

@@ -19,7 +19,7 @@ from manynodes.data.user.declaration import UserData
 from manynodes.data.user.origins import files_of
 from manynodes.reporting import predictions
 from pictures import CLASSES, write_folder
-from programs import SCRIPTS, program
+from programs import SCRIPTS, imported, program
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes, from files."""
     root = tmp_path_factory.mktemp("folder")
     write_folder(root / "images", train=4, test=4)
-    return imported(UserData("shapes", "folder", str(root / "images")), root / "data")
+    return imported(UserData("shapes", "folder", str(root / "images")), root / "data").path
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +36,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, labels = tmp_path_factory.mktemp("many"), np.repeat(np.arange(21), 4)
     pixels = np.random.default_rng(0).integers(0, 256, (84, 32, 32), np.uint8)
     np.savez(root / "many.npz", images=pixels, labels=labels)
-    return imported(UserData("many", "arrays", str(root / "many.npz"), test_fraction=0.5),
-                    root / "data")  # fmt: skip
-
-
-def imported(user_data: UserData, output: Path) -> Path:
-    done = program("fetch", "--dataset", user_data.name, "--user-data", user_data.to_json(),
-                   "--output", output)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return output
+    data = UserData("many", "arrays", str(root / "many.npz"), test_fraction=0.5)
+    return imported(data, root / "data").path
 
 
 def evaluate(data: Path, run: Path, processes: int = 1) -> pd.DataFrame:

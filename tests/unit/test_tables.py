@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import programs
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.data.user.declaration import UserData
@@ -18,29 +19,22 @@ from manynodes.data.user.groups import groups_of_test
 from manynodes.data.user.origins import files_of
 from manynodes.experiment.config import Experiment
 from pictures import CLASSES, write_folder
-from programs import program
+
+
+def declared(root: Path, **keys: Any) -> UserData:
+    return UserData("shapes", "folder", str(root), **keys)
 
 
 def fetch(root: Path, output: Path, **keys: Any) -> subprocess.CompletedProcess[str]:
-    data = UserData("shapes", "folder", str(root), **keys)
-    return program(
-        "fetch", "--dataset", "shapes", "--user-data", data.to_json(), "--output", output
-    )
+    return programs.import_own(declared(root, **keys), output)
 
 
 def imported(root: Path, output: Path, **keys: Any) -> DataFolder:
-    done = fetch(root, output, **keys)
-    assert done.returncode == 0, done.stderr
-    return DataFolder.read(output)
+    return programs.imported(declared(root, **keys), output)
 
 
 def refused(root: Path, output: Path, **keys: Any) -> str:
-    done = fetch(root, output, **keys)
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert len(last) <= 200
-    return last.removeprefix("fetch: ")
+    return programs.refused_import(declared(root, **keys), output)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +132,16 @@ def test_a_table_that_cannot_be_used(
 ) -> None:
     table = changed(tmp_path / "labels.csv", change)
     assert line in refused(flat, tmp_path / "data", table=str(table))
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_the_first_empty_cell_of_a_row_is_told(flat: Path, tmp_path: Path, seed: str) -> None:
+    """Whatever the order of a set, which depends on the seed."""
+    table = changed(tmp_path / "labels.csv", {"camera": "group", FIRST: f"{FIRST[:26]},,"})
+    environment = os.environ | {"PYTHONHASHSEED": seed}
+    data = declared(flat, table=str(table))
+    done = programs.import_own(data, tmp_path / "data", env=environment)
+    assert done.stderr.endswith("line 2: has no split\n")
 
 
 def test_test_images_of_a_table_may_lack_a_class_but_not_all_but_one(
@@ -284,34 +288,6 @@ def test_a_split_s_folder_is_no_part_of_a_group(patients: Path, tmp_path: Path) 
     assert line.endswith("may be the group; give the table a column group instead")
 
 
-def test_an_import_whose_groups_would_be_other_ones_is_made_again(
-    patients: Path, tmp_path: Path
-) -> None:
-    """An earlier version took each folder below a patient for a group of its own."""
-
-    def before(root: Path, **keys: Any) -> tuple[str, str]:
-        found = UserData("shapes", "folder", str(root), group="folder", **keys)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(UserData, "are_below_groups", lambda *_: False)
-            earlier = found.fingerprint
-        return earlier, found.fingerprint
-
-    earlier, now = before(patients, test_fraction=0.2)
-    assert earlier != now
-    of_patients = tmp_path / "images"
-    for path in sorted(patients.glob("*/*/*/*.png")):
-        place = of_patients / path.relative_to(patients).parent.parent
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    earlier, now = before(of_patients, test_fraction=0.2)
-    assert earlier == now
-    table = tmp_path / "labels.csv"
-    table.write_text("file,label,split\n")
-    splits = shutil.copytree(of_patients / "circle", tmp_path / "splits/train").parent
-    earlier, now = before(splits, table=str(table))
-    assert earlier == now
-
-
 def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:
     paths = [path.relative_to(patients) for path in sorted(patients.glob("*/*/*/*.png"))]
     groups = "".join(f"{path},{path.parts[1]}\n" for path in paths)
@@ -396,12 +372,3 @@ def test_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
         assert found.user_data.group == wanted
         assert found.user_data.table == os.path.relpath(tmp_path / "a.csv")
         assert json.loads(found.user_data.to_json())["group"] == wanted
-
-
-def test_images_in_both_splits_are_counted_in_the_manifest(shapes: Path, tmp_path: Path) -> None:
-    assert "in_train" not in imported(shapes, tmp_path / "before").manifest
-    copy = Path(shutil.copytree(shapes, tmp_path / "images"))
-    for number in (0, 1):
-        os.link(copy / f"train/cross/{number:03}.png", copy / f"test/cross/again{number}.png")
-    folder = imported(copy, tmp_path / "data")
-    assert folder.manifest["in_train"] == {"same": 2, "similar": 0}

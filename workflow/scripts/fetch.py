@@ -7,6 +7,7 @@ The manifest is written last, so an interrupted fetch never counts as complete.
 
 import argparse
 import errno
+import os
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from manynodes.data.folder import (
     content_sha256,
     refuse_wrong_content,
     whole_sha256,
+    write_array,
 )
 from manynodes.data.user import origins
 from manynodes.data.user.declaration import UserData
@@ -46,7 +48,12 @@ def main() -> None:
     )
     parser.add_argument("--dataset", required=True, help="name of the data set")
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
-    parser.add_argument("--archive", type=Path, help="path of the official archive")
+    # Path.expanduser raises an error if there is no such user.
+    parser.add_argument(
+        "--archive",
+        type=lambda path: Path(os.path.expanduser(path)),  # noqa: PTH111
+        help="path of the official archive",
+    )
     parser.add_argument("--url", help="address of a mirror of the official archive")
     parser.add_argument("--user-data", metavar="JSON", help="the user's own images, see data/user/")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
@@ -59,7 +66,6 @@ def main() -> None:
             # The leftovers of a killed fetch occupy space that this one needs.
             for leftover in args.output.glob(".fetch-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            atomic.remove_leftovers(args.output)
             if not args.user_data:
                 refuse_full_disk(args.output, DATASETS[args.dataset].room)
             with (
@@ -104,10 +110,17 @@ def first_working_source(args: argparse.Namespace, work: Path) -> tuple[str, sou
     """The first source that has the data set, and its checked arrays.
 
     Raises:
-        Refusal: naming each source and its error.
+        Refusal: naming each source and its error; or the source that is asked for cannot have it.
         OSError: the disk is full.
     """
     spec = DATASETS[args.dataset]
+    if args.source not in (options := ("auto", *spec.sources)):
+        raise Refusal(
+            f"--source: {args.dataset} is not available from {args.source}; use "
+            f"{' or '.join(options)}"
+        )
+    if args.source == "archive" and args.archive is None:
+        raise Refusal("--source archive needs --archive, the path of the official archive")
     candidates = spec.sources
     if args.source != "auto":
         candidates = (args.source,)
@@ -144,12 +157,7 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     source, arrays = first_working_source(args, work)
     spec = DATASETS[args.dataset]
     for name in ARRAYS:
-        with (work / f"{name}.npy").open("wb") as file:
-            # Not np.save, whose error on a full disk gives no cause: "n requested and m written".
-            np.lib.format.write_array_header_1_0(
-                file, np.lib.format.header_data_from_array_1_0(arrays[name])
-            )
-            file.write(np.ascontiguousarray(arrays[name]).data)
+        write_array(work / f"{name}.npy", arrays[name])
     return {
         "dataset": args.dataset,
         "source": source,
@@ -164,12 +172,18 @@ def fetched(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def imported(user_data: UserData, work: Path) -> dict[str, Any]:
-    """Write the arrays of the user's own images; returns what their manifest says about them."""
-    # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
-    from manynodes.data.user.importing import import_user_data
+    """Write the arrays of the user's own images; returns what their manifest says about them.
 
-    user_data.refuse_missing()
-    return import_user_data(user_data, work, lambda line: tell(one_line(line)))
+    Raises:
+        Refusal: they cannot be used.
+    """
+    # Imported here: Pillow and a pool of processes, which a built-in data set does not need.
+    from manynodes.data.user.arrays import from_arrays
+    from manynodes.data.user.folder_of_images import from_folder
+    from manynodes.data.user.function import from_python
+
+    of_kind = {"folder": from_folder, "arrays": from_arrays, "python": from_python}
+    return of_kind[user_data.kind](user_data, work, lambda line: tell(one_line(line)))
 
 
 def publish(about: dict[str, Any], work: Path, folder: Path) -> None:

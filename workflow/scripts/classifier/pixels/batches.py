@@ -4,7 +4,7 @@ processes.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -68,8 +68,7 @@ class Augmentation:
     cutmix: float = 0.0
 
 
-@dataclass(frozen=True)
-class Epoch:
+class Epoch(NamedTuple):
     """The order and augmentation of an epoch's images, on the device of the images.
 
     With `sampling: balanced`, image i is draw i of the epoch.
@@ -106,9 +105,7 @@ class Epoch:
         return part if self.drawn is None else self.drawn[part]
 
     def to(self, device: torch.device) -> "Epoch":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        there = {name: each.to(device) for name, each in values.items() if each is not None}
-        return replace(self, **there)
+        return Epoch._make(None if each is None else each.to(device) for each in self)
 
 
 def epoch_plan(
@@ -130,6 +127,10 @@ def epoch_plan(
         block: images of a block that is read in one piece, see `block_order`; None: any order.
         labels: of the images, (n,), to draw each class with equal chance; None: each image once.
     """
+
+    def random(number: int) -> np.random.Generator:
+        return np.random.default_rng((seed, epoch, number))
+
     each_epoch = np.random.default_rng((seed, epoch))
     order = block_order(n, block, each_epoch) if block else each_epoch.permutation(n)
     down, right = (
@@ -141,25 +142,17 @@ def epoch_plan(
     )
     coin = np.random.default_rng(seed).integers(0, 2, size=n)
     flipped = (coin + epoch) % 2 == 1 if how.flip else np.zeros(n, dtype=np.bool_)
-    boxes = random_boxes(n, how, np.random.default_rng((seed, epoch, 1))) if how.area else None
+    boxes = random_boxes(n, how, random(1)) if how.area else None
     colours = None
     if how.colour:
-        drawn = np.random.default_rng((seed, epoch, 2)).uniform(-how.colour, how.colour, (n, 3))
+        drawn = random(2).uniform(-how.colour, how.colour, (n, 3))
         colours = (1 + drawn).astype(np.float32)
-    chosen = choices(n, np.random.default_rng((seed, epoch, 6))) if how.trivial_augment else None
-    holes = (
-        random_holes(n, how, np.random.default_rng((seed, epoch, 5)))
-        if how.random_erasing
-        else None
-    )
-    draws = (
-        balanced_draws(labels, np.random.default_rng((seed, epoch, 3)))
-        if labels is not None
-        else None
-    )
+    chosen = choices(n, random(6)) if how.trivial_augment else None
+    holes = random_holes(n, how, random(5)) if how.random_erasing else None
+    draws = None if labels is None else balanced_draws(labels, random(3))
     arrays = (order, flipped, down, right, top, left, boxes, colours, chosen, holes, draws)
-    return Epoch(
-        *(None if array is None else torch.from_numpy(array).to(device) for array in arrays)  # type: ignore[arg-type]
+    return Epoch._make(
+        None if array is None else torch.from_numpy(array).to(device) for array in arrays
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,20 +41,6 @@ def mapped_tensor(images: np.ndarray) -> Tensor:
     """A tensor of a read-only array, without a copy."""
     with warnings.catch_warnings(action="ignore"):  # nobody writes to it
         return torch.from_numpy(images)
-
-
-class Part(NamedTuple):
-    """What a rank needs of a step's plan.
-
-    Attributes:
-        images: numbers of training images, int64 (b,), on the device.
-        choices: see `Epoch.choices`, (b,), on the host; None without them.
-        mix: of the step; then the first image is only mixed in.
-    """
-
-    images: Tensor
-    choices: Tensor | None
-    mix: Mix | None
 
 
 class Shares:
@@ -119,8 +104,10 @@ class Shares:
             chosen = plan.choices[torch.cat(parts)].cpu().split([len(part) for part in parts])
         gather = partial(self.gathered, plan)
         gathered = ahead(gather, parts) if self.large else map(gather, parts)
-        for mine, pixels in zip(map(Part, parts_there, chosen, mixes), gathered, strict=True):
-            yield mine.images, self.augmented(pixels, there, mine)
+        # Of choices and mixes, there may be more: `repeat` has no end.
+        steps = zip(parts_there, chosen, mixes, strict=False)
+        for (mine, choices, mix), pixels in zip(steps, gathered, strict=True):
+            yield mine, self.augmented(pixels, there, mine, choices, mix)
 
     def gathered(self, plan: Epoch, part: Tensor) -> Tensor:
         """The windows of some images, or of resized crops the images, in the memory where the
@@ -147,21 +134,25 @@ class Shares:
             copy_windows(self.mapped, rows, part, plan, how, out)
         return out
 
-    def augmented(self, pixels: Tensor, plan: Epoch, part: Part) -> Tensor:
+    def augmented(
+        self, pixels: Tensor, plan: Epoch, mine: Tensor, choices: Tensor | None, mix: Mix | None
+    ) -> Tensor:
         """What remains to be done on the device.
 
         Args:
             plan: on the device too.
+            mine: numbers of training images, int64 (b,), on the device.
+            choices: see `Epoch.choices`, (b,), on the host; None without them.
+            mix: of the step; then the first image is only mixed in.
         """
-        mine = part.images
         pixels = pixels.to(self.device, non_blocking=True)
         if plan.boxes is not None:
             pixels = resized_boxes(pixels, plan.boxes[mine], self.how.window)
         if self.how.flip and (self.large or plan.boxes is not None):
             flipped = plan.flipped[mine][:, None, None, None]
             pixels = torch.where(flipped, pixels.flip(2), pixels)
-        if part.choices is not None:
-            pixels = trivially_augmented(pixels, part.choices.tolist())
+        if choices is not None:
+            pixels = trivially_augmented(pixels, choices.tolist())
         if plan.colours is not None:
             pixels = changed_colours(pixels, plan.colours[mine])
         if self.how.cutout:
@@ -170,7 +161,7 @@ class Shares:
         if plan.holes is not None:
             top, left, height, width = plan.holes[mine].unbind(1)
             pixels = cut_out(pixels, top, left, height, width, self.colour)
-        return pixels if part.mix is None else mixed(pixels, part.mix)
+        return pixels if mix is None else mixed(pixels, mix)
 
 
 def ahead(gather: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Iterator[Tensor]:

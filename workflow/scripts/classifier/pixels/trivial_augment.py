@@ -19,8 +19,6 @@ STRENGTHS = 31
 # How many operations there are; a choice is 2 (31 operation + strength) + 1 if it is negative.
 OPERATIONS = 14
 
-Operation = Callable[[Tensor, float], Tensor]
-
 
 def choices(n: int, random: np.random.Generator) -> np.ndarray:
     """The choices for n images, int64 (n,)."""
@@ -28,7 +26,7 @@ def choices(n: int, random: np.random.Generator) -> np.ndarray:
 
 
 @cache
-def operations() -> tuple[tuple[Operation, list[float], bool], ...]:
+def operations() -> tuple[tuple[Callable[[Tensor, float], Tensor], list[float], bool], ...]:
     """For each operation: the function of an image (c, h, w) and a strength, its strengths, and
     whether they may be negative.
 

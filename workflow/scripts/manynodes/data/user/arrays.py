@@ -2,9 +2,7 @@
 
 import difflib
 import math
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -31,10 +29,6 @@ from manynodes.data.user.writing import (
     type_of,
 )
 
-# What reading a damaged file raises, besides ValueError.
-DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
-# What numpy raises besides, for a header that is no Python.
-UNREADABLE = (SyntaxError, RecursionError, tokenize.TokenError)
 # Bytes of a piece.
 CHUNK = 16_000_000
 # The names that the four arrays may have, and those of a single split.
@@ -57,7 +51,8 @@ class NpyRows:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }[version]
             self.shape, fortran, self.dtype = read(file)
-        except (ValueError, KeyError, *UNREADABLE, *DAMAGED) as error:
+        except Exception as error:
+            # For a header that is no Python, numpy raises anything from TokenError to MemoryError.
             raise Refusal(f"dataset.arrays: {name} is not an array: {error}") from None
         if not all(type(edge) is int and edge >= 0 for edge in self.shape):
             raise Refusal(f"dataset.arrays: {name} is not an array: its shape is {self.shape}")
@@ -78,7 +73,8 @@ class NpyRows:
             some = min(left, max(1, CHUNK // max(1, row)))
             try:
                 content = self.file.read(some * row)
-            except (ValueError, *DAMAGED) as error:
+            except Exception as error:
+                # zipfile raises anything from zlib.error to NotImplementedError.
                 raise Refusal(f"dataset.arrays: {self.name} is damaged: {error}") from None
             if len(content) < some * row:
                 raise Refusal(f"dataset.arrays: {self.name} is shorter than its header says")
@@ -196,7 +192,7 @@ def members_of(user_data: UserData, stack: ExitStack) -> dict[str, Callable[[], 
     if path.suffix == ".npz":
         try:
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
-        except (ValueError, *DAMAGED) as error:
+        except Exception as error:
             raise Refusal(f"dataset.arrays: {path} is not an .npz file: {error}") from None
         members = [name for name in archive.namelist() if name.endswith(".npy")]
         if twice := next((name for name in members if members.count(name) > 1), None):
@@ -250,9 +246,9 @@ def open_npy(path: Path, stack: ExitStack) -> NpyRows:
 def open_member(archive: zipfile.ZipFile, name: str, stack: ExitStack) -> NpyRows:
     try:
         file = stack.enter_context(archive.open(name))
-        return NpyRows(file, name, archive.getinfo(name).file_size)
-    except (ValueError, RuntimeError, *DAMAGED) as error:
+    except Exception as error:
         raise Refusal(f"dataset.arrays: {name} is damaged: {error}") from None
+    return NpyRows(file, name, archive.getinfo(name).file_size)
 
 
 def read_labels(rows: NpyRows, split: str) -> np.ndarray:

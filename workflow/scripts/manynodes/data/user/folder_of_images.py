@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from manynodes.base.cpus import usable_cpus
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.data.datasets import EXTRA
+from manynodes.data.folder import write_array
 from manynodes.data.user.declaration import (
     BY_FOLDER,
     PREVIEWS,
@@ -52,18 +52,17 @@ from manynodes.data.walk import Identity, walk
 TASK = 32
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The images of a split, in the order of the file."""
 
-    paths: list[Path]
     labels: list[int]
+    paths: list[Path]
 
     def kept(self, rows: np.ndarray, root: Path) -> "Listing":
         """Those of some rows, with their paths in a folder."""
         places = rows.tolist()
         paths = [self.paths[place].relative_to(root) for place in places]
-        return Listing(paths, [self.labels[place] for place in places])
+        return Listing([self.labels[place] for place in places], paths)
 
 
 class Decoded(NamedTuple):
@@ -101,7 +100,10 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             headers: dict[str, list[Any]] = {split: [] for split in SPLITS}
             if not (user_data.image_size and user_data.channels):
                 headers = read_headers(listings, pool)
-            bad = {split: unreadable(found) for split, found in headers.items()}
+            bad = {
+                split: {number: why for number, why in enumerate(found) if isinstance(why, str)}
+                for split, found in headers.items()
+            }
             refuse_unreadable(user_data, listings, bad)
             size, channels = common_shape(user_data, listings, headers)
             files = {}
@@ -109,7 +111,6 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             for split, listing in listings.items():
                 file = ArrayFile(folder / f"{split}_images.npy", np.uint8, (*size, channels))
                 stack.callback(file.close)
-                file.checksums = []
                 bad[split] |= decode_all(user_data, listing, file, pool, split, remarks)
                 files[split] = file
         except BrokenProcessPool:
@@ -124,32 +125,19 @@ def from_folder(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
             files[split].keep(rows)
             kept[split] = listing.kept(rows, Path(user_data.path))
         labels = {split: listing.labels for split, listing in kept.items()}
-        origins = {split: (listing.labels, listing.paths) for split, listing in kept.items()}
-        write_origins(folder / FILE, class_names, origins)
+        write_origins(folder / FILE, class_names, kept)
         write_extra(folder, kept["train"].paths, extra)
         similar = list(similar_images(files["train"], files["test"]))
-        tell_similar(similar, kept, tell)
+        if similar:
+            test_row, train_row = similar[0]
+            tell(
+                f"warning: {len(similar):,} of the {len(kept['test'].paths):,} test images are "
+                f"almost the same as one of train, such as {kept['test'].paths[test_row]} and "
+                f"{kept['train'].paths[train_row]}; accuracy on them says little about new images"
+            )
         left_out = (listings[split].paths[each] for split in SPLITS for each in sorted(bad[split]))
         skipped = [str(path.relative_to(user_data.path)) for path in left_out]
         return finish(user_data, class_names, files, labels, tell, skipped, len(similar))
-
-
-def tell_similar(
-    similar: Sequence[tuple[int, int]], kept: Mapping[str, Listing], tell: Callable[[str], None]
-) -> None:
-    """Warn of test images that are almost the same as one of train.
-
-    Args:
-        similar: their rows, and one row of train each.
-    """
-    if not similar:
-        return
-    test_row, train_row = similar[0]
-    tell(
-        f"warning: {len(similar):,} of the {len(kept['test'].paths):,} test images are almost the "
-        f"same as one of train, such as {kept['test'].paths[test_row]} and "
-        f"{kept['train'].paths[train_row]}; accuracy on them says little about new images"
-    )
 
 
 def read_headers(listings: dict[str, Listing], pool: ProcessPoolExecutor) -> dict[str, list[Any]]:
@@ -258,9 +246,9 @@ def refuse_empty(
                 continue
             name = shown(names[number])
             remedy = "add some, or remove the class"
-            if groups and user_data.test_fraction:
+            every = [path for each in splits.values() for path in each[number]]
+            if groups and every and user_data.test_fraction:
                 remedy = "give another dataset.test_fraction or split_seed"
-                every = [path for each in splits.values() for path in each[number]]
                 if len(those := {groups[path] for path in every}) == 1:
                     remedy = f"all are of the group {shown(those.pop())}; a class needs two"
             key, where = (
@@ -288,7 +276,7 @@ def write_extra(
             number = {name: place for place, name in enumerate(sorted({*column}))}
             column = [number[name] for name in column]
         name, dtype = EXTRA[key]
-        np.save(folder / f"{name}.npy", np.array(column, dtype))
+        write_array(folder / f"{name}.npy", np.array(column, dtype))
 
 
 def from_folders(user_data: UserData, tell: Callable[[str], None]) -> Members:
@@ -371,18 +359,8 @@ def groups_of(
 def divided(
     user_data: UserData, members: Members, groups: dict[Path, str]
 ) -> dict[str, list[list[Path]]]:
-    """The images of each class by split.
-
-    Raises:
-        Refusal: a class has a single image.
-    """
+    """The images of each class by split; of a class with a single image, none for test."""
     classes = members.paths["all"]
-    for name, paths in zip(members.class_names, classes, strict=True):
-        if len(paths) < 2:
-            raise Refusal(
-                f"dataset.folder: the class {shown(name)} has {len(paths)} images in "
-                f"{user_data.path}; it needs one for train and one for test"
-            )
     if groups:
         labels = {path: label for label, paths in enumerate(classes) for path in paths}
         names = groups_of_test(labels, groups, user_data)
@@ -406,7 +384,7 @@ def mixed(classes: list[list[Path]]) -> Listing:
     paths = [path for paths in classes for path in paths]
     labels = [label for label, paths in enumerate(classes) for _ in paths]
     order = np.random.default_rng(0).permutation(len(paths)).tolist()
-    return Listing([paths[number] for number in order], [labels[number] for number in order])
+    return Listing([labels[number] for number in order], [paths[number] for number in order])
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
@@ -416,7 +394,7 @@ def class_folders(folder: Path) -> dict[str, Path]:
     Raises:
         Refusal: there is none, or a name cannot be shown, is there twice, or may be no class's.
     """
-    for path in folder.iterdir():
+    for path in sorted(folder.iterdir()):
         if path.name.lower() in PREVIEWS and path.is_dir():
             raise Refusal(
                 f"dataset.folder: {path} may be a class or previews; rename it; names with a dot "
@@ -492,7 +470,8 @@ class Search:
                 f"{names}"
             )
         for place in places:
-            self.unwanted += [path.name for path in place.iterdir() if not is_wanted(path.name)]
+            found = sorted(path.name for path in place.iterdir())
+            self.unwanted += [name for name in found if not is_wanted(name)]
         if self.unwanted:
             tell(
                 f"warning: {len(self.unwanted):,} hidden names, and folders of previews or deleted "
@@ -522,13 +501,13 @@ class Search:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Those that can be of a data set.
+    """Those that can be of a data set, sorted.
 
     Raises:
         Refusal: a link leads to nothing.
     """
     found = []
-    for entry in os.scandir(folder):
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if is_wanted(entry.name):
             refuse_dangling(Path(entry.path))
             if entry.is_dir():
@@ -595,10 +574,6 @@ def decode_into(
             except Unreadable as error:
                 found.append(str(error))
     return found
-
-
-def unreadable(results: Sequence[object]) -> dict[int, str]:
-    return {number: found for number, found in enumerate(results) if isinstance(found, str)}
 
 
 def refuse_unreadable(

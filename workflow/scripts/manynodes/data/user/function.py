@@ -55,8 +55,13 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
                     name = f"{split}_images.npy"
                     files[split] = ArrayFile(folder / name, like.dtype, like.shape)
                     stack.callback(files[split].close)
-                refuse_other_form(array, files[split], where)
-                files[split].append(array)
+                file = files[split]
+                if array.shape != file.shape or array.dtype != file.dtype:
+                    raise Refusal(
+                        f"{where} is {array.dtype} {array.shape}, the first one is {file.dtype} "
+                        f"{file.shape}; give all images one shape and type"
+                    )
+                file.append(array)
                 labels[split].append(user_label(label, where))
             if not labels[split]:
                 raise Refusal(
@@ -66,14 +71,6 @@ def from_python(user_data: UserData, folder: Path, tell: Callable[[str], None]) 
         classes = 1 + max(max(found) for found in labels.values())
         names = class_names(getattr(module, "CLASSES", None), path, classes)
         return finish(user_data, names, files, labels, tell)
-
-
-def refuse_other_form(array: np.ndarray, file: ArrayFile, where: str) -> None:
-    if array.shape != file.shape or array.dtype != file.dtype:
-        raise Refusal(
-            f"{where} is {array.dtype} {array.shape}, the first one is {file.dtype} {file.shape}; "
-            "give all images one shape and type"
-        )
 
 
 def class_names(given: Any, path: Path, classes: int) -> tuple[str, ...]:

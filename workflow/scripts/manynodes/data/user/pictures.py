@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
+from manynodes.base import errors
 from manynodes.base.errors import one_line
 from manynodes.base.reading import open_file
 
@@ -362,5 +363,4 @@ def scans(file: BinaryIO) -> int:
 def reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    text: Any = getattr(error, "strerror", None) or error
-    return one_line(str(text) or type(error).__name__, 80)
+    return one_line(errors.reason(error) or type(error).__name__, 80)

@@ -64,8 +64,8 @@ def from_table(user_data: UserData, tell: Callable[[str], None]) -> Members:
         label = row["label"] = unicodedata.normalize("NFC", row["label"])
         if not is_class_name(label):
             raise refusal("table", table, line, f"{shown(label)} is not a label")
-        for key in {"split", "group"} & row.keys():
-            if not row[key]:
+        for key in ("split", "group"):
+            if row.get(key) == "":
                 raise refusal("table", table, line, f"has no {key}")
         if "weight" in row and (row["weight"] or row.get("split") != "test"):
             weights[path] = weight("table", table, line, row["weight"])

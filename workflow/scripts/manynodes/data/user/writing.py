@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from manynodes.base.errors import Refusal, shown
-from manynodes.data.folder import label_type
+from manynodes.data.folder import label_type, write_array
 from manynodes.data.user.declaration import UserData
 
 SPLITS = ("train", "test")
@@ -78,8 +78,7 @@ class ArrayFile:
         """Keep only these rows, in ascending order."""
         for new, old in enumerate(rows.tolist()):
             if new != old:
-                content = os.pread(self.file.fileno(), self.row_bytes, self.offset(old))
-                os.pwrite(self.file.fileno(), content, self.offset(new))
+                os.pwrite(self.file.fileno(), self.read(old).data, self.offset(new))
         for values in (self.checksums, self.fingerprints):
             values[:] = [values[row] for row in rows.tolist()]
         self.rows = len(rows)
@@ -107,8 +106,7 @@ def equal_images(train: ArrayFile, test: ArrayFile, labels: Sequence[Any]) -> tu
         file.file.flush()
         for row, checksum in enumerate(file.checksums):
             if checksum in candidates:
-                content = os.pread(file.file.fileno(), file.row_bytes, file.offset(row))
-                yield row, hashlib.sha256(content).digest()
+                yield row, hashlib.sha256(file.read(row).data).digest()
 
     first: dict[bytes, int] = {}
     copies = others = 0
@@ -167,7 +165,7 @@ def write_labels(
                 f"dataset.{user_data.kind}: the class {shown(names[empty[0]])} has no {split} "
                 f"images; {remedy}"
             )
-        np.save(folder / f"{split}_labels.npy", found)
+        write_array(folder / f"{split}_labels.npy", found)
 
 
 def finish(
