@@ -28,10 +28,6 @@ class Form:
     channels: int
     classes: int
 
-    @property
-    def size(self) -> str:
-        return f"{self.height}x{self.width}x{self.channels}"
-
 
 def is_user_model(model: str) -> bool:
     """Whether a model is the user's code: `my_models.py:Net`, `package.module:build`."""

@@ -257,15 +257,6 @@ class Request:
     by: str
     resume: str
 
-    def skip_reason(self, state: State) -> str | None:
-        """Why to skip a state that could be resumed; None to resume it."""
-        # With `fresh`, a job still resumes its own states; otherwise it would start over after each
-        # requeue.
-        of_this_job = any(job_of(each["by"]) == job_of(self.by) for each in state.attempts)
-        if self.resume == "fresh" and not of_this_job:
-            return "is not resumed, as requested"
-        return None
-
     def differs(self, state: State) -> list[str]:
         """How the run of a state differs from this one, in words, ignoring the geometry."""
         # A state of an earlier version lacks the keys that have come since.
@@ -311,15 +302,17 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> tuple
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         if not NAME.fullmatch(path.name):
             tell(f"skipped: {path} is not named like a state")
-    for path in sorted(folder.glob("*.pt")):
-        tell(f"skipped: {path} is a state of an earlier version of the workflow")
     skipped = []
     found = b""
     ended = False
     for path, _ in states(folder):
         try:
             state, content = read(path)
-            reason, different = request.skip_reason(state), ", ".join(request.differs(state))
+            different = ", ".join(request.differs(state))
+            # With `fresh`, a job still resumes its own states; otherwise it would start over after
+            # each requeue.
+            own = any(job_of(each["by"]) == job_of(request.by) for each in state.attempts)
+            reason = "is not resumed, as requested" if request.resume == "fresh" and not own else ""
             # The results of a finished run are complete, so its states may be skipped.
             ended |= state.finished
         except ValueError as problem:
