@@ -104,6 +104,9 @@ def check(state: State) -> None:
     Raises:
         ValueError: a field has another type.
     """
+    # A foreign history may lack what the training asks of it.
+    kept.finished(state.run, state.history)
+    kept.kept_epochs(state.run, state.history)
     numbers = (state.epoch, state.step, *state.checkpoints)
     texts = (state.data_sha256, state.code_sha256, *state.checkpoints.values())
     rows: list[Any] = [
