@@ -16,6 +16,8 @@ from manynodes.base.sources import MOST_BYTES, local_sources, sources_sha256
 AIRBENCH = ("airbench", "airbench96")
 # Each is a function in networks.py, of the widths, the number of classes and of channels.
 BUILT_IN_MODELS = (*AIRBENCH, "resnet9", "resnet18", "resnet18_imagenet")
+# Of images, in pixels: what its poolings need; the others take any.
+LEAST_EDGE = {"airbench": 9, "airbench96": 9, "resnet9": 8}
 TIMM = "timm/"
 
 
