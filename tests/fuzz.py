@@ -398,6 +398,7 @@ def read_state(results: Path) -> None:
     for path, _ in state.states(results / "fuzz/seed~0/state"):
         with suppress(ValueError):
             found, _content = state.read(path)
+            _ = found.finished
             state.Request(run, "d" * 64, "c" * 64, "x", "exact").differs(found)
 
 

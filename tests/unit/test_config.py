@@ -264,6 +264,16 @@ REFUSED = [
         "micro_batches: 200 parts of the 250 images that a process has in some steps are too "
         "small for BatchNorm; use at most 125",
     ),
+    (
+        {"model": "resnet9", "crop_size": 7},
+        "model: resnet9 takes images of 8 x 8 pixels or more, not 7 x 7; use a larger crop_size or "
+        "test_size, or another model",
+    ),
+    (
+        {"crop_size": 16, "test_size": [9, 8]},
+        "model: airbench takes images of 9 x 9 pixels or more, not 9 x 8; use a larger crop_size "
+        "or test_size, or another model",
+    ),
     ({"test_views": "all"}, 'test_views: "all" is not one of plain, flip, flip_shift'),
 ]
 
@@ -310,6 +320,7 @@ def test_refused_in_one_line(config: dict, line: str) -> None:
     {"optimizer": "muon", "precision": "bf16"},
     {"micro_batches": 125, "nodes": 2},
     {"sampling": "balanced", "class_weights": {"cat": 2}},
+    {"crop_size": 9, "test_size": 9},
 ])  # fmt: skip
 def test_the_remedy_of_a_refusal_is_accepted(config: dict) -> None:
     """And each limit itself."""

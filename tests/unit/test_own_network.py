@@ -18,7 +18,7 @@ from PIL import Image
 from classifier.models import weights
 from classifier.models.classifier import build
 from classifier.models.fitting import depends_on_others, refuse_uncallable, refuse_unfit_model
-from classifier.models.names import Form
+from classifier.models.names import BUILT_IN_MODELS, LEAST_EDGE, Form
 from classifier.pixels.batches import centred
 from classifier.training.splits import validation_split
 from forked import run_ranks
@@ -433,7 +433,7 @@ def test_trusted_code_does_not_vouch_for_another_module(files: Path, tmp_path: P
     classifier = build(f"{files}/my_models.py:Net", (8, 8, 8), 3, (48, 64, 1))
     trusted = sources_sha256(classifier.description["sources"])
     classifier.description["model"] = "json.tool:main"
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="is not the one that this network was trained with"):
         weights.load(tmp_path / "model.safetensors", trusted)
 
@@ -457,12 +457,19 @@ def test_a_network_that_does_not_take_the_size(model: str, form: Form, line: str
     assert line in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "model", ["airbench", "airbench96", "resnet9", "resnet18", "resnet18_imagenet"]
-)
+@pytest.mark.parametrize("model", BUILT_IN_MODELS)
 @pytest.mark.parametrize("form", [Form(48, 64, 1, 3), Form(100, 70, 5, 11), Form(32, 32, 3, 10)])
 def test_built_in_networks_take_other_sizes(model: str, form: Form) -> None:
     refuse_unfit_model(with_model(model), form)
+
+
+@pytest.mark.parametrize("model", BUILT_IN_MODELS)
+def test_the_least_size_of_a_built_in_network_is_what_it_takes(model: str) -> None:
+    least = LEAST_EDGE.get(model, 1)
+    refuse_unfit_model(with_model(model), Form(least, least, 3, 10))
+    if least > 1:
+        with pytest.raises(Refusal, match=f"{model} does not take {least}x{least - 1}x3 images"):
+            refuse_unfit_model(with_model(model), Form(least, least - 1, 3, 10))
 
 
 def test_a_network_of_torchvision_takes_grey_images() -> None:
@@ -482,7 +489,7 @@ def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "package/classifier.py").write_text(LAYERS)
     monkeypatch.syspath_prepend(tmp_path)
     classifier = build("package.nets:Net", (8, 8, 8), 3, (48, 64, 1), {"width": 4})
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="--trust-code"):
         weights.load(tmp_path / "model.safetensors")
     assert weights.load(tmp_path / "model.safetensors", "any").network.head.in_features == 8
@@ -491,7 +498,7 @@ def test_a_package_s_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_sources_in_a_weights_file_stay_in_their_folder(tmp_path: Path) -> None:
     classifier = build("airbench", (8, 8, 8), 3)
     classifier.description |= {"model": "x.py:Net", "sources": {"../x.py": "print('here')"}}
-    weights.save(classifier, tmp_path / "model.safetensors")
+    weights.write(classifier.state_dict(), classifier.description, tmp_path / "model.safetensors")
     with pytest.raises(Refusal, match="its code is not that of a network"):
         weights.load(tmp_path / "model.safetensors", "any")
 

@@ -254,17 +254,10 @@ def refuse_other_weights(
 
 
 def kept_weights(folder: Path | None) -> list[tuple[int, Path]]:
-    """The epochs whose weights are kept, with their files.
-
-    Raises:
-        Refusal: there is an epoch twice.
-    """
+    """The epochs whose weights are kept, with their files."""
     paths = sorted(folder.iterdir()) if folder else []
     named = [(re.fullmatch(r"epoch=([0-9]{3,9})\.safetensors", path.name), path) for path in paths]
-    found = [(int(name[1]), path) for name, path in named if name]
-    if len({epoch for epoch, _ in found}) < len(found):
-        raise Refusal(f"{folder} has the weights of an epoch twice; remove the foreign file")
-    return found
+    return [(int(name[1]), path) for name, path in named if name]
 
 
 def of_plain(found: Found) -> dict[str, float]:

@@ -106,7 +106,8 @@ def tried(run: Any, form: Form, device: str) -> str | int:
         # The layers raise anything from AssertionError to RuntimeError; all of it means the same
         # here.
         text = one_line((str(error) or type(error).__name__).splitlines()[0], 150)
-        what = f"{form.size} images" if count > 1 else f"a single image of {form.size}"
+        size = f"{form.height}x{form.width}x{form.channels}"
+        what = f"{size} images" if count > 1 else f"a single image of {size}"
         return f"{model} does not take {what}: {text}"
     if problem := misshapen(outputs, form.classes) or changed(before, after):
         return f"{model} {problem}"

@@ -16,6 +16,8 @@ from manynodes.base.sources import MOST_BYTES, local_sources, sources_sha256
 AIRBENCH = ("airbench", "airbench96")
 # Each is a function in networks.py, of the widths, the number of classes and of channels.
 BUILT_IN_MODELS = (*AIRBENCH, "resnet9", "resnet18", "resnet18_imagenet")
+# Of images, in pixels: what its poolings need; the others take any.
+LEAST_EDGE = {"airbench": 9, "airbench96": 9, "resnet9": 8}
 TIMM = "timm/"
 
 
@@ -27,10 +29,6 @@ class Form:
     width: int
     channels: int
     classes: int
-
-    @property
-    def size(self) -> str:
-        return f"{self.height}x{self.width}x{self.channels}"
 
 
 def is_user_model(model: str) -> bool:

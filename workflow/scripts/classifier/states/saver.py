@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from classifier.states.state import State, progress, remove, states, write
@@ -14,7 +14,7 @@ from manynodes.checkpointing.owner import Owner
 from manynodes.ranks.process_group import Process, everyone_is_here, gather
 
 
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """A context; at its end, everything is written, whatever ended it.
 
     Attributes:
@@ -122,15 +122,7 @@ class Saver:
         write(self.folder, epoch, step, encoded)
         add_to_report(saved=progress(epoch, step))
 
-    def __enter__(self) -> "Saver":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.thread.shutdown()
         for task in (self.writing, self.noting):
             if task and kind is None:

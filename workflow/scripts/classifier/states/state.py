@@ -47,7 +47,7 @@ class State:
             on all ranks.
         ranks: by rank, what differs between ranks: `buffers` (BatchNorm's running statistics, which
             are averaged only between epochs), `totals` (sums of the epoch, see `steps.step`) and
-            `rng` (states of the random generators, by device type).
+            `rng` (see `steps.random_state`).
         history: one row per finished epoch.
         seconds: time of the unfinished epoch so far.
         attempts: the jobs that trained it, this one last; see docs/results.md, run.json.
@@ -104,6 +104,9 @@ def check(state: State) -> None:
     Raises:
         ValueError: a field has another type.
     """
+    # A foreign history may lack what the training asks of it.
+    kept.finished(state.run, state.history)
+    kept.kept_epochs(state.run, state.history)
     numbers = (state.epoch, state.step, *state.checkpoints)
     texts = (state.data_sha256, state.code_sha256, *state.checkpoints.values())
     rows: list[Any] = [
@@ -117,7 +120,7 @@ def check(state: State) -> None:
     named = [
         state.model,
         state.averages,
-        *(rank[part] for rank in state.ranks for part in ("buffers", "rng")),
+        *(rank["buffers"] for rank in state.ranks),
     ]
     good = (
         all(type(number) is int and 0 <= number < 10**9 for number in numbers)
@@ -128,7 +131,10 @@ def check(state: State) -> None:
             for part in named
             for name, tensor in part.items()
         )
-        and all(isinstance(rank["totals"], Tensor) for rank in state.ranks)
+        and all(
+            isinstance(rank["totals"], Tensor) and isinstance(rank["rng"], dict)
+            for rank in state.ranks
+        )
         and isinstance(state.seconds, int | float)
         and set(state.optimizer) == {"state", "param_groups"}
         and all(
@@ -257,15 +263,6 @@ class Request:
     by: str
     resume: str
 
-    def skip_reason(self, state: State) -> str | None:
-        """Why to skip a state that could be resumed; None to resume it."""
-        # With `fresh`, a job still resumes its own states; otherwise it would start over after each
-        # requeue.
-        of_this_job = any(job_of(each["by"]) == job_of(self.by) for each in state.attempts)
-        if self.resume == "fresh" and not of_this_job:
-            return "is not resumed, as requested"
-        return None
-
     def differs(self, state: State) -> list[str]:
         """How the run of a state differs from this one, in words, ignoring the geometry."""
         # A state of an earlier version lacks the keys that have come since.
@@ -311,15 +308,17 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> tuple
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         if not NAME.fullmatch(path.name):
             tell(f"skipped: {path} is not named like a state")
-    for path in sorted(folder.glob("*.pt")):
-        tell(f"skipped: {path} is a state of an earlier version of the workflow")
     skipped = []
     found = b""
     ended = False
     for path, _ in states(folder):
         try:
             state, content = read(path)
-            reason, different = request.skip_reason(state), ", ".join(request.differs(state))
+            different = ", ".join(request.differs(state))
+            # With `fresh`, a job still resumes its own states; otherwise it would start over after
+            # each requeue.
+            own = any(job_of(each["by"]) == job_of(request.by) for each in state.attempts)
+            reason = "is not resumed, as requested" if request.resume == "fresh" and not own else ""
             # The results of a finished run are complete, so its states may be skipped.
             ended |= state.finished
         except ValueError as problem:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from classifier.models.names import AIRBENCH, BUILT_IN_MODELS
-from classifier.training.sizes import edges, window
+from classifier.models.names import AIRBENCH, BUILT_IN_MODELS, LEAST_EDGE
+from classifier.training.sizes import edges, test_window, window
 from manynodes.base.errors import Refusal, one_line
 
 
@@ -100,7 +100,7 @@ def refuse_unknown_classes(run: Any, dataset: str, names: Sequence[str]) -> None
 
 
 def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:
-    """Refuse a run that needs larger images than its data set has.
+    """Refuse a run for which the images of its data set, or what it takes of them, are too small.
 
     Raises:
         Refusal: naming the key to change.
@@ -113,6 +113,13 @@ def refuse_unfit_sizes(run: Any, dataset: str, height: int, width: int) -> None:
                 f"{dataset}; use at most that"
             )
     seen = window(run, height, width)
+    least = LEAST_EDGE.get(run.model, 1)
+    for size in (seen, test_window(run, height, width)):
+        if min(size) < least:
+            raise Refusal(
+                f"model: {run.model} takes images of {least} x {least} pixels or more, not "
+                f"{size[0]} x {size[1]}; use a larger crop_size or test_size, or another model"
+            )
     if run.cutout > min(seen):
         raise Refusal(
             f"cutout: {run.cutout} is more than the {seen[0]} x {seen[1]} pixels of an "
