@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason, told_in_one_line
+from manynodes.base.errors import Refusal, options, reason, told_in_one_line
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
@@ -49,9 +49,7 @@ FEWEST = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     add = parser.add_argument
     add("--config", required=True, metavar="JSON", help="the configuration, or @FILE with it")
     add("--sha256", help="of that file, which another command may write")

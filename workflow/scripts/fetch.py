@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, one_line, os_error_line, told_in_one_line
+from manynodes.base.errors import Refusal, one_line, options, os_error_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.locks import locked
 from manynodes.data import sources
@@ -41,9 +41,7 @@ GIVE_UP = 3 * sources.MOST_SECONDS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--dataset", required=True, help="name of the data set")
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
     parser.add_argument("--archive", type=Path, help="path of the official archive")

@@ -1,5 +1,6 @@
-"""Errors that a user can fix, in one line."""
+"""Errors that a user can fix, in one line; and the options of a program."""
 
+import argparse
 import errno
 import json
 import re
@@ -134,6 +135,13 @@ def error_line(error: Refusal | OSError) -> str:
         return one_line(os_error_line(error), LONGEST - LONGEST_NAME)
     command = f": {MAKE} {error.make_again}" if error.make_again else ""
     return one_line(f"{error}{command}", LONGEST - LONGEST_NAME)
+
+
+def options(text: str | None) -> argparse.ArgumentParser:
+    """The parser of a program, which shows its docstring as it is."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @contextmanager
