@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -37,7 +38,6 @@ from manynodes.reporting import (
 )
 from manynodes.reporting.figures import STYLE
 from manynodes.reporting.metrics import telling_first
-from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import Numbers
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.tables import refuse_mixture, write_table
@@ -91,7 +91,7 @@ def aggregate(args: argparse.Namespace) -> None:
     figures, undrawn = figures_of(experiment, runs, tables, results, experiment.name + partial)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
-    worst, seen = list[Mistake](), ""
+    worst, seen = list[dict[Any, Any]](), ""
     if "confusion" in tables and experiment.built_in:
         drawn, worst, seen = judged(
             experiment, runs, str(tables["confusion"]["run"].iloc[0]), data, args
@@ -143,7 +143,7 @@ def judged(
     best: str,
     data: Mapping[str, DataFolder],
     args: argparse.Namespace,
-) -> tuple[dict[str, Figure], list[Mistake], str]:
+) -> tuple[dict[str, Figure], list[dict[Any, Any]], str]:
     """What the predictions of the most accurate run show: figures, its surest mistakes, and a
     sentence on test images that are in the training too.
 
@@ -159,7 +159,7 @@ def judged(
     def address(file: str) -> str:
         return mistakes.address_of(file, args.images, args.output) if args.images else ""
 
-    worst, seen = list[Mistake](), ""
+    worst, seen = list[dict[Any, Any]](), ""
     if (found := data.get(str(experiment.runs[names[0]].dataset))) is not None:
         # No number depends on the pictures.
         with told_if_refused():
