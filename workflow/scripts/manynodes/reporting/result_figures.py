@@ -667,9 +667,9 @@ def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
         # By the odds, as evaluation.json: of the probabilities, many are 1 to nine digits.
         with np.errstate(divide="ignore"):
             first, second = np.log(predicted.table.iloc[:, -2:].to_numpy(dtype=float)).T
-        score = second - first
-        ranked = [ranking(true == 0, -score), ranking(true == 1, score)]
-        found["ranking"] = draw_ranking(run, ranked, predicted.class_names)
+        # Their ranks, as odds may be infinite.
+        score = np.unique(second - first, return_inverse=True)[1]
+        found["ranking"] = draw_ranking(run, true, score, predicted.class_names)
     return found
 
 
@@ -687,26 +687,6 @@ def calibration(right: np.ndarray, probability: np.ndarray) -> pd.DataFrame:
     found.insert(0, "images", frame.groupby("bin").size())
     found.insert(0, "left", found.index / BINS)
     return found.reset_index(drop=True)
-
-
-def ranking(positive: np.ndarray, score: np.ndarray) -> pd.DataFrame:
-    """At each score, of the images with at least that score: the shares of all positive ones
-    (`recall`) and of all others (`false`) that they are, and the share of positive ones among them
-    (`precision`).
-
-    Args:
-        positive: bool (n,).
-        score: float (n,).
-    """
-    found = pd.DataFrame({"true": positive, "false": ~positive, "score": score})
-    counts = found.groupby("score")[["true", "false"]].sum().sort_index(ascending=False).cumsum()
-    return pd.DataFrame(
-        {
-            "recall": counts["true"] / positive.sum(),
-            "false": counts["false"] / (~positive).sum(),
-            "precision": counts["true"] / (counts["true"] + counts["false"]),
-        }
-    )
 
 
 @mpl.rc_context(STYLE)
@@ -739,13 +719,23 @@ def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
 
 
 @mpl.rc_context(STYLE)
-def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
-    """The ROC curve, and precision by recall, of each class against the other."""
+def draw_ranking(run: str, true: np.ndarray, score: np.ndarray, names: Sequence[str]) -> Figure:
+    """The ROC curve, and precision by recall, of each class against the other.
+
+    Args:
+        true: the class of each image, 0 or 1, int (n,).
+        score: of each, higher for the second class, finite (n,).
+    """
+    # Few experiments have two classes, and importing it takes a second.
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
-    for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
-        label = f"{cut(name)} found by its probability"
-        left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
-        right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
+    for label, sign in enumerate((-1, 1)):
+        found, colour = f"{cut(names[label])} found by its probability", PALETTE[label]
+        false, recall, _ = roc_curve(true == label, sign * score, drop_intermediate=False)
+        left.plot(false, recall, color=colour, label=found)
+        precision, recall, _ = precision_recall_curve(true == label, sign * score)
+        right.step(recall[::-1], precision[::-1], color=colour)
     left.plot([0, 1], [0, 1], color="grey", linestyle="--")
     left.set_xlabel("false positive rate")
     left.set_ylabel("true positive rate")
