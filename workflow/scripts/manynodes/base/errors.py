@@ -41,7 +41,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
         if len(line) <= most or len(word) <= SHORTENED:
             break
         line = line.replace(word, shortened(word, max(SHORTENED, len(word) - len(line) + most)))
-    return line if len(line) <= most else shortened(line, most)
+    return shortened(line, most)
 
 
 def uncoloured(text: str) -> str:
@@ -70,9 +70,9 @@ def spreadsheet_text(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text without its middle."""
+    """The text, without its middle if it is long."""
     end = most // 2
-    return f"{text[: most - end - 1]}…{text[-end:]}"
+    return text if len(text) <= most else f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 def shown(value: object) -> str:
