@@ -10,7 +10,7 @@ SHA256SUMS says of which bytes all of these are made.
 import argparse
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,7 @@ def aggregate(args: argparse.Namespace) -> None:
 
     worst, seen = list[dict[Any, Any]](), ""
     if "confusion" in tables and experiment.built_in:
-        drawn, worst, seen = judged(
-            experiment, runs, str(tables["confusion"]["run"].iloc[0]), data, args
-        )
+        drawn, worst, seen = judged(experiment, runs, tables["confusion"], data, args)
         figures |= drawn
     if "scaling" in tables:
         scales = scaling if experiment.built_in else speed_up
@@ -106,7 +104,10 @@ def aggregate(args: argparse.Namespace) -> None:
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
     written = write_figures(figures, args.output / "figures")
-    pictures = pictures_of(figures, written)
+    pictures = {
+        name: (str(figure.get_label()), (args.output / f"figures/{name}.svg").read_bytes())
+        for name, figure in figures.items()
+    }
     made += [*written, args.output / "report.html"]
     manifests = [each.manifest for each in data.values()]
     warned = [page.not_finite(numbers.not_finite(runs)), seen]
@@ -126,21 +127,10 @@ def aggregate(args: argparse.Namespace) -> None:
     sums.write(args.output, made, sources)
 
 
-def pictures_of(
-    figures: Mapping[str, Figure], written: Iterable[Path]
-) -> dict[str, tuple[str, bytes]]:
-    """The sentence and the SVG of each figure, by its name."""
-    return {
-        path.stem: (str(figures[path.stem].get_label()), path.read_bytes())
-        for path in written
-        if path.suffix == ".svg"
-    }
-
-
 def judged(
     experiment: Experiment,
     runs: Mapping[str, Numbers],
-    best: str,
+    confused: pd.DataFrame,
     data: Mapping[str, DataFolder],
     args: argparse.Namespace,
 ) -> tuple[dict[str, Figure], list[dict[Any, Any]], str]:
@@ -148,9 +138,10 @@ def judged(
     sentence on test images that are in the training too.
 
     Args:
-        best: the name of that run.
+        confused: the confusion matrix of that run, as a table.
         data: the data sets that are still there, by name.
     """
+    best = str(confused["run"].iloc[0])
     names = numbers.judged_together(experiment, list(runs))[best]
     predicted = predictions.pooled([predictions.read(args.results / name) for name in names])
     if predicted is None:

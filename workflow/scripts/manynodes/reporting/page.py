@@ -92,11 +92,15 @@ def report(
         sections |= confusion_section(experiment, tables["confusion"], pictures, manifests)
     if environments:
         sections |= environment_section(environments)
-    return rendered(
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        table=table,
+        picture=picture,
+        are_missing=are_missing,
         title=experiment.name,
         result=result_sentence(summary, settings, results, experiment.built_in),
         warned=[*filter(None, warned)],
-        missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
+        missing=missing,
         first=pictures.pop(next(iter(pictures), ""), ""),
         means=means(summary, settings, results, experiment.built_in),
         runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
@@ -157,12 +161,6 @@ def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
     found = incidents[["run", "time", "text"]].rename(columns={"text": "what"})
     found["time"] = found["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
     return found
-
-
-def rendered(**values: Any) -> str:
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    functions = {"table": table, "picture": picture, "are_missing": are_missing}
-    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(functions | values)
 
 
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
