@@ -64,17 +64,16 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     header = [["image", "predicted", "probability", *map(cell, names)]]
     good = True
     pending: list[tuple[Path, np.ndarray]] = []
-    for path in [path for given in args.images for path in files(given)]:
+    paths = [path for given in args.images for path in files(given)]
+    for number, path in enumerate(paths, 1):
         try:
             pending.append((path, pixels(classifier, path)))
         except Unreadable as error:
             print(f"predict: {error_line(Refusal(f'{path}: {error}'))}", file=sys.stderr)
             good = False
-        if len(pending) == BATCH:
+        if pending and (len(pending) == BATCH or number == len(paths)):
             table.writerows([*header, *rows(classifier, pending, names, args.views)])
             header, pending = [], []
-    if pending:
-        table.writerows([*header, *rows(classifier, pending, names, args.views)])
     return good
 
 
