@@ -62,11 +62,13 @@ def printable(text: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Text for a cell of a table, which a spreadsheet might otherwise compute as a formula.
+    """Printable text for a cell of a table, which a spreadsheet might otherwise compute as a
+    formula.
 
-    Source: OWASP, CSV Injection.
+    Source: OWASP, CSV Injection. A tab and a carriage return are escaped.
     """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def shortened(text: str, most: int) -> str:
