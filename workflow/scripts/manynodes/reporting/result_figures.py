@@ -715,7 +715,7 @@ def draw_ranking(run: str, true: np.ndarray, score: np.ndarray, names: Sequence[
         true: the class of each image, 0 or 1, int (n,).
         score: of each, higher for the second class, finite (n,).
     """
-    # Few experiments have two classes, and importing it takes a second.
+    # Few experiments have two classes, and importing it takes 0.7 CPU seconds.
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
