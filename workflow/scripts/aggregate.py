@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, options, reason, told_in_one_line
+from manynodes.base.errors import Refusal, error_line, one_line, options, reason, told_in_one_line
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
@@ -153,7 +153,7 @@ def judged(
     worst, seen = list[dict[Any, Any]](), ""
     if (found := data.get(str(experiment.runs[names[0]].dataset))) is not None:
         # No number depends on the pictures.
-        with told_if_refused():
+        with told_if_unusable():
             split, tested = images_of(predicted, found)
             worst = mistakes.surest(predicted.table, tested, address)
             seen = page.in_train(found.manifest, split)
@@ -253,23 +253,22 @@ def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
     """The data sets of an experiment that are still there."""
     found = {}
     for name in experiment.datasets:
-        if (folder / name / MANIFEST).exists():
-            with told_if_refused():
+        with told_if_unusable():
+            if (folder / name / MANIFEST).exists():
                 found[name] = DataFolder.read(folder / name)
-        else:
-            print(
-                f"aggregate: {folder / name} is not there: the page has no pictures of its images"
-            )
+            else:
+                print(f"aggregate: {folder / name} is not there: the page has no pictures of its "
+                      "images")  # fmt: skip
     return found
 
 
 @contextmanager
-def told_if_refused() -> Iterator[None]:
-    """Print a refusal, and go on without what was refused."""
+def told_if_unusable() -> Iterator[None]:
+    """Print why data cannot be used, and go on without them."""
     try:
         yield
-    except Refusal as refusal:
-        print(f"aggregate: without pictures: {refusal}")
+    except (Refusal, OSError) as error:
+        print(one_line(f"aggregate: without pictures: {error_line(error)}"))
 
 
 def images_of(predicted: Predictions, data: DataFolder) -> tuple[str, np.ndarray]:

@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
-from manynodes.experiment.config import REPEATS, Experiment
+from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
 from manynodes.reporting.numbers import CHANGES, OF_SETTING
@@ -21,7 +21,7 @@ from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
 
 # A cell of a table, with the share of the runs that have it.
-NUMBER = re.compile(r"–|([-+]?[\d,.]+(e[-+]?\d+)?%?|-?inf|nan)( \(\d+ of \d+ runs\))?")
+NUMBER = re.compile(r"–|([-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?|-?inf|nan)( \(\d+ of \d+ runs\))?")
 TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
@@ -455,8 +455,9 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     if "computed_in" in summary:
         columns["computed in"] = summary["computed_in"]
     columns["versions"] = summary["versions"]
-    for column in summary.columns:
-        if column.endswith("_sha256") and summary[column].notna().any():
+    # A program may have numbers of such names.
+    for column in [each for each in COLUMNS if each.endswith("_sha256") and each in summary]:
+        if summary[column].notna().any():
             columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
     return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
 
