@@ -26,7 +26,7 @@ import torch.distributed as dist
 import yaml
 from matplotlib.axes import Axes
 from measured import Measured
-from step_fits import Compute, TreeNetwork, fit_compute, fit_network, step_seconds
+from step_fits import Compute, Network, TreeNetwork, fit_compute, fit_network, step_seconds
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -36,7 +36,7 @@ from training import ROOT, train
 from classifier.models.classifier import Classifier, build
 from manynodes.experiment.config import read_run
 from manynodes.reporting.figures import PALETTE, STYLE
-from manynodes.reporting.step_model import Network, last_that_pays
+from manynodes.reporting.step_model import last_that_pays
 
 CPUS = len(os.sched_getaffinity(0))
 ROUNDS = 3
@@ -295,7 +295,7 @@ def predicted(published: Published, gigabits: int) -> Measured:
         def seconds(processes: int, batch: int = published.batch, size: int = size) -> float:
             return step_seconds(processes, batch, compute, network, size)
 
-        pays[sent_as] = last_that_pays(seconds)
+        pays[sent_as] = last_that_pays(seconds, most=2**14)
         details[sent_as] = {
             "pays_up_to_gpus": pays[sent_as],
             "speedup_at_fixed_global_batch": {
@@ -361,7 +361,7 @@ def draw_predicted(axes: Axes) -> None:
                 color=colour,
                 label=f"{published.name}, {gigabits} Gb/s",
             )
-            most = last_that_pays(seconds.__getitem__)
+            most = last_that_pays(seconds.__getitem__, most=gpus[-1])
             axes.plot([most], [seconds[1] / seconds[most]], "o", color=colour)
     axes.plot(gpus, gpus, ":", color="grey", label="as many times as GPUs")
     axes.plot([], [], "o", color="grey", label="twice as many gain < 10 %")

@@ -6,7 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manynodes.reporting.step_model import Network, nonnegative
+from manynodes.reporting.step_model import nonnegative
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network between the processes.
+
+    Attributes:
+        hop: seconds per message to the next process of a ring.
+        bandwidth: of each process, in bytes per second and direction.
+    """
+
+    hop: float
+    bandwidth: float
+
+    def latency_seconds(self, processes: int) -> float:
+        """Latency of an all-reduce: around the ring and back."""
+        return 2 * (processes - 1) * self.hop
+
+    def bandwidth_seconds(self, processes: int, size: float) -> float:
+        """Seconds that `size` bytes take; a ring sends 2 (P - 1) / P of them from each process."""
+        return 2 * (processes - 1) / processes * size / self.bandwidth
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sklearn import metrics
 import aggregate
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import intervals, page, result_figures
+from manynodes.reporting.measures import named
 from manynodes.reporting.metrics import telling_first
 from manynodes.reporting.numbers import Numbers, confusion, not_finite, over_classes, results_of
 from manynodes.reporting.result_figures import FigureData
@@ -281,6 +282,12 @@ def test_a_checkout_with_changes_and_the_precision_are_named() -> None:
     shown = page.provenance(table)
     assert shown["commit"].tolist() == ["aaaaaaaaaa + changes", "none"]
     assert shown["data (SHA-256)"].tolist() == ["b" * 10, "–"]
+
+
+def test_a_program_s_own_numbers_of_such_names_are_no_provenance() -> None:
+    table = summary("plain", [0.9, 0.9]).assign(weights_sha256=[1, 2], init_sha256="of somewhere")
+    assert [name for name in page.provenance(table) if "SHA" in name] == []
+    assert named({"result": {"code_sha256": 1.0}}, []) == {"code_sha256 (result)": 1.0}
 
 
 def test_environments_that_agree_have_one_row_and_one_list_of_packages() -> None:
@@ -600,6 +607,8 @@ def test_a_table_has_numbers_to_the_right_and_values_as_in_yaml() -> None:
     html = page.table(frame)
     assert '<tr><td>true</td><td class="n">1e+12</td><td class="n">–</td></tr>' in html
     assert page.table(pd.DataFrame({"x": ["<b>"]})).count("&lt;b&gt;") == 1
+    versions = page.table(pd.DataFrame({"version": ["3.12.1", "2.0"], "n": ["1,024.5", "-3e-05"]}))
+    assert '<tr><td>3.12.1</td><td class="n">1,024.5</td></tr>' in versions
 
 
 def test_the_configuration_has_a_row_for_each_parameter() -> None:
@@ -610,6 +619,18 @@ def test_the_configuration_has_a_row_for_each_parameter() -> None:
         ("runs", "2 points of lr, width"),
     ]  # fmt: skip
     assert (page.are_missing(1), page.are_missing(2)) == ("1 run is missing", "2 runs are missing")
+
+
+def test_data_that_cannot_be_read_leave_out_the_pictures_only(tmp_path: Path, capsys) -> None:
+    digits = Experiment.from_config({"experiment": "x", "dataset": {"name": "digits"}})
+    (tmp_path / "digits").mkdir()
+    # A file that is there, and whose first byte cannot be read.
+    (tmp_path / "digits/manifest.json").symlink_to("/proc/self/mem")
+    # As in a closed folder, the system does not say whether there is a file.
+    for folder in (tmp_path, tmp_path / ("x" * 300)):
+        assert aggregate.data_of(digits, folder) == {}
+    said = capsys.readouterr().out.splitlines()
+    assert [line[:29] for line in said] == ["aggregate: without pictures: "] * 2
 
 
 def test_a_single_seed_has_no_band_and_a_long_curve_few_points(tmp_path) -> None:

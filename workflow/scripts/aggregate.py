@@ -10,9 +10,10 @@ SHA256SUMS says of which bytes all of these are made.
 import argparse
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -20,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, reason, told_in_one_line
+from manynodes.base.errors import Refusal, error_line, one_line, options, reason, told_in_one_line
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
@@ -37,7 +38,6 @@ from manynodes.reporting import (
 )
 from manynodes.reporting.figures import STYLE
 from manynodes.reporting.metrics import telling_first
-from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import Numbers
 from manynodes.reporting.predictions import Predictions
 from manynodes.reporting.tables import refuse_mixture, write_table
@@ -49,9 +49,7 @@ FEWEST = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     add = parser.add_argument
     add("--config", required=True, metavar="JSON", help="the configuration, or @FILE with it")
     add("--sha256", help="of that file, which another command may write")
@@ -93,11 +91,9 @@ def aggregate(args: argparse.Namespace) -> None:
     figures, undrawn = figures_of(experiment, runs, tables, results, experiment.name + partial)
     data = data_of(experiment, args.data) if args.data and experiment.built_in else {}
 
-    worst, seen = list[Mistake](), ""
+    worst, seen = list[dict[Any, Any]](), ""
     if "confusion" in tables and experiment.built_in:
-        drawn, worst, seen = judged(
-            experiment, runs, str(tables["confusion"]["run"].iloc[0]), data, args
-        )
+        drawn, worst, seen = judged(experiment, runs, tables["confusion"], data, args)
         figures |= drawn
     if "scaling" in tables:
         scales = scaling if experiment.built_in else speed_up
@@ -108,7 +104,10 @@ def aggregate(args: argparse.Namespace) -> None:
         made.append(args.output / f"{name}.csv")
         write_table(table, made[-1])
     written = write_figures(figures, args.output / "figures")
-    pictures = pictures_of(figures, written)
+    pictures = {
+        name: (str(figure.get_label()), (args.output / f"figures/{name}.svg").read_bytes())
+        for name, figure in figures.items()
+    }
     made += [*written, args.output / "report.html"]
     manifests = [each.manifest for each in data.values()]
     warned = [page.not_finite(numbers.not_finite(runs)), seen]
@@ -128,31 +127,21 @@ def aggregate(args: argparse.Namespace) -> None:
     sums.write(args.output, made, sources)
 
 
-def pictures_of(
-    figures: Mapping[str, Figure], written: Iterable[Path]
-) -> dict[str, tuple[str, bytes]]:
-    """The sentence and the SVG of each figure, by its name."""
-    return {
-        path.stem: (str(figures[path.stem].get_label()), path.read_bytes())
-        for path in written
-        if path.suffix == ".svg"
-    }
-
-
 def judged(
     experiment: Experiment,
     runs: Mapping[str, Numbers],
-    best: str,
+    confused: pd.DataFrame,
     data: Mapping[str, DataFolder],
     args: argparse.Namespace,
-) -> tuple[dict[str, Figure], list[Mistake], str]:
+) -> tuple[dict[str, Figure], list[dict[Any, Any]], str]:
     """What the predictions of the most accurate run show: figures, its surest mistakes, and a
     sentence on test images that are in the training too.
 
     Args:
-        best: the name of that run.
+        confused: the confusion matrix of that run, as a table.
         data: the data sets that are still there, by name.
     """
+    best = str(confused["run"].iloc[0])
     names = numbers.judged_together(experiment, list(runs))[best]
     predicted = predictions.pooled([predictions.read(args.results / name) for name in names])
     if predicted is None:
@@ -161,10 +150,10 @@ def judged(
     def address(file: str) -> str:
         return mistakes.address_of(file, args.images, args.output) if args.images else ""
 
-    worst, seen = list[Mistake](), ""
+    worst, seen = list[dict[Any, Any]](), ""
     if (found := data.get(str(experiment.runs[names[0]].dataset))) is not None:
         # No number depends on the pictures.
-        with told_if_refused():
+        with told_if_unusable():
             split, tested = images_of(predicted, found)
             worst = mistakes.surest(predicted.table, tested, address)
             seen = page.in_train(found.manifest, split)
@@ -264,23 +253,22 @@ def data_of(experiment: Experiment, folder: Path) -> dict[str, DataFolder]:
     """The data sets of an experiment that are still there."""
     found = {}
     for name in experiment.datasets:
-        if (folder / name / MANIFEST).exists():
-            with told_if_refused():
+        with told_if_unusable():
+            if (folder / name / MANIFEST).exists():
                 found[name] = DataFolder.read(folder / name)
-        else:
-            print(
-                f"aggregate: {folder / name} is not there: the page has no pictures of its images"
-            )
+            else:
+                print(f"aggregate: {folder / name} is not there: the page has no pictures of its "
+                      "images")  # fmt: skip
     return found
 
 
 @contextmanager
-def told_if_refused() -> Iterator[None]:
-    """Print a refusal, and go on without what was refused."""
+def told_if_unusable() -> Iterator[None]:
+    """Print why data cannot be used, and go on without them."""
     try:
         yield
-    except Refusal as refusal:
-        print(f"aggregate: without pictures: {refusal}")
+    except (Refusal, OSError) as error:
+        print(one_line(f"aggregate: without pictures: {error_line(error)}"))
 
 
 def images_of(predicted: Predictions, data: DataFolder) -> tuple[str, np.ndarray]:

@@ -21,10 +21,9 @@ from classifier.evaluation.views import predict_with_views
 from classifier.models import weights
 from classifier.models.classifier import USUAL, Classifier
 from classifier.pixels.batches import centred
-from manynodes.base.errors import Refusal, error_line, told_in_one_line
+from manynodes.base.errors import Refusal, error_line, options, spreadsheet_text, told_in_one_line
 from manynodes.data.datasets import DATASETS
 from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
-from manynodes.data.user.origins import cell
 from manynodes.data.user.pictures import Unreadable, read_image
 from manynodes.data.walk import walk
 from manynodes.ranks.device import compute_exactly, told_when_full
@@ -35,9 +34,7 @@ BATCH = 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="model.safetensors of a run")
     add("--views", choices=VIEWS, default="plain", help="views of each image, as in evaluate")
@@ -63,20 +60,19 @@ def write_table(classifier: Classifier, args: argparse.Namespace) -> bool:
     """
     names = class_names(classifier, about_of(args.model))
     table = csv.writer(sys.stdout, lineterminator="\n")
-    header = [["image", "predicted", "probability", *map(cell, names)]]
+    header = [["image", "predicted", "probability", *map(spreadsheet_text, names)]]
     good = True
     pending: list[tuple[Path, np.ndarray]] = []
-    for path in [path for given in args.images for path in files(given)]:
+    paths = [path for given in args.images for path in files(given)]
+    for number, path in enumerate(paths, 1):
         try:
             pending.append((path, pixels(classifier, path)))
         except Unreadable as error:
             print(f"predict: {error_line(Refusal(f'{path}: {error}'))}", file=sys.stderr)
             good = False
-        if len(pending) == BATCH:
+        if pending and (len(pending) == BATCH or number == len(paths)):
             table.writerows([*header, *rows(classifier, pending, names, args.views)])
             header, pending = [], []
-    if pending:
-        table.writerows([*header, *rows(classifier, pending, names, args.views)])
     return good
 
 
@@ -120,8 +116,8 @@ def rows(
     for (path, _), probabilities in zip(images, logits.double().softmax(1).tolist(), strict=True):
         best = int(np.argmax(probabilities))
         yield [
-            cell(str(path)),
-            cell(names[best]),
+            spreadsheet_text(str(path)),
+            spreadsheet_text(names[best]),
             *(f"{value:.6f}" for value in (probabilities[best], *probabilities)),
         ]
 

@@ -1,5 +1,6 @@
-"""Errors that a user can fix, in one line."""
+"""Errors that a user can fix, in one line; and the options of a program."""
 
+import argparse
 import errno
 import json
 import re
@@ -46,7 +47,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
         if len(line) <= most or len(word) <= SHORTENED:
             break
         line = line.replace(word, shortened(word, max(SHORTENED, len(word) - len(line) + most)))
-    return line if len(line) <= most else shortened(line, most)
+    return shortened(line, most)
 
 
 def uncoloured(text: str) -> str:
@@ -75,17 +76,19 @@ def printable(text: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Text for a cell of a table, which a spreadsheet might otherwise compute as a formula.
+    """Printable text for a cell of a table, which a spreadsheet might otherwise compute as a
+    formula.
 
-    Source: OWASP, CSV Injection.
+    Source: OWASP, CSV Injection. A tab and a carriage return are escaped.
     """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    text = printable(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def shortened(text: str, most: int) -> str:
-    """The text without its middle."""
+    """The text, without its middle if it is long."""
     end = most // 2
-    return f"{text[: most - end - 1]}…{text[-end:]}"
+    return text if len(text) <= most else f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 def shown(value: object) -> str:
@@ -148,6 +151,13 @@ def error_line(error: Refusal | OSError) -> str:
         return one_line(os_error_line(error), OF_A_LINE)
     command = f": {MAKE} {error.make_again}" if error.make_again else ""
     return one_line(f"{error}{command}", OF_A_LINE)
+
+
+def options(text: str | None) -> argparse.ArgumentParser:
+    """The parser of a program, which shows its docstring as it is."""
+    return argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @contextmanager

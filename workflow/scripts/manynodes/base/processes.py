@@ -259,9 +259,7 @@ def last_words(lines: Sequence[str], program: str, status: int = 1) -> tuple[str
         said = without_stacks(said)
     said = reason(ungrouped(said), status)
     raised = bool(said) and said[0].startswith("Traceback ")
-    said = [
-        line if len(line) <= MOST_OF_A_LINE else shortened(line, MOST_OF_A_LINE) for line in said
-    ]
+    said = [shortened(line, MOST_OF_A_LINE) for line in said]
     # A traceback is known by its first line; of its frames, the last ones say most.
     kept = 1 if raised else 0
     while len(said) > MOST_LINES or (

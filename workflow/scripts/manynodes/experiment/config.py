@@ -54,7 +54,8 @@ PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 # Columns of summary.csv that are not the program's.
 COLUMNS = (
     *("seconds", "attempts", "commit", "dirty", "program_commit", "computed_in", "versions"),
-    *("sources_sha256", "data_sha256", "files_sha256", "run_sha256", "evaluation_sha256"),
+    *("code_sha256", "sources_sha256", "data_sha256", "files_sha256"),
+    *("run_sha256", "evaluation_sha256"),
 )
 
 

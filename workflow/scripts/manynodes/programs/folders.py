@@ -402,7 +402,7 @@ def difference(key: str, was: Any, is_now: Any, most: int) -> str:
     """That a value has changed, in so many characters if its name is no longer than usual."""
     if key.endswith("_sha256"):
         return f"the {key.removesuffix('_sha256')} changed"
-    name = key if len(key) <= SHORTENED // 2 else shortened(key, SHORTENED // 2)
+    name = shortened(key, SHORTENED // 2)
     before, now = map(shown, apart(was, is_now))
     room = most - len(f"{name} was  and is ")
     if len(before) + len(now) > room:
@@ -410,8 +410,7 @@ def difference(key: str, was: Any, is_now: Any, most: int) -> str:
             return f"{name} changed"
         # What the one leaves, the other has. The quotes of a text are its ends, which stay.
         limits = (max(room // 2, room - len(other)) for other in (now, before))
-        before, now = (each if len(each) <= limit else shortened(each, limit)
-                       for each, limit in zip((before, now), limits, strict=True))  # fmt: skip
+        before, now = map(shortened, (before, now), limits)
     return f"{name} was {before} and is {now}"
 
 

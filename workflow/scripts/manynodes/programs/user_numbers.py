@@ -470,7 +470,7 @@ def by_count(
         into |= {name: value for name, value in given.items()
                  if value is not None and (known(value) or not known(into[name]))}  # fmt: skip
     # Once, it may be a row after the last epoch.
-    if count != "epoch" and anew > 1:
+    if anew > 1:
         refuse_anew(count)
     return found
 

@@ -77,7 +77,7 @@ def of_the_last_start(
     restarts: int,
     count: str,
     counts: Collection[str],
-    tell: Tell = to_nobody,
+    tell: Tell,
 ) -> list[Counted]:
     """Rows in the order in which they were written, without those that were abandoned: a program
     that starts again goes back to what it has saved, and what it wrote of later counts before is
@@ -148,7 +148,8 @@ def without_abandoned(
             again = (at, len(before) if at <= min(before, default=-math.inf) else 0)
             kept = [each for each in kept if each[0] <= at]
         elif back:
-            kept = without(kept, back, at)
+            # Such a row has no other numbers: columns that are written together go back together.
+            kept = [each for each in kept if each[0] <= at or not back & given(each[1])]
         newest |= {name: at for name in names if name in back or at >= newest.get(name, at)}
         kept.append((at, row))
     # One that has only continued goes back nowhere.
@@ -164,8 +165,6 @@ def rises_with_falls(rows: Sequence[Counted], count: str, counts: Collection[str
     Raises:
         Refusal: the count is the same in several epochs, and numbers would be lost.
     """
-    if count == "epoch":
-        return False
     own = [each for each in rows if each[1].get(count) == each[0] and known_epoch(each[1])]
     if sum(is_still(*each, (count, *counts)) for each in pairwise(own)) > 1:
         refuse_anew(count)
@@ -193,7 +192,7 @@ def in_epochs(rows: Sequence[Mapping[str, float]], count: str) -> set[int]:
             found |= dict.fromkeys(places, step - epoch)
     # Epochs may begin with 0, and be counted from 1 when they are over. Where each has one step,
     # nothing tells whether a row is only late.
-    apart = count != "epoch" and any(abs(lag) > 1 for lag in lags)
+    apart = any(abs(lag) > 1 for lag in lags)
     return {*found} if apart and {*found.values()} in ({0}, {1}) else set()
 
 
@@ -275,13 +274,6 @@ def is_still(one: Counted, other: Counted, counts: Collection[str]) -> bool:
         if name not in counts
     )
     return one[0] == other[0] and one[1]["epoch"] != other[1]["epoch"] and any(replaced)
-
-
-def without(rows: Sequence[Counted], names: set[str], above: float) -> list[Counted]:
-    """Rows without the numbers of some columns at higher counts; such a row has no other numbers,
-    as columns that are written together go back together.
-    """
-    return [each for each in rows if each[0] <= above or not names & given(each[1])]
 
 
 def given(row: Mapping[str, float | None]) -> set[str]:

@@ -302,7 +302,7 @@ def results_of(summary: pd.DataFrame, axes: Collection[str]) -> list[str]:
         for column in summary.columns
         if column == "seconds"
         or (
-            column not in ("run", "code_sha256", *axes, *COLUMNS)
+            column not in ("run", *axes, *COLUMNS)
             and pd.api.types.is_numeric_dtype(summary[column])
         )
     ]

@@ -13,16 +13,15 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
-from manynodes.experiment.config import REPEATS, Experiment
+from manynodes.experiment.config import COLUMNS, REPEATS, Experiment
 from manynodes.reporting import intervals, scaling, speed_up
 from manynodes.reporting.metrics import is_share
-from manynodes.reporting.mistakes import Mistake
 from manynodes.reporting.numbers import CHANGES, OF_SETTING
 from manynodes.reporting.results import VIEWS, counted, shortened
 from manynodes.reporting.tables import value_words
 
 # A cell of a table, with the share of the runs that have it.
-NUMBER = re.compile(r"–|([-+]?[\d,.]+(e[-+]?\d+)?%?|-?inf|nan)( \(\d+ of \d+ runs\))?")
+NUMBER = re.compile(r"–|([-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?|-?inf|nan)( \(\d+ of \d+ runs\))?")
 TEMPLATE = Path(__file__).with_name("page.html")
 # Results in the first sentence of a page; a program may have hundreds.
 MOST_NUMBERS = 4
@@ -64,7 +63,7 @@ def report(
     results: Sequence[str],
     missing: pd.DataFrame | None,
     figures: Mapping[str, tuple[str, bytes]],
-    mistakes: Sequence[Mistake] = (),
+    mistakes: Sequence[Mapping[Any, Any]] = (),
     warned: Sequence[str] = (),
     manifests: Sequence[Mapping[str, Any]] = (),
     undrawn: Sequence[str] = (),
@@ -77,7 +76,7 @@ def report(
         results: columns of the summary with the results.
         missing: runs that are not in them, with `run`, `reason` and `log`; None if complete.
         figures: by name, the most important first: a sentence on what is drawn, and an SVG file.
-        mistakes: of the most accurate run.
+        mistakes: of the most accurate run, see `mistakes.surest`.
         warned: sentences such as of `in_train`; empty ones are left out.
         manifests: of the data sets.
         undrawn: names of figures that were left out.
@@ -93,11 +92,15 @@ def report(
         sections |= confusion_section(experiment, tables["confusion"], pictures, manifests)
     if environments:
         sections |= environment_section(environments)
-    return rendered(
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        table=table,
+        picture=picture,
+        are_missing=are_missing,
         title=experiment.name,
         result=result_sentence(summary, settings, results, experiment.built_in),
         warned=[*filter(None, warned)],
-        missing=None if missing is None else missing[["run", "reason", "log"]].fillna(""),
+        missing=missing,
         first=pictures.pop(next(iter(pictures), ""), ""),
         means=means(summary, settings, results, experiment.built_in),
         runs=every_run(summary, list(experiment.axes), results, experiment.built_in),
@@ -158,12 +161,6 @@ def incident_rows(incidents: pd.DataFrame) -> pd.DataFrame:
     found = incidents[["run", "time", "text"]].rename(columns={"text": "what"})
     found["time"] = found["time"].str.removesuffix("+00:00").str.replace("T", " ") + " UTC"
     return found
-
-
-def rendered(**values: Any) -> str:
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    functions = {"table": table, "picture": picture, "are_missing": are_missing}
-    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(functions | values)
 
 
 def confused_run(table: pd.DataFrame, experiment: Experiment) -> str:
@@ -458,8 +455,9 @@ def provenance(summary: pd.DataFrame) -> pd.DataFrame:
     if "computed_in" in summary:
         columns["computed in"] = summary["computed_in"]
     columns["versions"] = summary["versions"]
-    for column in summary.columns:
-        if column.endswith("_sha256") and summary[column].notna().any():
+    # A program may have numbers of such names.
+    for column in [each for each in COLUMNS if each.endswith("_sha256") and each in summary]:
+        if summary[column].notna().any():
             columns[f"{column.removesuffix('_sha256')} (SHA-256)"] = summary[column].str[:10]
     return pd.DataFrame(columns | {"attempts": summary["attempts"]}).fillna("–")
 

@@ -227,9 +227,13 @@ def read_quietly(path: Path, form: str) -> dict[str, Any]:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The whole lines of a table that a program may be writing; none if it cannot be read."""
     try:
-        text = read_bytes(path, MOST).decode()
-        lines = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-        return [line for line in lines if all(isinstance(cell, str) for cell in line.values())]
+        text = read_bytes(path, MOST).decode("utf-8-sig")
+        lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        first, *rows = [line for line in lines if line]
+        names = [name.strip() for name in first]
+        # A program that has started again may have written the names again.
+        return [dict(zip(names, row, strict=True)) for row in rows
+                if len(row) == len(names) and row != first]  # fmt: skip
     except (OSError, ValueError, csv.Error):
         return []
 

@@ -328,16 +328,19 @@ def draw_runs(
     """
     known = group[group[column].notna()]
     points = of_all_runs(known, count, column)
-    end = known.groupby("run")[count].max().min()
-    if len(points[points.index <= end]) < 2 and known[count].nunique() > 1:
+    end = known.groupby("run")[count].max().min()  # of the run that has ended first
+    common, rest = points[points.index <= end], points[points.index >= end]
+    if len(common) < 2 and known[count].nunique() > 1:
         for _, run in known.groupby("run"):
             axes.plot(run[count], run[column], **style)
         return {ALONE} if known["run"].nunique() > 1 else set()
-    faint = draw_curve(axes, points, end, style)
+    axes.plot(common.index, common["mean"], **style)
+    if len(rest) > 1:
+        axes.plot(rest.index, rest["mean"], alpha=FAINT, **style)
     if band and (points["min"] < points["max"]).any():
         axes.fill_between(points.index, points["min"], points["max"], color=style["color"],
                           alpha=0.15, linewidth=0)  # fmt: skip
-    return {FEWER} if faint else set()
+    return {FEWER} if len(rest) > 1 else set()
 
 
 def of_all_runs(known: pd.DataFrame, count: str, column: str) -> pd.DataFrame:
@@ -379,20 +382,6 @@ def scale_of_counts(axes: Axes, counts: pd.Series) -> None:
         axes.xaxis.set_major_locator(FixedLocator([only]))
     elif (counts % 1 == 0).all():
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def draw_curve(axes: Axes, points: pd.DataFrame, end: float, style: dict[str, Any]) -> bool:
-    """Draw the mean of some runs; returns whether a part of it is of fewer of them, and faint.
-
-    Args:
-        points: with `mean`, by their count.
-        end: the last count of the run that has ended first.
-    """
-    common, rest = points[points.index <= end], points[points.index >= end]
-    axes.plot(common.index, common["mean"], **style)
-    if len(rest) > 1:
-        axes.plot(rest.index, rest["mean"], alpha=FAINT, **style)
-    return len(rest) > 1
 
 
 @mpl.rc_context(STYLE)
@@ -574,7 +563,7 @@ def draw_scale(axes: Axes, at: int, column: pd.Series) -> np.ndarray:
         names = sorted(map(value_words, column.unique()), key=as_number)
         place = {name: number / max(1, len(names) - 1) for number, name in enumerate(names)}
         heights = np.array([place[value_words(value)] for value in column])
-        texts = [(height, cut(name, SCALE_CHARACTERS)) for name, height in place.items()]
+        texts = [(height, shortened(name, SCALE_CHARACTERS)) for name, height in place.items()]
     axes.axvline(at, color="#999", linewidth=1, zorder=0)
     for height, text in texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
@@ -603,7 +592,7 @@ def draw_confusion(confused: pd.DataFrame, of: str = "the run") -> Figure:
         index="true_class", columns="predicted_class", values="images"
     ).to_numpy()
     names = confused.drop_duplicates("true_class").sort_values("true_class")["true_name"]
-    labels = [cut(name) for name in names]
+    labels = [shortened(name, LONGEST) for name in names]
     few = len(matrix) <= MOST_NUMBERS
     if not few:
         order = by_similarity(matrix)
@@ -667,9 +656,9 @@ def draw_predictions(run: str, predicted: Predictions) -> dict[str, Figure]:
         # By the odds, as evaluation.json: of the probabilities, many are 1 to nine digits.
         with np.errstate(divide="ignore"):
             first, second = np.log(predicted.table.iloc[:, -2:].to_numpy(dtype=float)).T
-        score = second - first
-        ranked = [ranking(true == 0, -score), ranking(true == 1, score)]
-        found["ranking"] = draw_ranking(run, ranked, predicted.class_names)
+        # Their ranks, as odds may be infinite.
+        score = np.unique(second - first, return_inverse=True)[1]
+        found["ranking"] = draw_ranking(run, true, score, predicted.class_names)
     return found
 
 
@@ -687,26 +676,6 @@ def calibration(right: np.ndarray, probability: np.ndarray) -> pd.DataFrame:
     found.insert(0, "images", frame.groupby("bin").size())
     found.insert(0, "left", found.index / BINS)
     return found.reset_index(drop=True)
-
-
-def ranking(positive: np.ndarray, score: np.ndarray) -> pd.DataFrame:
-    """At each score, of the images with at least that score: the shares of all positive ones
-    (`recall`) and of all others (`false`) that they are, and the share of positive ones among them
-    (`precision`).
-
-    Args:
-        positive: bool (n,).
-        score: float (n,).
-    """
-    found = pd.DataFrame({"true": positive, "false": ~positive, "score": score})
-    counts = found.groupby("score")[["true", "false"]].sum().sort_index(ascending=False).cumsum()
-    return pd.DataFrame(
-        {
-            "recall": counts["true"] / positive.sum(),
-            "false": counts["false"] / (~positive).sum(),
-            "precision": counts["true"] / (counts["true"] + counts["false"]),
-        }
-    )
 
 
 @mpl.rc_context(STYLE)
@@ -739,13 +708,23 @@ def draw_calibration(run: str, bins: pd.DataFrame) -> Figure:
 
 
 @mpl.rc_context(STYLE)
-def draw_ranking(run: str, ranked: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
-    """The ROC curve, and precision by recall, of each class against the other."""
+def draw_ranking(run: str, true: np.ndarray, score: np.ndarray, names: Sequence[str]) -> Figure:
+    """The ROC curve, and precision by recall, of each class against the other.
+
+    Args:
+        true: the class of each image, 0 or 1, int (n,).
+        score: of each, higher for the second class, finite (n,).
+    """
+    # Few experiments have two classes, and importing it takes 0.7 CPU seconds.
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 4.6), layout="constrained")
-    for curve, name, colour in zip(ranked, names, PALETTE, strict=False):
-        label = f"{cut(name)} found by its probability"
-        left.plot([0, *curve["false"]], [0, *curve["recall"]], color=colour, label=label)
-        right.step([0, *curve["recall"]], [1, *curve["precision"]], color=colour)
+    for label, sign in enumerate((-1, 1)):
+        name, colour = shortened(names[label], LONGEST), PALETTE[label]
+        false, recall, _ = roc_curve(true == label, sign * score, drop_intermediate=False)
+        left.plot(false, recall, color=colour, label=f"{name} found by its probability")
+        precision, recall, _ = precision_recall_curve(true == label, sign * score)
+        right.step(recall[::-1], precision[::-1], color=colour)
     left.plot([0, 1], [0, 1], color="grey", linestyle="--")
     left.set_xlabel("false positive rate")
     left.set_ylabel("true positive rate")
@@ -818,20 +797,15 @@ def named(axes: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def in_legend(value: Any) -> str:
-    return cut(value_words(value, 6))
-
-
-def cut(text: str, most: int = LONGEST) -> str:
-    """The text, without its middle if it is long."""
-    return text if len(text) <= most else shortened(text, most)
+    return shortened(value_words(value, 6), LONGEST)
 
 
 def spread_words(summary: pd.DataFrame, settings: Sequence[str]) -> str:
     """Over how many runs that differ only in their seed or fold."""
-    found = int(summary.groupby(list(settings)).size().max()) if settings else len(summary)
+    sizes = summary.groupby(list(settings)).size() if settings else pd.Series([len(summary)])
+    # Runs may be missing.
+    least, found = int(sizes.min()), int(sizes.max())
     several = "folds" if "fold" in summary else "seeds"
     several = "runs" if {"fold", "seed"} <= {*summary} else several
-    # Runs may be missing.
-    least = int(summary.groupby(list(settings)).size().min()) if settings else found
     words = f"{found}" if least == found else f"{least} to {found}"
     return f", mean and range over {words} {several}" if found > 1 else " (a single seed)"

@@ -38,11 +38,6 @@ COLUMNS = (
     *("highest_accuracy", "target_accuracy", "seconds_to_target", "sharing", "gradient_bytes"),
     *("model_images_per_second", "communication_share", "input_share", "computed_in"),
 )
-MAY_BE_EMPTY = {
-    *("strong_speed_up", "strong_efficiency", "weak_speed_up", "weak_efficiency"),
-    *("target_accuracy", "seconds_to_target", "model_images_per_second", "communication_share"),
-    "input_share",
-}
 
 
 def of_run(
@@ -97,10 +92,12 @@ def computed_in(run: Run, about: dict[str, Any]) -> str:
     return str(about.get("computed_in", run.precision))
 
 
-def input_share(ranks: Sequence[dict[str, Any]], step: float) -> float | None:
-    """Share of a step of so many seconds in which a rank waits for its pixels."""
+def input_share(ranks: Sequence[dict[str, Any]], step: float) -> float:
+    """Share of a step of so many seconds in which a rank waits for its pixels; NaN if no rank has
+    measured it.
+    """
     known = [rank["input_seconds"] for rank in ranks if rank["input_seconds"] is not None]
-    return mean(known) / step if known else None
+    return mean(known) / step if known else math.nan
 
 
 def cpus_of(ranks: Sequence[dict[str, Any]]) -> int:
@@ -131,12 +128,11 @@ def sizes(experiment: Experiment, measured: Sequence[dict[str, Any]]) -> pd.Data
             step = step_of(row)
             parts = model.parts(step) if model and model.error <= OFF else {}
             seconds = sum(parts.values())
-            row["model_images_per_second"] = row["images_per_step"] / seconds if parts else None
+            row["model_images_per_second"] = row["images_per_step"] / seconds if parts else math.nan
             reduced = sum(parts[part] for part in parts if part.endswith("all-reduce"))
-            row["communication_share"] = reduced / seconds if parts else None
+            row["communication_share"] = reduced / seconds if parts else math.nan
         rows += found
-    table = pd.DataFrame(rows, columns=["run", *COLUMNS])
-    return table.astype(dict.fromkeys(MAY_BE_EMPTY, float))
+    return pd.DataFrame(rows, columns=["run", *COLUMNS])
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -178,11 +174,11 @@ def row_of(runs: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     times = [
         next((at for at, reached in run["curve"] if reached >= target), math.nan) for run in runs
     ]
-    shares = [run["input_share"] for run in runs if run["input_share"] is not None]
+    shares = [run["input_share"] for run in runs if not math.isnan(run["input_share"])]
     return first | {
         "runs": len(runs),
         **{key: mean(run[key] for run in runs) for key in ("images_per_second", "epoch_seconds")},
-        "input_share": mean(shares) if shares else None,
+        "input_share": mean(shares) if shares else math.nan,
         **{
             f"{key}_hours": mean(run[f"{key}s"] * run["seconds"] for run in runs) / 3600
             for key in ("cpu", "gpu")
@@ -199,7 +195,7 @@ def compare(rows: Sequence[dict[str, Any]]) -> None:
     """Fill in speed-up and efficiency, against the smallest size of each study."""
     for kind, found in (("strong", strong(rows)), ("weak", weak(rows))):
         for row in rows:
-            row |= {f"{kind}_speed_up": None, f"{kind}_efficiency": None}
+            row |= {f"{kind}_speed_up": math.nan, f"{kind}_efficiency": math.nan}
         for study in found:
             base = smallest(study)
             for row in study:
@@ -278,7 +274,7 @@ def advice(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         else:
             continue
         found.append(f"{setting}: {sentence}" if setting else sentence)
-    if (pd.to_numeric(table["strong_efficiency"]) > DOUBTFUL).any():
+    if (table["strong_efficiency"] > DOUBTFUL).any():
         found.append(
             f"An efficiency above {DOUBTFUL:.0%} shows that other work has slowed the "
             "smaller sizes: measure again."
@@ -372,7 +368,7 @@ def limit_of(row: dict[str, Any], model: Model | None) -> str:
         return "; too few sizes for a model."
     if model.error > OFF:
         return f"; no model fits (the best is {model.error:.0%} off on sizes held out)."
-    if (row["input_share"] or 0.0) >= LIMIT:
+    if row["input_share"] >= LIMIT:
         share = f"{row['input_share']:.0%} of a step"
         return f"; each rank of {in_words(row)} waits {share} for its pixels."
     parts = model.parts(step_of(row))

@@ -67,18 +67,10 @@ def draw(
     panels.append(lambda axes: draw_accuracy(axes, rows, images))
     columns = min(PANEL_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        lines,
-        columns,
-        figsize=(6.2 * columns, 4.4 * lines),
-        squeeze=False,
-        layout="constrained",
-    )
-    for panel, axes in zip(panels, grid.flat, strict=False):
-        panel(axes)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    drawn = [axes.get_title(loc="left") for axes in grid.flat[: len(panels)]]
+    figure = plt.figure(figsize=(6.2 * columns, 4.4 * lines), layout="constrained")
+    for number, panel in enumerate(panels, 1):
+        panel(figure.add_subplot(lines, columns, number))
+    drawn = [axes.get_title(loc="left") for axes in figure.axes]
     entitle(figure, f"{title}: scaling", f"{'; '.join(drawn)}.")
     return figure
 

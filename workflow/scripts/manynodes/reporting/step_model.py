@@ -6,29 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST = 2**14  # processes that `last_that_pays` looks at
 LEAST_HELD_OUT = 3  # sizes that a fit must predict before it is believed
-
-
-@dataclass(frozen=True)
-class Network:
-    """The network between the processes.
-
-    Attributes:
-        hop: seconds per message to the next process of a ring.
-        bandwidth: of each process, in bytes per second and direction.
-    """
-
-    hop: float
-    bandwidth: float
-
-    def latency_seconds(self, processes: int) -> float:
-        """Latency of an all-reduce: around the ring and back."""
-        return 2 * (processes - 1) * self.hop
-
-    def bandwidth_seconds(self, processes: int, size: float) -> float:
-        """Seconds that `size` bytes take; a ring sends 2 (P - 1) / P of them from each process."""
-        return 2 * (processes - 1) / processes * size / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -58,32 +36,36 @@ class Model:
     Attributes:
         image: seconds per image of one process, by its threads.
         step: seconds per step of one process, for any number of images.
+        hop: seconds per message to the next process of a ring.
+        bandwidth: of each process, in bytes per second and direction.
         error: median relative error on sizes that were held out of the fit.
     """
 
     image: dict[int, float]
     step: float
-    network: Network
+    hop: float
+    bandwidth: float
     error: float
 
     def parts(self, step: Step) -> dict[str, float]:
         """The seconds of a step by what takes them."""
         own = self.image[step.threads] * step.batch / step.processes
+        # Messages of each process in an all-reduce, around the ring and back: each has the P-th
+        # part of the bytes.
+        ring = 2 * (step.processes - 1)
         return {
             "computation": own,
             "shared CPUs": (step.sharing - 1) * (own + self.step),
             "each step's fixed cost": self.step,
-            "latency of the all-reduce": self.network.latency_seconds(step.processes),
-            "bandwidth of the all-reduce": self.network.bandwidth_seconds(
-                step.processes, step.size
-            ),
+            "latency of the all-reduce": ring * self.hop,
+            "bandwidth of the all-reduce": ring / step.processes * step.size / self.bandwidth,
         }
 
     def seconds(self, step: Step) -> float:
         return sum(self.parts(step).values())
 
 
-def last_that_pays(seconds: Callable[[int], float], most: int = MOST) -> int:
+def last_that_pays(seconds: Callable[[int], float], most: int) -> int:
     """The first power of 2 of processes at which doubling gains less than a tenth, or the first of
     at least `most`.
     """
@@ -129,7 +111,7 @@ def fitted(measured: Sequence[Step], terms: int, error: float) -> Model:
     found = [*nonnegative(rows, [step.seconds for step in measured]), *[0.0] * (3 - terms)]
     byte, fixed, hop = found[len(threads) :]
     image = dict(zip(threads, found, strict=False))
-    return Model(image, fixed, Network(hop, 1 / byte if byte else math.inf), error)
+    return Model(image, fixed, hop, 1 / byte if byte else math.inf, error)
 
 
 def row(step: Step, threads: Sequence[int]) -> Iterator[float]:

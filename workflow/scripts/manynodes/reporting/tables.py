@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, one_line, printable, spreadsheet_text
+from manynodes.base.errors import Refusal, one_line, spreadsheet_text
 from manynodes.checkpointing.incidents import LONGEST
 
 INCIDENTS = ("time", "kind", "text")
@@ -72,11 +72,10 @@ def incident_table(run: str, about: dict[str, Any]) -> pd.DataFrame:
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV, with no text that a spreadsheet would compute or a terminal obey."""
-    safe = table.rename(columns=lambda name: spreadsheet_text(printable(name)))
+    safe = table.rename(columns=spreadsheet_text)
     for column in safe.select_dtypes(include=["object", "string"]):
         safe[column] = [
-            spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell
-            for cell in safe[column]
+            spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in safe[column]
         ]
     with atomic.replacing(path) as temporary:
         safe.to_csv(temporary, index=False)

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from manynodes.base.errors import Refusal, printable, reason, spreadsheet_text
+from manynodes.base.errors import Refusal, reason, spreadsheet_text
 from manynodes.base.reading import open_file
 from manynodes.data.folder import DataFolder
 
@@ -33,7 +33,8 @@ def write_origins(
         table.writerow(COLUMNS)
         for split, (labels, paths) in splits.items():
             for row, (label, origin) in enumerate(zip(labels, paths, strict=True)):
-                table.writerow([split, row, cell(class_names[label]), cell(str(origin))])
+                texts = map(spreadsheet_text, (class_names[label], str(origin)))
+                table.writerow([split, row, *texts])
 
 
 def files_of(data: DataFolder, split: str) -> list[str]:
@@ -43,7 +44,7 @@ def files_of(data: DataFolder, split: str) -> list[str]:
         Refusal: it is damaged, or of other images.
     """
     path = data.path / FILE
-    label_of = {cell(name): label for label, name in enumerate(data.class_names)}
+    label_of = {spreadsheet_text(name): label for label, name in enumerate(data.class_names)}
     found: list[tuple[int | None, str]] = []
     try:
         rows = sum(data.manifest["images"].values())
@@ -68,8 +69,3 @@ def damaged(path: Path, why: str) -> Refusal:
     return Refusal(
         f"{path} is damaged ({why}); delete {path.parent} and run the same command again"
     )
-
-
-def cell(text: str) -> str:
-    """A name from a file or of a path: safe for a spreadsheet and a terminal."""
-    return spreadsheet_text(printable(text))
