@@ -46,7 +46,6 @@ import publish
 import watch
 from classifier.models import weights
 from classifier.states import state
-from events import points_of
 from manynodes.base import failure
 from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
 from manynodes.base.failure import Failure
@@ -67,6 +66,7 @@ from manynodes.experiment.keys import keys_of
 from manynodes.programs.folders import Folders, prepare
 from manynodes.programs.user_numbers import read_user_metrics, read_user_result
 from manynodes.reporting import predictions, sums
+from manynodes.reporting.events import points_of
 from manynodes.reporting.measures import parse_result, read_measured, read_result
 from manynodes.reporting.metrics import read_metrics
 from manynodes.reporting.progress import read_all, read_record

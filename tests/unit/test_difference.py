@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import difference
-from difference import Results
+import difference as comparison
 from forked import server
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
-from manynodes.reporting import predictions
+from manynodes.reporting import difference, predictions
+from manynodes.reporting.difference import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def test_a_fold_is_compared_with_itself_if_runs_are_missing() -> None:
     assert (found.paired, found.before, found.after) == (True, (1.0, 2.0), (1.4, 2.6))
     # The changes 0.4 and 0.6 have the standard error 0.1; t(1) = 12.706.
     assert (found.low, found.high) == pytest.approx((0.5 - 1.2706, 0.5 + 1.2706), rel=1e-4)
-    assert difference.line(found).endswith(", paired by fold)")
+    assert comparison.line(found).endswith(", paired by fold)")
 
 
 def test_folds_are_means_of_the_seeds_that_both_have() -> None:
@@ -100,7 +100,7 @@ def test_accuracies_in_per_cent_are_no_shares() -> None:
     for found, more in ((shares, 0.007), (percents, 0.7)):
         later = {key: {"accuracy": each["accuracy"] + more} for key, each in found.items()}
         sides = experiment(program("a"), found), experiment(program("b"), later)
-        lines += map(difference.line, difference.compare(*sides))
+        lines += map(comparison.line, difference.compare(*sides))
     assert [text.rpartition(" (too few")[0] for text in lines] == [
         "lr 0.1: accuracy 90.50% (n = 1) -> 91.20% (n = 1): +0.70 points",
         "lr 0.1: accuracy 90.5 (n = 1) -> 91.2 (n = 1): +0.7",
@@ -265,7 +265,7 @@ def test_values_are_as_they_were_given_and_the_spread_is_named() -> None:
     assert difference.settings(one, other) == [
         "lr 1e-09, 1e+12 -> 0.1", "path a/b -> not given", "on not given -> true",
     ]  # fmt: skip
-    assert difference.spread((0.5, 0.7), True) == "60.00% (sd 14.14%, n = 2)"
+    assert comparison.spread((0.5, 0.7), True) == "60.00% (sd 14.14%, n = 2)"
 
 
 def test_a_reader_that_has_gone_is_not_told() -> None:

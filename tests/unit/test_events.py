@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import events
-from events import RunEvents, points_of
 from manynodes.base.provenance import now
 from manynodes.experiment.config import Experiment
 from manynodes.programs.folders import Folders, note_start, prepare
+from manynodes.reporting import events
+from manynodes.reporting.events import RunEvents, points_of
 from programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
         events.update(*points_of(experiment, run))
         return scalars(run / "events", "loss")
 
-    events = RunEvents(run / "events", {"lr": 0.1})
+    events = RunEvents(run / "events", {"lr": 0.1, "widths": [1, 2]})
     metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.")  # a row that is being written
     assert look(events) == [(1, 0.9), (2, 0.8)]
     metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.7\n")

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from classifier.training.splits import fold_split
-from difference import difference
 from forked import run_ranks
 from manynodes.base.errors import Refusal
 from manynodes.data.folder import DataFolder
 from manynodes.data.user.declaration import UserData
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import page
+from manynodes.reporting.difference import difference
 from manynodes.reporting.numbers import added_up, judged_together
 from programs import SCRIPTS, imported, program
 from trainings import complete

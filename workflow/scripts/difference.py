@@ -9,101 +9,22 @@ Of two runs of the classifier, results/before/run results/after/run, it prints a
 images only one of them has right, and the exact p-value of McNemar's test.
 """
 
-import json
 import math
 import sys
-import warnings
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
-
-import numpy as np
-from scipy import stats
 
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from manynodes.base.errors import Refusal, one_line, options, told_in_one_line
-from manynodes.base.reading import read_json
-from manynodes.experiment.config import REPEATS, Experiment
-from manynodes.experiment.installed import other_packages, packages_of
-from manynodes.reporting import predictions
-from manynodes.reporting.intervals import LEVEL
-from manynodes.reporting.measures import EVALUATED, read_measured
+from manynodes.base.errors import one_line, options, told_in_one_line
+from manynodes.reporting import difference
+from manynodes.reporting.difference import Difference
 from manynodes.reporting.metrics import is_share
-from manynodes.reporting.predictions import Predictions
-from manynodes.reporting.progress import read_record
-from manynodes.reporting.results import VIEWS, read_finished, shortened
-from manynodes.reporting.sums import PUT_BACK
-from manynodes.reporting.tables import value_words
+from manynodes.reporting.results import VIEWS, shortened
 
 MOST_CHARACTERS = 400
 POINTS = " points"
-# Keys that name files.
-NO_SETTING = ("experiment", "runs")
-# By seed and position among the runs with that seed.
-Runs = dict[tuple[Any, int], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the runs of a setting have in common.
-
-    Attributes:
-        key: the values of the axes that both experiments have.
-        alone: those of the others, in words.
-        words: those of the common ones, as one of the two has written them.
-    """
-
-    key: tuple[Any, ...]
-    alone: str
-    words: str = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Results:
-    """The finished runs of an experiment.
-
-    Attributes:
-        numbers: of each finished run, by its name.
-        data: SHA-256 of the data on which they were trained.
-        views: of the accuracies; empty for a program of the user's.
-        versions: of Python and its packages, by name; several if the runs differ.
-    """
-
-    experiment: Experiment
-    numbers: dict[str, dict[str, float]]
-    data: frozenset[str]
-    views: frozenset[str]
-    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A number of one setting in both experiments.
-
-    Attributes:
-        setting: the values of the axes that both have, in words; empty if there are none.
-        before, after: its values, one per run.
-        difference: of the means, after less before.
-        low, high: of the interval at LEVEL; NaN if there are too few runs.
-        paired: whether runs with the same seed, or the same fold, were compared with each other.
-        of: what there is a value of, `seed`, or with folds, whose seeds are averaged, `fold`.
-    """
-
-    setting: str
-    name: str
-    before: tuple[float, ...]
-    after: tuple[float, ...]
-    difference: float
-    low: float
-    high: float
-    paired: bool
-    of: str = "seed"
 
 
 def main() -> None:
@@ -115,45 +36,27 @@ def main() -> None:
         if all((folder / "run.json").exists() for folder in (args.before, args.after)):
             compare_images(args.before, args.after)
             return
-        before, after = read(args.before), read(args.after)
-        for warning in doubts(before, after):
+        before, after = difference.read(args.before), difference.read(args.after)
+        for warning in difference.doubts(before, after):
             print(f"warning: {warning}", file=sys.stderr)
-        found = compare(before, after)
-        keys = settings(before.experiment, after.experiment)
+        found = difference.compare(before, after)
+        keys = difference.settings(before.experiment, after.experiment)
         tell(f"different: {'; '.join(keys) or 'no key of the configuration'}")
         for each in found:
             tell(line(each))
-        if alone := unpaired(before, after):
+        if alone := difference.unpaired(before, after):
             tell(f"only in one of them: {shortened(alone)}")
 
 
 def compare_images(before: Path, after: Path) -> None:
-    """Tell of how many test images only one of two runs is right.
-
-    Args:
-        before, after: results/<experiment>/<run>.
-
-    Raises:
-        Refusal: a run is not evaluated, or they were evaluated on different images.
-    """
-    one, other = of_images(before), of_images(after)
-    same = (one.images_sha256, one.class_names) == (other.images_sha256, other.class_names)
-    rows = ["row", "true_class"]
-    if not same or not one.table[rows].equals(other.table[rows]):
-        raise Refusal(
-            f"{before} and {after} were evaluated on different test images; compare runs on one "
-            "data set"
-        )
-    if one.views != other.views:
-        views = f"{VIEWS[one.views]} and {VIEWS[other.views]}"
+    """Compare two runs image by image."""
+    found = difference.discordance(before, after)
+    if found.views[0] != found.views[1]:
+        views = " and ".join(VIEWS[each] for each in found.views)
         print(f"warning: they are of {views} of the test images", file=sys.stderr)
-    right, now_right = (
-        each.table["true_class"] == each.table["predicted_class"] for each in (one, other)
-    )
-    b, c = int((right & ~now_right).sum()), int((now_right & ~right).sum())
     tell(
-        f"of {len(right):,} test images, b = {b:,} are right only before and c = {c:,} only "
-        f"after; McNemar's test (exact): p = {mcnemar(b, c):.3g}"
+        f"of {found.n:,} test images, b = {found.before:,} are right only before and c = "
+        f"{found.after:,} only after; McNemar's test (exact): p = {found.p:.3g}"
     )
 
 
@@ -189,281 +92,6 @@ def number(value: float, share: bool) -> str:
 def change(value: float, share: bool) -> str:
     """A difference; of two shares in percentage points, not relative to one of them."""
     return f"{100 * value:+.2f}{POINTS}" if share else f"{value:+.5g}"
-
-
-def read(folder: Path) -> Results:
-    """The results of an experiment.
-
-    Args:
-        folder: results/<experiment>.
-
-    Raises:
-        Refusal: there is no experiment, no run has been finished, or a file is damaged.
-    """
-    experiment = read_record(folder)
-    numbers, data, views = {}, set(), set()
-    versions: dict[str, tuple[str, ...]] = {}
-    for name in experiment.runs:
-        found = of_run(experiment, folder / name)
-        if found is not None:
-            numbers[name], about = found
-            data.add(about.get("data_sha256") or "none")
-            views |= {about["views"]} if "views" in about else set()
-            for package, version in packages(folder / name, about).items():
-                versions[package] = tuple(sorted({*versions.get(package, ()), version}))
-    if not numbers:
-        raise Refusal(f"{folder} has no finished run; run snakemake first")
-    return Results(experiment, numbers, frozenset(data), frozenset(views), versions)
-
-
-def packages(run: Path, about: Mapping[str, Any]) -> dict[str, str]:
-    """The versions of Python and of all packages that a run has had, as far as they are known."""
-    with suppress(FileNotFoundError):
-        found = read_json(run / "environment.json", "environment", PUT_BACK)
-        return packages_of(found)
-    return dict(about["versions"])
-
-
-def of_run(experiment: Experiment, folder: Path) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """A run's numbers, and run.json with the views of its accuracy; None if it is not finished.
-
-    Raises:
-        Refusal: a file is damaged.
-    """
-    try:
-        if experiment.built_in:
-            finished = read_finished(experiment, folder)
-            about, evaluation = finished.about, finished.evaluation
-            found = {
-                "accuracy": evaluation["accuracy"],
-                "accuracy, one view": evaluation["plain"]["accuracy"],
-                "loss": evaluation["loss"],
-                "seconds": about["seconds"],
-            }
-            if evaluation["views"] == "plain":
-                del found["accuracy, one view"]
-            return found, about | {"views": evaluation["views"]}
-        measured = read_measured(experiment, folder)
-        numbers = measured.columns(experiment.axes) | {"seconds": measured.about["seconds"]}
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        return finite, measured.about
-    except FileNotFoundError:
-        return None
-
-
-def settings(before: Experiment, after: Experiment) -> list[str]:
-    """The keys whose values differ, as `key before -> after`."""
-    one, other = flat(before.settings), flat(after.settings)
-    return [
-        f"{key} {value_of(one, key)} -> {value_of(other, key)}"
-        for key in dict.fromkeys([*one, *other])
-        if one.get(key) != other.get(key)
-    ]
-
-
-def value_of(config: Mapping[str, Any], key: str) -> str:
-    return value_words(config[key]) if key in config else "not given"
-
-
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that may change a result; those of a data set and of parameters by themselves."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if key in NO_SETTING:
-            continue
-        if key == "dataset" and value:
-            found[key] = value["name"]
-        elif key == "parameters":
-            found |= value
-        else:
-            found[key] = value
-    return found
-
-
-def doubts(before: Results, after: Results) -> list[str]:
-    """What makes the numbers hard to compare."""
-    found = []
-    if before.data != after.data:
-        found.append("they were trained on different data")
-    if before.views != after.views:
-        found.append("their accuracies are of different views of the test images")
-    if len({"fold" in each.experiment.axes for each in (before, after)}) > 1:
-        found.append("only one of them is the mean of several folds")
-    for each in (before, after):
-        runs, of = each.experiment.runs, f"runs of {each.experiment.name}"
-        if names := [name for name in runs if name not in each.numbers]:
-            verb = "is" if len(names) == 1 else "are"
-            found.append(f"{len(names)} of {len(runs)} {of} {verb} not finished, and left out: "
-                         f"{shortened(names)}")  # fmt: skip
-        counts = Counter(name for numbers in each.numbers.values() for name in numbers)
-        for name, count in counts.items():
-            if without := len(each.numbers) - count:
-                have = "has" if without == 1 else "have"
-                found.append(f"{without} of {len(each.numbers)} {of} {have} no {name}")
-    if changed := other_packages(before.versions, after.versions):
-        found.append(f"their packages differ: {changed}")
-    return found
-
-
-def compare(before: Results, after: Results) -> list[Difference]:
-    """Every number that both have, for every setting that both have. Each value of an axis that
-    only one of them knows is compared with the other's runs.
-
-    Raises:
-        Refusal: there is no such number or setting.
-    """
-    one, other = both_by_setting(before, after)
-    found = []
-    for setting, runs in one.items():
-        for there, others in other.items():
-            for name in common_names(runs, others) if setting.key == there.key else ():
-                words = "  ".join(filter(None, (setting.words, setting.alone, there.alone)))
-                found.append(difference(words, name, runs, others))
-    if not found:
-        raise Refusal(
-            "the two experiments have no setting and number in common; their axes are "
-            f"{in_words(before)} and {in_words(after)}"
-        )
-    return found
-
-
-def unpaired(before: Results, after: Results) -> list[str]:
-    """The settings that only one of the two has, in words."""
-    one, other = (
-        {setting.key: setting.words for setting in each} for each in both_by_setting(before, after)
-    )
-    return [words for key, words in (one | other).items() if key not in one or key not in other]
-
-
-def both_by_setting(
-    before: Results, after: Results
-) -> tuple[dict[Setting, Runs], dict[Setting, Runs]]:
-    """The runs of each by their settings."""
-    named = dict.fromkeys([*before.experiment.axes, *after.experiment.axes])
-    axes = [axis for axis in named if axis not in REPEATS]
-    values = [next(iter(each.experiment.runs.values())).values for each in (before, after)]
-    common = [axis for axis in axes if all(axis in each for each in values)]
-    return by_setting(before, axes, common), by_setting(after, axes, common)
-
-
-def in_a_row(axes: Sequence[str], values: Mapping[str, Any]) -> str:
-    """A setting in words."""
-    return "  ".join(f"{axis} {value_words(values[axis])}" for axis in axes)
-
-
-def in_words(results: Results) -> str:
-    return results.experiment.summary.partition(", ")[2]
-
-
-def by_setting(results: Results, axes: Sequence[str], common: Sequence[str]) -> dict[Setting, Runs]:
-    """The numbers of the runs of each setting.
-
-    Args:
-        common: those of the axes that the other experiment has too.
-    """
-    found: dict[Setting, Runs] = {}
-    own = [axis for axis in axes if axis not in common and axis in results.experiment.axes]
-    for name, numbers in results.numbers.items():
-        values = results.experiment.runs[name].values
-        key = tuple(hashable(values[axis]) for axis in common)
-        setting = Setting(key, in_a_row(own, values), in_a_row(common, values))
-        runs = found.setdefault(setting, {})
-        # A fold that is no axis is the same in all runs.
-        fold = values.get("fold") if "fold" in results.experiment.axes else None
-        repeat = values["seed"], str(fold)
-        runs[repeat, sum(key[0] == repeat for key in runs)] = numbers
-    return found
-
-
-def hashable(value: Any) -> Any:
-    """A value by which settings are told apart: 1 and 1.0 are the same, 1 and true are not."""
-    if isinstance(value, int | float | str | None):
-        return isinstance(value, bool), value
-    return json.dumps(value)
-
-
-def common_names(one: Runs, other: Runs) -> list[str]:
-    names = dict.fromkeys(name for numbers in one.values() for name in numbers)
-    there = {name for numbers in other.values() for name in numbers}
-    return [name for name in names if name in there]
-
-
-def difference(setting: str, name: str, one: Runs, other: Runs) -> Difference:
-    """Of the means; paired if both have the same two or more seeds or folds. Of folds with other
-    seeds in one of them, only what both have is paired: else its mean would be of other seeds.
-    """
-    found, there = (
-        {key: numbers[name] for key, numbers in sorted(runs.items()) if name in numbers}
-        for runs in (one, other)
-    )
-    before, after = by_fold(found), by_fold(there)
-    common = found.keys() & there.keys()
-    shared = [by_fold({key: each[key] for key in each if key in common}) for each in (found, there)]
-    if has_folds(found) and shared[0].keys() == before.keys() == after.keys():
-        before, after = shared
-    paired = before.keys() == after.keys() and len(before) > 1
-    if paired:
-        # With missing runs, the folds of the two may come in another order.
-        after = {key: after[key] for key in before}
-    low, high = interval([*before.values()], [*after.values()], paired)
-    of = "fold" if any(isinstance(key, str) for key in before) else "seed"
-    return Difference(
-        setting, name, tuple(before.values()), tuple(after.values()),
-        mean(after.values()) - mean(before.values()), low, high, paired, of,
-    )  # fmt: skip
-
-
-def by_fold(values: dict[tuple[Any, int], float]) -> dict[Any, float]:
-    """The values by seed; with folds the mean of each, whose seeds share its images."""
-    if not has_folds(values):
-        return dict(values)
-    folds: dict[str, list[float]] = {}
-    for ((_, fold), _), value in values.items():
-        folds.setdefault(fold, []).append(value)
-    return {fold: mean(found) for fold, found in folds.items()}
-
-
-def has_folds(values: Collection[tuple[Any, int]]) -> bool:
-    return any(fold != "None" for (_, fold), _ in values)
-
-
-def interval(before: list[float], after: list[float], paired: bool) -> tuple[float, float]:
-    """Of Student's t-test of pairs, otherwise of Welch's; NaN for a single value."""
-    if min(len(before), len(after)) < 2:
-        return math.nan, math.nan
-    # Equal values have no variance, which is divided by for the statistic.
-    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        test = (
-            stats.ttest_rel(after, before)
-            if paired
-            else stats.ttest_ind(after, before, equal_var=False)
-        )
-        found = test.confidence_interval(LEVEL)
-    return float(found.low), float(found.high)
-
-
-def of_images(run: Path) -> Predictions:
-    """The predictions of a run; refuses as `compare_images`."""
-    if (run / EVALUATED).exists():
-        raise Refusal(f"{run} is of your own program; only runs of the classifier have predictions")
-    with suppress(FileNotFoundError):
-        if (found := predictions.read(run)) is not None:
-            return found
-    raise Refusal(f"{run} has no {predictions.FILE}; run snakemake for its experiment again")
-
-
-def mcnemar(b: int, c: int) -> float:
-    """The exact p-value of McNemar's test, two-sided: of the images that one of two runs alone has
-    right, each has them with the same probability.
-
-    Args:
-        b, c: how many of them each run has right.
-
-    Source: Q. McNemar, "Note on the sampling error of the difference between correlated
-        proportions or percentages", 1947; with the binomial distribution, so for few images too.
-    """
-    return float(stats.binomtest(b, b + c).pvalue) if b + c else 1.0
 
 
 if __name__ == "__main__":
