@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, error_line, one_line, options, reason, told_in_one_line
+from manynodes.base.errors import Refusal, error_line, one_line, reason, told_in_one_line
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.data.folder import MANIFEST, DataFolder
 from manynodes.experiment.config import Experiment
@@ -49,7 +49,9 @@ FEWEST = 8
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--config", required=True, metavar="JSON", help="the configuration, or @FILE with it")
     add("--sha256", help="of that file, which another command may write")

@@ -3,6 +3,7 @@
 A dry run checks more, but Snakemake reads the file first, and shows a traceback if it cannot.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from manynodes.base.errors import options, told_in_one_line
+from manynodes.base.errors import told_in_one_line
 from manynodes.data.files import fingerprint
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.file import read_config
@@ -20,7 +21,9 @@ from manynodes.experiment.paths import with_program
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON schema of its keys, for an editor"

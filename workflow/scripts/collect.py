@@ -1,16 +1,19 @@
 """Hash the files and folders that a user's program reads, so that they can be staged."""
 
+import argparse
 from pathlib import Path
 
 from manynodes.base import atomic
-from manynodes.base.errors import options, told_in_one_line
+from manynodes.base.errors import told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.data.files import collect, refuse_link
 from manynodes.data.folder import SOURCE
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=Path, nargs="+", required=True, metavar="PATH")
     parser.add_argument("--content", default="", help="of the files, see `fingerprint`; noted")
     parser.add_argument("--name", required=True, help="of the copies on scratch folders")

@@ -9,6 +9,7 @@ Of two runs of the classifier, results/before/run results/after/run, it prints a
 images only one of them has right, and the exact p-value of McNemar's test.
 """
 
+import argparse
 import math
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from statistics import mean, stdev
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from manynodes.base.errors import one_line, options, told_in_one_line
+from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting import difference
 from manynodes.reporting.difference import Difference
 from manynodes.reporting.metrics import is_share
@@ -28,7 +29,9 @@ POINTS = " points"
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", type=Path, help="results of an experiment, or of a run")
     parser.add_argument("after", type=Path, help="results of the one to compare with it")
     args = parser.parse_args()

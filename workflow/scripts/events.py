@@ -7,6 +7,7 @@ Each run gets the folder events/. The program only reads the run's other files, 
 training nothing, and may be started, stopped and started again at any time.
 """
 
+import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +15,15 @@ from pathlib import Path
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from manynodes.base.errors import options, told_in_one_line
+from manynodes.base.errors import told_in_one_line
 from manynodes.reporting.events import RunEvents, points_of
 from manynodes.reporting.progress import interval, looks, read_record
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path, help="folder of the experiment's results")
     parser.add_argument("--once", action="store_true", help="write the present state and end")
     parser.add_argument(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from manynodes.base import atomic
-from manynodes.base.errors import Refusal, one_line, options, os_error_line, told_in_one_line
+from manynodes.base.errors import Refusal, one_line, os_error_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.locks import locked
 from manynodes.data import sources
@@ -43,7 +43,9 @@ GIVE_UP = 3 * sources.MOST_SECONDS
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", required=True, help="name of the data set")
     parser.add_argument("--source", choices=("auto", *sources.READERS), default="auto")
     # Path.expanduser raises an error if there is no such user.

@@ -4,6 +4,7 @@ A Python with torch is tens of thousands of files: imported from a shared file s
 at once, they take minutes. The image of a container is one file as it is.
 """
 
+import argparse
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ import zstandard
 
 from manynodes.base import atomic
 from manynodes.base.cpus import usable_cpus
-from manynodes.base.errors import Refusal, options, told_in_one_line
+from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.data.files import collect, read_files, refuse_link, write_manifest
 from manynodes.data.unpacking import (
@@ -44,7 +45,9 @@ THREADS = min(usable_cpus(), 4)  # of a login node, which has others too
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--prefix", type=Path, required=True, help="of a venv or of conda, or an image"
     )

@@ -21,7 +21,7 @@ from classifier.evaluation.views import predict_with_views
 from classifier.models import weights
 from classifier.models.classifier import USUAL, Classifier
 from classifier.pixels.batches import centred
-from manynodes.base.errors import Refusal, error_line, options, spreadsheet_text, told_in_one_line
+from manynodes.base.errors import Refusal, error_line, spreadsheet_text, told_in_one_line
 from manynodes.data.datasets import DATASETS
 from manynodes.data.user.declaration import SUFFIXES, is_image, is_wanted
 from manynodes.data.user.pictures import Unreadable, read_image
@@ -34,7 +34,9 @@ BATCH = 32
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--model", type=Path, required=True, help="model.safetensors of a run")
     add("--views", choices=VIEWS, default="plain", help="views of each image, as in evaluate")

@@ -10,6 +10,7 @@ It writes to --output:
     evaluated.json  with --evaluation: of which run.json and program evaluation.json is
 """
 
+import argparse
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from manynodes.base import atomic
-from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, options, told_in_one_line
+from manynodes.base.errors import LONGEST_REPORT, Refusal, one_line, told_in_one_line
 from manynodes.base.failure import recorded
 from manynodes.base.provenance import git_state, now
 from manynodes.base.reading import read_json
@@ -61,7 +62,9 @@ NAMES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "ya
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--outputs", nargs="*", default=[], metavar="PATH", help="what must be there")
     add("--output", type=Path, required=True, metavar="FOLDER", help="of this run")

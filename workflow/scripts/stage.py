@@ -3,11 +3,12 @@
 `launch` runs it once on every node of the job, on all nodes at once, and collects the reports.
 """
 
+import argparse
 from dataclasses import asdict
 from pathlib import Path
 
 from manynodes.base.environment import Environment, add_to_report
-from manynodes.base.errors import Refusal, options, told_in_one_line
+from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
@@ -15,7 +16,9 @@ from manynodes.data.unpacking import unpacked_here
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="the shared data folder")
     parser.add_argument("--files", type=Path, help="the folder that collect.py has made")
     parser.add_argument("--packed", type=Path, help="the folder that pack.py has made")

@@ -4,6 +4,7 @@ It only reads files, on any machine that sees the results: python workflow/scrip
 results/quickstart. Without a terminal that can redraw, it prints a line when a run changes.
 """
 
+import argparse
 import signal
 import sys
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from rich.table import Table
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from manynodes.base.errors import one_line, options, told_in_one_line
+from manynodes.base.errors import one_line, told_in_one_line
 from manynodes.reporting.progress import Progress, interval, looks, read_record
 from manynodes.reporting.results import counted
 
@@ -37,7 +38,9 @@ AROUND = 7  # lines around the rows of the table
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path, help="folder of the experiment's results")
     parser.add_argument("--once", action="store_true", help="show the present state and end")
     parser.add_argument(

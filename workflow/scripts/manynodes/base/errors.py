@@ -1,6 +1,5 @@
-"""Errors that a user can fix, in one line; and the options of a program."""
+"""Errors that a user can fix, in one line."""
 
-import argparse
 import errno
 import json
 import re
@@ -151,13 +150,6 @@ def error_line(error: Refusal | OSError) -> str:
         return one_line(os_error_line(error), OF_A_LINE)
     command = f": {MAKE} {error.make_again}" if error.make_again else ""
     return one_line(f"{error}{command}", OF_A_LINE)
-
-
-def options(text: str | None) -> argparse.ArgumentParser:
-    """The parser of a program, which shows its docstring as it is."""
-    return argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
 
 
 @contextmanager
