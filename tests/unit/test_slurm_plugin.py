@@ -510,15 +510,18 @@ def test_more_gpus_than_any_node_has_are_refused(slurm: Path) -> None:
                             "echo 'main|8|16000|50000|gpu:4|infinite|n2'")  # fmt: skip
     command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=2 X=1")
     main = partitions()["main"]
-    assert (main.nodes, main.cpus, main.gpus, main.minutes) == (2, 8, 4, None)
+    assert main == {
+        "nodes": 2, "runtime": None,
+        "cpus_per_task": 8, "mem_mb": 16000, "slurm_tmp": 50000, "gres": 4,
+    }  # fmt: skip
     for gres in ("gpu:4", "gpu:a100:4", ""):
-        refuse_too_large({"gres": gres}, main)
+        refuse_too_large({"gres": gres}, "main", main)
     line = "gres: 5 GPUs a node are asked for, the largest node of main has 4; lower nproc_per_node"
     with pytest.raises(Refusal, match=f"^{line} "):
-        refuse_too_large({"gres": "gpu:5"}, main)
+        refuse_too_large({"gres": "gpu:5"}, "main", main)
     # Some nodes are switched off, and not shown.
     command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=3 X=1")
-    refuse_too_large({"gres": "gpu:5"}, partitions()["main"])
+    refuse_too_large({"gres": "gpu:5"}, "main", partitions()["main"])
 
 
 def test_a_refusal_begins_with_sbatch_s_reason(slurm, told, monkeypatch) -> None:

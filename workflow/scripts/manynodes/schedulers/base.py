@@ -8,7 +8,6 @@ tests/schedulers.py the checks that every scheduler must pass.
 import shlex
 import signal
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -190,19 +189,8 @@ def trouble(fields: dict) -> Trouble:
 TellState: TypeAlias = Callable[[Any, str, str, bool], None]
 
 
-def one_at_a_time(tell_state: TellState) -> TellState:
-    """The same for several threads: it writes a file."""
-    lock = threading.Lock()
-
-    def tell(job: Any, number: str, state: str, waits: bool) -> None:
-        with lock:
-            tell_state(job, number, state, waits)
-
-    return tell
-
-
 class Watch:
-    """A scheduler's part in one Snakemake command. This one does nothing.
+    """What a scheduler has told of the jobs of a Snakemake command.
 
     Attributes:
         failures: for each failed Snakemake job, why it failed, in the scheduler's words.
@@ -212,16 +200,6 @@ class Watch:
     def __init__(self) -> None:
         self.failures: dict[Any, str] = {}
         self.logs: dict[Any, str] = {}
-
-    def start(self, workflow: Any) -> None:
-        """Check the jobs before the first one is submitted, and follow them from then on.
-
-        Args:
-            workflow: Snakemake's.
-
-        Raises:
-            Refusal: the scheduler does not answer, or would never run a job.
-        """
 
 
 class Scheduler(ABC):
@@ -355,12 +333,17 @@ class Scheduler(ABC):
         """
         return None
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
-        """Its part in a Snakemake command.
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        """Check the jobs of a Snakemake command before the first one is submitted, and follow them
+        from then on.
 
         Args:
-            tell_state: is told every change of a job's state.
+            workflow: Snakemake's.
+            tell_state: is told every change of a job's state, by several threads.
             tell: prints one line.
+
+        Raises:
+            Refusal: the scheduler does not answer, or would never run a job.
         """
         return Watch()
 
@@ -430,9 +413,11 @@ def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
     for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
         if job.is_local:
             continue
-        for name in of_the_place if job.is_group() else ():
+        for name in of_the_place:
             values = {
-                str(value): part.rule.name for part in job if (value := part.resources.get(name))
+                str(value): part.rule.name
+                for part in parts(job)
+                if (value := part.resources.get(name))
             }
             if len(values) > 1:
                 one, other = list(values.items())[:2]
@@ -443,6 +428,11 @@ def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
         if job.is_group():
             job.finalize()
         yield job
+
+
+def parts(job: Any) -> list[Any]:
+    """The jobs of a group, or the job itself."""
+    return list(job) if job.is_group() else [job]
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

@@ -72,24 +72,13 @@ class Ssh(AgentScheduler):
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
-        return SshWatch(self)
-
-
-class SshWatch(Watch):
-    """Checks the hosts before the first job."""
-
-    def __init__(self, scheduler: Ssh) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-
-    def start(self, workflow: Any) -> None:
-        hosts = self.scheduler.allocation(len(self.scheduler.hosts)).hosts
-        problems = check_hosts(hosts, Path.cwd())
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        problems = check_hosts(self.allocation(len(self.hosts)).hosts, Path.cwd())
         for problem in problems[1:]:
             print(f"ssh: {one_line(problem)}", file=sys.stderr)
         if problems:
             raise Refusal(f"ssh: {problems[0]}")
+        return Watch()
 
 
 def read_hosts(given: Sequence[str]) -> tuple[str, ...]:

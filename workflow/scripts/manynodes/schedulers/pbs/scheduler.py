@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds
@@ -131,11 +132,11 @@ class Pbs(AgentScheduler):
             if job in found and found[job].get("job_state") not in OVER and is_ours(found[job])
         }
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
-        from manynodes.schedulers.pbs.submission import PbsWatch
+        from manynodes.schedulers.pbs.jobs import follow
 
-        return PbsWatch(tell_state, lambda line: tell(f"pbs: {line}"))
+        return follow(workflow, tell_state, lambda line: tell(f"pbs: {line}"))
 
 
 def is_ours(shown: Mapping[str, str]) -> bool:

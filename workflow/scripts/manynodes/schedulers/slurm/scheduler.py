@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds, last_words, with_ancestors
@@ -204,11 +205,11 @@ class Slurm(Scheduler):
             found = (found or {}) | (elsewhere or {}) or elsewhere
         return None if found is None else {job: found[job] for job in jobs if job in found}
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
-        from manynodes.schedulers.slurm.submission import SlurmWatch
+        from manynodes.schedulers.slurm.submission import follow
 
-        return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
+        return follow(workflow, tell_state, lambda line: tell(f"slurm: {line}"))
 
 
 def name_of(job: str, shown: str) -> str:
