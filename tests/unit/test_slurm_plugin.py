@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from manynodes.schedulers import base
 from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
 from manynodes.schedulers.slurm import scheduler
-from manynodes.schedulers.slurm.commands import shown_job
+from manynodes.schedulers.slurm.commands import answer, shown_job
 from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
 from manynodes.schedulers.slurm.submission import (
     gpus_in,
@@ -449,6 +450,14 @@ def in_a_job(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command(slurm, "scontrol", f'{noted}; [ "$2" = hostnames ] && echo n1 || echo "{jobs}"')
     command(slurm, "scancel", noted)
     return slurm
+
+
+def test_a_warning_does_not_wait_for_a_controller_that_hangs(in_a_job: Path, monkeypatch) -> None:
+    job = SCHEDULERS["srun"].allocation(1)
+    monkeypatch.setattr(scheduler, "answer", partial(answer, patience=0.1))
+    command(in_a_job, "scancel", "exec sleep 9")
+    with pytest.raises(Refusal, match=r"^scancel: no answer within 0\.1 s$"):
+        SCHEDULERS["srun"].warn(job)
 
 
 def test_one_job_of_an_array_leaves_the_others_alone(in_a_job: Path) -> None:

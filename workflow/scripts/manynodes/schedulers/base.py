@@ -180,10 +180,6 @@ class Trouble:
         return {"trouble": asdict(self)}
 
 
-def trouble(fields: dict) -> Trouble:
-    return Trouble(**fields | {"cause": Cause(fields["cause"])})
-
-
 # Called when a job's state has changed: with the Snakemake job, the scheduler's id, the state in
 # its words, and whether it waits to be run.
 TellState: TypeAlias = Callable[[Any, str, str, bool], None]
@@ -209,6 +205,9 @@ class Scheduler(ABC):
         transport: its name for `launch --transport`.
         description: of its nodes, for the help of that option.
         executor: the Snakemake executor whose jobs it runs.
+        starter: a name for one of the processes of `commands`, for an error message; `{}` is its
+            number.
+        job_variable: name of a variable that every process of its jobs has; empty if there is none.
         task_launcher: name of the launcher that has the scheduler start one task per rank;
             empty if it cannot.
         task_variables: for that launcher, RANK, LOCAL_RANK and WORLD_SIZE as the scheduler names
@@ -227,6 +226,8 @@ class Scheduler(ABC):
     transport: str
     description: str
     executor: str
+    starter: str
+    job_variable: str = ""
     task_launcher: str = ""
     task_variables: Mapping[str, str] = {}
     job_scratch: str | None = None
@@ -238,9 +239,9 @@ class Scheduler(ABC):
     canceller: str = ""
     hosts: tuple[str, ...] = ()
 
-    @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with this environment is part of one of the scheduler's jobs."""
+        return self.job_variable in environment
 
     @abstractmethod
     def allocation(self, nodes: int) -> Allocation:
@@ -271,10 +272,6 @@ class Scheduler(ABC):
         """The step as `launch --dry-run` prints it."""
         return [str(node) for node in step.nodes]
 
-    @abstractmethod
-    def starter(self, number: int) -> str:
-        """A name for one of the processes of `commands`, for an error message."""
-
     def on(self, hosts: Sequence[str]) -> "Scheduler":
         """The same scheduler for these hosts, in the order of the node ranks.
 
@@ -303,7 +300,7 @@ class Scheduler(ABC):
         """Have all ranks of the job stop as before the end of its time.
 
         Raises:
-            Refusal, OSError, CalledProcessError: it cannot.
+            Refusal: it cannot.
         """
         raise Refusal("this scheduler cannot warn a job")
 
@@ -433,6 +430,13 @@ def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
 def parts(job: Any) -> list[Any]:
     """The jobs of a group, or the job itself."""
     return list(job) if job.is_group() else [job]
+
+
+def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(
+        f"--{option}" if value is None else f"--{option}={value}"
+        for option, value in options.items()
+    )
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

@@ -14,11 +14,12 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from manynodes.base.atomic import TEMPORARY
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.processes import process_name
 from manynodes.base.reading import is_file, read_bytes
 from manynodes.schedulers.base import Allocation, TellState, Watch
-from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler, is_here
+from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
 MOST_BYTES = 1_000_000  # of a file of hosts
 
@@ -45,9 +46,6 @@ class Ssh(AgentScheduler):
 
     def on(self, hosts: Sequence[str]) -> "Ssh":
         return Ssh(read_hosts(hosts))
-
-    def active(self, environment: Mapping[str, str]) -> bool:
-        return False
 
     def allocation(self, nodes: int) -> Allocation:
         hosts = self.hosts[:nodes]
@@ -119,7 +117,7 @@ def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
     """
     scheduler = Ssh(hosts)
     with NamedTemporaryFile(dir=folder, prefix=".hosts-", suffix=TEMPORARY) as file:
-        agent = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
+        agent = [sys.executable, str(SCRIPTS / "node_agent.py"), "--describe", file.name]
         commands = [scheduler.start(number, host, agent) for number, host in enumerate(hosts)]
         with ThreadPoolExecutor(SIMULTANEOUS) as pool:
             found = list(pool.map(describe, hosts, commands))
@@ -165,7 +163,7 @@ def describe(host: str, command: Sequence[str]) -> dict[str, Any]:
             f"(~/.bashrc) may end it; try: ssh {host} echo ok"
         }
     last = said[-1] if said else f"status {done.returncode}"
-    return {"problem": f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"}
+    return {"problem": f"{sys.executable} or {SCRIPTS} is missing or does not work there: {last}"}
 
 
 def objection(
