@@ -440,34 +440,37 @@ def test_how_a_status_is_told() -> None:
     "plain = supervise.send\nsupervise.send = lambda record: (end(), plain(record))",
     # While Python shuts down.
     "class Last:\n def __del__(self, end=end): end()\nlast = Last()",
-])  # fmt: skip
-@pytest.mark.parametrize("refuses", [False, True])
+], ids=["before", "while", "after"])  # fmt: skip
+@pytest.mark.parametrize("rank", ["fails", "is refused", "has no log"])
 def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwhile(
-    tmp_path, told_to_end: str, refuses: bool
+    tmp_path, told_to_end: str, rank: str
 ) -> None:
-    """torchrun ends all supervisors once it sees a rank fail, here before this one has told how its
-    own has ended, or after.
+    """torchrun ends all supervisors once it sees a rank fail, here before this one tells how its
+    own has ended, while it does, or after that.
     """
     program, folders = tmp_path / "program.py", Folders(tmp_path / "run")
     program.write_text("raise SystemExit(3)")
     folders.state.mkdir(parents=True)
     folders.spoiled.write_text("the inputs have changed")
     task = Task((str(program),), folders.run, {}).to_json()
+    arguments, status, of_rank = {
+        "fails": ([program], 3, 3),
+        "is refused": (["--task", task], 1, 1),
+        "has no log": (["--rank-logs", program / "logs", program], 1, None),
+    }[rank]
     ended = (
         "import functools, os, signal, supervise\n"
         "end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)\n"
         f"{told_to_end}\nsupervise.main()"
     )
-    arguments = ["--task", task] if refuses else [str(program)]
     done = subprocess.run(
         [sys.executable, "-c", ended, *arguments], check=False, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
     )  # fmt: skip
-    status = 1 if refuses else 3
     assert done.returncode == status, done.stderr
     (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too
-    assert record["ending"]["status"] == status
-    assert ("refused" in record["ending"]["report"]) == refuses
+    assert record["ending"]["status"] == of_rank
+    assert ("refused" in record["ending"]["report"]) == (rank == "is refused")
 
 
 @pytest.mark.parametrize(("before", "told"), [
