@@ -29,10 +29,10 @@ from manynodes.base.signing import new_secret
 from manynodes.base.timeouts import BEAT
 from manynodes.experiment.config import Experiment
 from manynodes.launching.agents import Outcome, Output, Stop, run_all
-from manynodes.launching.endings import Ending, ending, record_lines, records
+from manynodes.launching.endings import Ending, record_lines, records
 from manynodes.launching.first_failure import Source, first_failure
 from manynodes.launching.launchers import Geometry
-from manynodes.launching.logs import log_file
+from manynodes.launching.logs import Log
 from manynodes.launching.plan import find_launcher, make_plan
 from manynodes.ranks.preflight import RankReport, join
 from manynodes.ranks.process_group import Process
@@ -113,7 +113,7 @@ def grows(
 def commands_seconds(nodes: int) -> float:
     """CPU seconds of this process alone for so many commands that print a few lines."""
     commands = [Command(("/bin/sh", "-c", "echo one >&2; echo two >&2"))] * nodes
-    with log_file(None) as nowhere:
+    with Log(None) as nowhere:
         before = time.process_time()
         outcome = run_all(commands, Output(nowhere, nowhere), Stop(), 10)
         assert outcome.failed is None
@@ -159,7 +159,7 @@ def failure_seconds(ranks: int) -> float:
     ]
 
     def once() -> None:
-        endings = [ending(record["ending"]) for record in records(said)]
+        endings = [Ending(**record["ending"]) for record in records(said)]
         assert len(endings) == ranks
         first_failure(Outcome(failed=0, status=1), endings, [], [], Source("srun"))
 

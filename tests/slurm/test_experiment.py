@@ -273,7 +273,9 @@ def test_a_full_and_a_missing_scratch_are_shown_and_the_run_goes_on(
 
 MISTAKES = {
     "slurm_partition=nope": "slurm: sbatch would refuse a job: ",
-    "slurm_account=nope": "slurm: slurm_account: nope is not yours; yours are ",
+    "slurm_account=nope": (
+        "slurm: The given account nope appears to be invalid. Available accounts: "
+    ),
     "constraint=nope": "slurm: sbatch would refuse a job: ",
     "slurm_extra=--licenses=nope": "slurm: sbatch would refuse a job: ",
     "slurm_tmp=50G": "slurm: slurm_tmp: 51200 MB a node are asked for, the largest TmpDisk of main "

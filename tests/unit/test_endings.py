@@ -9,7 +9,9 @@ import time
 import pytest
 
 from manynodes.base.processes import MOST_CHARACTERS, how, last_words
-from manynodes.launching.endings import Ending, cause, ending, marked, record_lines, records
+from manynodes.launching.endings import Ending, cause, marked, record_lines, records
+from manynodes.programs.folders import Folders
+from manynodes.programs.task import Task
 from programs import SCRIPTS
 
 GLOO = (
@@ -33,15 +35,15 @@ def test_a_lost_peer_is_a_consequence_however_early() -> None:
 def test_endings_survive_the_way_through_srun() -> None:
     """srun labels each line, mixes the lines of its tasks, and breaks long ones."""
     sent = [
-        Ending("rank 1", "n2", 1, 1.5, lines=("a: b", "ö" * 3000), log="results/logs/rank=1.log"),
-        Ending("rank 0", "n1", -9, 2.5),
+        Ending("rank 1", "n2", 1, 1.5, lines=["a: b", "ö" * 3000], log="results/logs/rank=1.log"),
+        Ending("rank 0", "n1", -9, 2.5, lines=[]),
     ]
     one, other = ([f"12: {line}" for line in record_lines(ending.record())] for ending in sent)
     assert all(map(marked, one + other))
     assert max(map(len, one)) < 1024
     mixed = [one[0], *other, *one[1:]]
-    assert [ending(found["ending"]) for found in records(mixed)] == sent
-    assert [ending(found["ending"]) for found in records([*one[:-1], *other])] == sent[1:]
+    assert [Ending(**found["ending"]) for found in records(mixed)] == sent
+    assert [Ending(**found["ending"]) for found in records([*one[:-1], *other])] == sent[1:]
 
 
 def test_a_record_is_whole_after_a_long_line_that_has_not_ended() -> None:
@@ -433,26 +435,42 @@ def test_how_a_status_is_told() -> None:
     assert how(-9) == "was ended by SIGKILL; the system does that when memory runs out"
 
 
+@pytest.mark.parametrize("told_to_end", [
+    "supervise.end_descendants = end",
+    "plain = supervise.send\nsupervise.send = lambda record: (end(), plain(record))",
+    # While Python shuts down.
+    "class Last:\n def __del__(self, end=end): end()\nlast = Last()",
+], ids=["before", "while", "after"])  # fmt: skip
+@pytest.mark.parametrize("rank", ["fails", "is refused", "has no log"])
 def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwhile(
-    tmp_path,
+    tmp_path, told_to_end: str, rank: str
 ) -> None:
-    """torchrun ends all supervisors once it sees a rank fail, here between the end of this one and
-    the record of it.
+    """torchrun ends all supervisors once it sees a rank fail, here before this one tells how its
+    own has ended, while it does, or after that.
     """
-    program = tmp_path / "program.py"
+    program, folders = tmp_path / "program.py", Folders(tmp_path / "run")
     program.write_text("raise SystemExit(3)")
+    folders.state.mkdir(parents=True)
+    folders.spoiled.write_text("the inputs have changed")
+    task = Task((str(program),), folders.run, {}).to_json()
+    arguments, status, of_rank = {
+        "fails": ([program], 3, 3),
+        "is refused": (["--task", task], 1, 1),
+        "has no log": (["--rank-logs", program / "logs", program], 1, None),
+    }[rank]
     ended = (
-        "import os, signal, supervise\n"
-        "supervise.end_descendants = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "supervise.main()"
+        "import functools, os, signal, supervise\n"
+        "end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)\n"
+        f"{told_to_end}\nsupervise.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", ended, str(program)], check=False, capture_output=True, text=True,
+        [sys.executable, "-c", ended, *arguments], check=False, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
     )  # fmt: skip
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == status, done.stderr
     (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too
-    assert record["ending"]["status"] == 3
+    assert record["ending"]["status"] == of_rank
+    assert ("refused" in record["ending"]["report"]) == (rank == "is refused")
 
 
 @pytest.mark.parametrize(("before", "told"), [

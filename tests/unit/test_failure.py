@@ -16,7 +16,7 @@ from manynodes.launching.agents import Outcome
 from manynodes.launching.endings import Ending, records
 from manynodes.launching.first_failure import First, Source, of_unknown_ends
 from manynodes.launching.first_failure import first_failure as found_failure
-from manynodes.launching.whereabouts import Observer, Whereabouts, state_of, whereabouts
+from manynodes.launching.whereabouts import Observer, Whereabouts, state_of
 from manynodes.schedulers.base import Cause, Trouble
 from manynodes.schedulers.registry import SCHEDULERS
 from waiting import until
@@ -36,7 +36,8 @@ def first_failure(
     """Of Slurm job `job`, or on this machine if it is None."""
     scheduler = SCHEDULERS["srun" if job else "local"]
     inspect = f"sacct -X -j {job}" if job else ""
-    source = Source(scheduler.starter(outcome.failed or 0), scheduler.explain(errors), inspect)
+    starter = scheduler.starter.format(outcome.failed or 0)
+    source = Source(starter, scheduler.explain(errors), inspect)
     return found_failure(outcome, endings, [], errors, source)
 
 
@@ -332,7 +333,7 @@ def test_a_rank_that_could_not_run_is_known_after_it_was_continued(
     sent = [each["whereabouts"] for each in records(capfd.readouterr().err.split("\n"))]
     assert len(sent) == (0 if continues else 1)
     assert (last is None) == bool(sent)
-    stuck = last or whereabouts(sent[0])
+    stuck = last or Whereabouts(**sent[0])
     assert (stuck.name, stuck.state) == ("rank 1 on n2", "stopped by a signal")
 
 

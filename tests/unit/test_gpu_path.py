@@ -151,6 +151,22 @@ def test_a_rank_in_a_network_that_ddp_has_called_does_not_wait_for_others(monkey
     assert waits("/ours/manynodes/ranks/device.py", "/ours/train.py")
 
 
+@pytest.mark.parametrize("python", [
+    "/opt/conda/lib/python3.10", "/usr/lib64/python3.9", "/home/me/uv/cpython-3.12/lib/python3.12",
+])  # fmt: skip
+def test_a_rank_that_hangs_in_another_python_is_told_with_its_own_function(
+    monkeypatch, python: str
+) -> None:
+    """That of an environment of its own, whose files lie elsewhere than ours."""
+    paths = [f"{python}/threading.py", "/mine/load.py", "/mine/train.py"]
+    frames = [{"name": "name", "filename": path, "line": 1} for path in paths]
+    monkeypatch.setattr(whereabouts, "stack", lambda _pid: frames)
+    assert whereabouts.seen(os.getpid(), "").frame == "name (mine/load.py:1)"
+    frames[1]["filename"] = f"{python}/site-packages/torch/distributed/store.py"
+    found = whereabouts.seen(os.getpid(), "")
+    assert (found.frame, found.waits) == ("name (mine/train.py:1)", True)
+
+
 def test_a_fault_of_a_gpu_is_no_lost_peer() -> None:
     peer = ending(0, -signal.SIGABRT, 0.5, WATCHDOG)
     # The second is that of a program that `uv run` or a shell has started.

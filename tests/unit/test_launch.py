@@ -771,3 +771,23 @@ def test_a_signal_after_the_first_does_not_hide_what_the_program_has_said(tmp_pa
     assert process.returncode == 75, said
     line = f"launch: some_program was interrupted: node 0 on {HOST} stopped; run the same command"
     assert said.splitlines()[-1].startswith(line), said
+
+
+def test_a_signal_after_the_ranks_does_not_hide_why_they_are_refused(tmp_path) -> None:
+    code = """
+    import os, signal, launch
+    plain = launch.failures.of_error
+    def noted(error):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(error)
+    launch.failures.of_error = noted
+    launch.main()
+    """
+    arguments = ["--launcher", "none", "--collect", tmp_path / "nodes", "--log", tmp_path / "log"]
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code), *arguments, "--", script(tmp_path, "pass")],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    line = f"0 of 1 nodes reported; see {tmp_path / 'log'}"
+    assert (done.returncode, done.stderr) == (1, f"launch: {line}\n")
+    assert failures.read(tmp_path).reason == line

@@ -297,7 +297,7 @@ def test_a_signal_may_come_while_another_is_handled() -> None:
     """At every line of the handler, and of what it calls."""
     code = """
     import signal, sys
-    from manynodes.launching.agents import stop_signals
+    from manynodes.launching.agents import stop_when_signalled
 
     def interrupt(frame, event, _):
         handling = handling_of(frame)
@@ -308,12 +308,12 @@ def test_a_signal_may_come_while_another_is_handled() -> None:
     def handling_of(frame):
         return frame and (frame.f_code.co_name == "handle" or handling_of(frame.f_back))
 
-    with stop_signals() as stop:
-        sys.settrace(interrupt)
-        signal.raise_signal(signal.SIGTERM)
-        sys.settrace(None)
-        assert stop.asked
-        print("handled")
+    stop = stop_when_signalled()
+    sys.settrace(interrupt)
+    signal.raise_signal(signal.SIGTERM)
+    sys.settrace(None)
+    assert stop.asked
+    print("handled")
     """
     paths = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     done = subprocess.run(
@@ -667,7 +667,7 @@ def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(
 ) -> None:
     monkeypatch.setattr(logs_of_launch, "MOST_LOGGED", 20)
     errors = []
-    with logs_of_launch.log_file(tmp_path / "log") as log:
+    with logs_of_launch.Log(tmp_path / "log") as log:
 
         def flush() -> None:
             try:
@@ -686,7 +686,7 @@ def test_a_log_is_flushed_by_one_thread_while_another_replaces_its_file(
 def test_a_log_goes_on_if_it_gets_no_new_file(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(logs_of_launch, "MOST_LOGGED", 20)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with logs_of_launch.log_file(tmp_path / "log") as log:
+    with logs_of_launch.Log(tmp_path / "log") as log:
         log.write("first line\n")
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:

@@ -15,11 +15,18 @@ from manynodes.experiment.job_size import evaluation_size, training_size
 from manynodes.schedulers.pbs import commands as pbs_commands
 from manynodes.schedulers.pbs import jobs as pbs_jobs
 from manynodes.schedulers.pbs.commands import FULL, SEPARATOR, parse_jobs
-from manynodes.schedulers.pbs.jobs import Job, Jobs, job_name, known_state, script
+from manynodes.schedulers.pbs.jobs import (
+    Job,
+    Jobs,
+    job_name,
+    known_state,
+    script,
+    try_submission,
+    try_whole,
+)
 from manynodes.schedulers.pbs.requests import options
 from manynodes.schedulers.pbs.scheduler import FIRST, end_of, job_hosts
 from manynodes.schedulers.pbs.states import State, state_of
-from manynodes.schedulers.pbs.submission import PbsWatch, try_submission
 from manynodes.schedulers.registry import SCHEDULERS
 from waiting import given_enough, until
 
@@ -283,7 +290,6 @@ def test_ctrl_c_while_a_submission_is_tried_leaves_no_held_job(
     if not answers:
         (tmp_path / "qstat").write_text("#!/bin/sh\nexit 1\n")
     told: list[str] = []
-    watch = PbsWatch(lambda *_: None, told.append)
 
     def interrupt() -> None:
         until((tmp_path / "begun").exists)
@@ -294,7 +300,7 @@ def test_ctrl_c_while_a_submission_is_tried_leaves_no_held_job(
     thread.start()
     try:
         with pytest.raises(Refusal, match="^pbs: interrupted before the first job$"):
-            watch.try_whole(())
+            try_whole((), told.append)
     finally:
         signal.signal(signal.SIGINT, before)
         thread.join()

@@ -73,9 +73,10 @@ def test_what_computes_counts_wherever_it_is(scripts, file, old, new) -> None:
 
 
 def test_a_clearer_message_costs_no_night_of_training(scripts) -> None:
-    before = code_sha256("train.py")
+    before = [code_sha256(name) for name in ("train.py", "evaluate.py")]
     edit(scripts / "manynodes" / "experiment" / "keys.py", "unknown key", "key unknown to us")
-    assert code_sha256("train.py") == before
+    edit(scripts / "manynodes" / "launching" / "gpus.py", "one per process", "one of each process")
+    assert [code_sha256(name) for name in ("train.py", "evaluate.py")] == before
 
 
 def test_the_modules_left_out_are_there() -> None:

@@ -22,7 +22,7 @@ from manynodes.base.signing import new_secret
 from manynodes.launching import time_limit
 from manynodes.launching.endings import records
 from manynodes.schedulers import registry
-from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here, trouble
+from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here
 from manynodes.schedulers.slurm.scheduler import end_of
 from manynodes.schedulers.ssh import Ssh
 from programs import SCRIPTS
@@ -77,7 +77,7 @@ def test_a_node_that_starts_no_agent_is_lost_only_if_that_may_pass(
     lines = done.stderr.split("\n")  # splitlines would split at the mark of a record too
     what = "is lost" if lost else "starts no agent"
     line = f"here {what}: sh ended with status 1: {said}"
-    (found,) = [trouble(record["trouble"]) for record in records(lines)]
+    (found,) = [Trouble(**record["trouble"]) for record in records(lines)]
     assert found == Trouble(line, "here", Cause.NODE_LOST if lost else Cause.OTHER)
     assert Refused().explain(lines) == Trouble(line)
 
@@ -221,11 +221,10 @@ def test_a_warning_that_did_not_arrive_is_soon_repeated(monkeypatch) -> None:
         def warn(self, _allocation: Allocation) -> None:
             tries.append("warned")
             if len(tries) < 3:
-                raise subprocess.CalledProcessError(1, "scancel")
+                raise Refusal("scancel: no answer within 30 s")
 
     job = Allocation("this test", ("here",), ("127.0.0.1",), 0, end=time.time() + 1000)
-    arguments = (Lowered(), job, 60, threading.Event())
-    time_limit.watch(*arguments)
+    time_limit.warn_of_a_lower_limit(Lowered(), job, threading.Event())
     assert tries == ["warned", "silent", "warned"]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from manynodes.schedulers import base
 from manynodes.schedulers.registry import SCHEDULERS
 from manynodes.schedulers.slurm import plugin as slurm_plugin
 from manynodes.schedulers.slurm import scheduler
-from manynodes.schedulers.slurm.commands import shown_job
+from manynodes.schedulers.slurm.commands import answer, shown_job
 from manynodes.schedulers.slurm.plugin import Follower, Sbatch, reason_of, tmp_mb
 from manynodes.schedulers.slurm.submission import (
     gpus_in,
@@ -451,6 +452,14 @@ def in_a_job(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return slurm
 
 
+def test_a_warning_does_not_wait_for_a_controller_that_hangs(in_a_job: Path, monkeypatch) -> None:
+    job = SCHEDULERS["srun"].allocation(1)
+    monkeypatch.setattr(scheduler, "answer", partial(answer, patience=0.1))
+    command(in_a_job, "scancel", "exec sleep 9")
+    with pytest.raises(Refusal, match=r"^scancel: no answer within 0\.1 s$"):
+        SCHEDULERS["srun"].warn(job)
+
+
 def test_one_job_of_an_array_leaves_the_others_alone(in_a_job: Path) -> None:
     slurm = SCHEDULERS["srun"]
     job = slurm.allocation(1)
@@ -510,15 +519,18 @@ def test_more_gpus_than_any_node_has_are_refused(slurm: Path) -> None:
                             "echo 'main|8|16000|50000|gpu:4|infinite|n2'")  # fmt: skip
     command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=2 X=1")
     main = partitions()["main"]
-    assert (main.nodes, main.cpus, main.gpus, main.minutes) == (2, 8, 4, None)
+    assert main == {
+        "nodes": 2, "runtime": None,
+        "cpus_per_task": 8, "mem_mb": 16000, "slurm_tmp": 50000, "gres": 4,
+    }  # fmt: skip
     for gres in ("gpu:4", "gpu:a100:4", ""):
-        refuse_too_large({"gres": gres}, main)
+        refuse_too_large({"gres": gres}, "main", main)
     line = "gres: 5 GPUs a node are asked for, the largest node of main has 4; lower nproc_per_node"
     with pytest.raises(Refusal, match=f"^{line} "):
-        refuse_too_large({"gres": "gpu:5"}, main)
+        refuse_too_large({"gres": "gpu:5"}, "main", main)
     # Some nodes are switched off, and not shown.
     command(slurm, "scontrol", "echo PartitionName=main State=UP TotalNodes=3 X=1")
-    refuse_too_large({"gres": "gpu:5"}, partitions()["main"])
+    refuse_too_large({"gres": "gpu:5"}, "main", partitions()["main"])
 
 
 def test_a_refusal_begins_with_sbatch_s_reason(slurm, told, monkeypatch) -> None:

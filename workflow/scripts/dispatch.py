@@ -25,9 +25,7 @@ MOST_TOLD = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--node", required=True, help="number of this node, or $NAME of a variable")
     parser.add_argument("--reach", metavar="ADDRESS:PORT", help="of launch, on rank 0's node")
     args = parser.parse_args()

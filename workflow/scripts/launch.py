@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 # Python looks there by itself, unless a site has set PYTHONSAFEPATH.
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from manynodes.base import atomic, signing
 from manynodes.base import failure as failures
 from manynodes.base.cpus import BINDING, OF_LIBRARIES
-from manynodes.base.environment import Environment, forget_contract, forget_others
+from manynodes.base.environment import SCRIPTS, Environment, forget_contract, forget_others
 from manynodes.base.errors import Failed, Refusal, Stopped, told_in_one_line
 from manynodes.base.failure import Again, Failure, Kind
 from manynodes.base.processes import adopt_orphans, end_descendants
@@ -55,11 +55,11 @@ from manynodes.launching.agents import (
     Stop,
     ignore_stopping_signals,
     run_all,
-    stop_signals,
+    stop_when_signalled,
     stopping_signals,
     watched,
 )
-from manynodes.launching.endings import ending, records
+from manynodes.launching.endings import Ending, sent
 from manynodes.launching.first_failure import First, Source, first_failure, of_unknown_ends
 from manynodes.launching.gpus import claimed_gpus, usable_gpus
 from manynodes.launching.launchers import Geometry, Launcher
@@ -67,7 +67,6 @@ from manynodes.launching.logs import (
     Log,
     folder_of_job,
     is_new,
-    log_file,
     log_of,
     opened,
     put_aside,
@@ -76,16 +75,16 @@ from manynodes.launching.logs import (
 )
 from manynodes.launching.plan import find_launcher, launcher_names, make_plan
 from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv6_only
-from manynodes.launching.time_limit import warned_of_a_lower_limit
+from manynodes.launching.time_limit import warn_of_a_lower_limit
 from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinished
-from manynodes.launching.whereabouts import whereabouts
+from manynodes.launching.whereabouts import Whereabouts
 from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
 from manynodes.programs.rank import saved_now
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
-from manynodes.schedulers.base import Allocation, Scheduler, Step, trouble
+from manynodes.schedulers.base import Allocation, Scheduler, Step, Trouble
 
 # Starts in a row that save nothing new, after which a program is not started again on these nodes.
 MOST_FRUITLESS = 3
@@ -93,7 +92,6 @@ MOST_FRUITLESS = 3
 # whatever it has saved; a training whose states get further is not.
 MOST_SHORT = 3
 SHORT = 60
-HERE = Path(__file__).resolve().parent
 C10D_WARNING = (
     "warning: with launcher torchrun-c10d the nodes unpickle each other's messages; "
     "they are signed, but torchrun, the default, unpickles nothing (docs/security.md)"
@@ -292,7 +290,13 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
     if has_ended(args) and args.resume == "exact" and not args.dry_run:
         job = job_of_ended(args, scheduler)
         if args.trains:
-            check_again(args, job)
+            # Its results are only read again, without its nodes and GPUs.
+            make_ready(args, job)
+            with log_of(args.log, args.rank_logs):
+                args.begun = True
+                if begin_attempt(args, job):
+                    ended = Folders(args.output).ended
+                    raise Refusal(f"{ended} is gone; run the same command again")
             return
         args.nodes = len(job.hosts)
     launcher = find_launcher(args.launcher, scheduler)
@@ -316,8 +320,7 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
                 return
             # To the end: a second signal must not hide what the program has said after the first,
             # and a scheduler that requeues the job ends this process too, which must say first why.
-            with stop_signals() as stop:
-                program.run_to_the_end(log, stop)
+            program.run_to_the_end(log, stop_when_signalled())
 
 
 def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
@@ -333,19 +336,6 @@ def job_of_ended(args: argparse.Namespace, scheduler: Scheduler) -> Allocation:
         with suppress(Refusal):
             return scheduler.allocation(1)
         raise
-
-
-def check_again(args: argparse.Namespace, job: Allocation) -> None:
-    """Let the results of a program that has ended be read again, without its nodes and GPUs.
-
-    Raises:
-        Refusal: as `begin_attempt`, or `launch`.
-    """
-    make_ready(args, job)
-    with log_of(args.log, args.rank_logs):
-        args.begun = True
-        if begin_attempt(args, job):
-            raise Refusal(f"{Folders(args.output).ended} is gone; run the same command again")
 
 
 def gpus_for(
@@ -486,40 +476,41 @@ class Program:
                 files.callback(shutil.rmtree, launcher_folder(args), ignore_errors=True)
                 # Ranks have their own logs. What is left on stderr is the launcher's, and it is
                 # much when a rank fails.
-                errors = files.enter_context(log_file(args.rank_logs / "launcher.log"))
+                errors = files.enter_context(Log(args.rank_logs / "launcher.log"))
             # Otherwise nobody would see what a program tells there.
             shows = not (args.log or args.rank_logs)
             lines: list[str] = []
             output = Output(log, errors, show_errors=shows, records=lines)
             before = state_of(args)
             processes, patience = self.geometry.world_size, args.timeout or TIMEOUT
-            files.enter_context(warned_of_a_lower_limit(scheduler, self.job, BEFORE_THE_END))
-            with told_of_unfinished(lines, processes, patience, partial(warn, log)):
-                commands = scheduler.commands(step)
-                outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with)
-
-        def sent(kind: str) -> list[Any]:
-            return [record[kind] for record in records(lines) if kind in record]
-
-        seen = [whereabouts(each) for each in sent("whereabouts")]
-        if outcome.stopped and (place := place_of_unfinished(sent("finished"), seen)):
+            over = Event()
+            files.callback(over.set)
+            warning = (scheduler, self.job, over)
+            Thread(target=warn_of_a_lower_limit, args=warning, daemon=True).start()
+            look = told_of_unfinished(lines, processes, patience, partial(warn, log))
+            commands = scheduler.commands(step)
+            outcome = run_all(commands, output, stop, LAUNCH_GRACE, args.end_with, look)
+        finished = sent(lines, "finished")
+        seen = [Whereabouts(**each) for each in sent(lines, "whereabouts")]
+        if outcome.stopped and (place := place_of_unfinished(finished, seen)):
             warn(log, place)
-        told = [trouble(each) for each in sent("trouble")]
+        told = [Trouble(**each) for each in sent(lines, "trouble")]
         said = told[0] if told else scheduler.explain(output.errors)
-        lost = of_unknown_ends(outcome, sent("finished"), processes, said)
+        lost = of_unknown_ends(outcome, finished, processes, said)
         if not (outcome.stopped or outcome.failed is not None or lost):
             if args.collect:
-                collect(args, sent("result"))
+                collect(args, sent(lines, "result"))
             return None
-        source = Source(scheduler.starter(outcome.failed or 0), lost or said, self.job.inspect)
+        starter = scheduler.starter.format(outcome.failed or 0)
+        source = Source(starter, lost or said, self.job.inspect)
         first = first_failure(
             outcome,
-            [ending(each) for each in sent("ending")],
+            [Ending(**each) for each in sent(lines, "ending")],
             seen,
             output.errors,
             source,
             restarted,
-            sent("finished"),
+            finished,
             # A supervisor that was killed has not told what its rank had saved.
             changed=state_of(args) != before,
         )
@@ -541,11 +532,11 @@ class Program:
             free.close()
             logs = ["--rank-logs", str(args.rank_logs)] if args.rank_logs else []
             of_run = ["--task", task_of(args, all_values=True).to_json()] if args.output else []
-            words = [str(HERE / "supervise.py"), *logs, *(of_run or args.program)]
+            words = [str(SCRIPTS / "supervise.py"), *logs, *(of_run or args.program)]
             python = [sys.executable]
             if args.staged_python:
                 staged = [str(args.staged_python), *args.scratch]
-                python += [str(HERE / "staged_python.py"), *staged, "--"]
+                python += [str(SCRIPTS / "staged_python.py"), *staged, "--"]
             place = str(folder)
             nodes = make_plan(self.launcher, geometry, words, job, port, place, self.gpus, python)
             ranks = args.launcher == self.scheduler.task_launcher
@@ -558,7 +549,7 @@ class Program:
                 ranks=ranks,
                 cpus=geometry.cpus_per_proc * (1 if ranks else geometry.nproc_per_node),
                 gpus=geometry.nproc_per_node if uses_gpus else 0,
-                dispatch=[sys.executable, str(HERE / "dispatch.py"), *reach],
+                dispatch=[sys.executable, str(SCRIPTS / "dispatch.py"), *reach],
                 folder=launcher_folder(args),
             )
             Thread(target=accept_connections, args=(listener,), daemon=True).start()

@@ -59,9 +59,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "pyyaml", "safetensors")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--node", type=int, default=0, help="number of this node")
     parser.add_argument("--step", type=Path, metavar="FILE", help="written by remote_step")
     parser.add_argument(

@@ -282,9 +282,7 @@ def listen(address: str, backlog: int) -> socket.socket:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with told_in_one_line("remote_step"):
         given = json.load(sys.stdin)
         status = asyncio.run(RemoteStep(given).run())

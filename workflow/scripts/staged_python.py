@@ -20,9 +20,7 @@ REFUSED = {"refused": "yes"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packed", type=Path, help="the folder that pack.py has made")
     parser.add_argument(
         "scratch", nargs="*", help="node-local folders to try in order; $NAME is expanded here"

@@ -40,9 +40,16 @@ from manynodes.base.processes import (
 from manynodes.base.showing import show
 from manynodes.base.temporary import SOURCES, file_without_a_name, sweep
 from manynodes.base.timeouts import SUPERVISE_GRACE, TIMEOUT
-from manynodes.launching.agents import Allowance, Output, Stop, run_all, stop_signals
+from manynodes.launching.agents import (
+    Allowance,
+    Output,
+    Stop,
+    ignore_stopping_signals,
+    run_all,
+    stop_when_signalled,
+)
 from manynodes.launching.endings import LOST_A_PEER, Ending, moment, send
-from manynodes.launching.logs import log_file
+from manynodes.launching.logs import Log
 from manynodes.launching.whereabouts import Observer
 from manynodes.ranks.stopping import SIGNALS, listen
 from manynodes.schedulers.base import Command
@@ -75,9 +82,7 @@ PRIVATE = ("secret", "report", "store", "ahead")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank-logs", type=Path, metavar="FOLDER", help="for one log per rank")
     parser.add_argument("--task", metavar="JSON", help="of a run, see manynodes/programs/task.py")
     # Not after `--`, which accelerate removes.
@@ -96,11 +101,12 @@ def main() -> None:
     who = name.replace("=", " ")
     try:
         log = args.rank_logs / f"{name}.log" if args.rank_logs else None
-        # To the very end: a launcher that sees another rank fail signals this process, which may
-        # be about to tell how its own rank has failed.
-        with stop_signals() as stop:
-            status = supervise(args.program, args.task, log, who, contract, stop)
+        # A launcher that sees another rank fail signals this process, which may be about to tell
+        # how its own rank has failed.
+        stop = stop_when_signalled()
+        status = supervise(args.program, args.task, log, who, contract, stop)
     except OSError as error:
+        ignore_stopping_signals()
         said = (os_error_line(error),)
         send(Ending(who, socket.gethostname(), None, moment(contract), lines=said).record())
         status = 1
@@ -123,21 +129,18 @@ def supervise(
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
     here = socket.gethostname()
-    with log_file(log, "w") as sink, private_caches(os.environ) as caches:
+    with Log(log, "w") as sink, private_caches(os.environ) as caches:
         # A rank's errors go to its own log if there is one, not to everybody's.
-        output = Output(
-            sink,
-            sink,
-            show_errors=not log,
-            records=None,
-            shown=Allowance(MOST_SHOWN) if log else None,
-        )
+        shown = Allowance(MOST_SHOWN) if log else None
+        output = Output(sink, sink, show_errors=not log, records=None, shown=shown)
         observer = Observer(who, here, str(log or ""), contract.timeout or TIMEOUT)
         if task is None:
             end = run_ours(program, contract.stop_at, caches, output, observer, stop)
         else:
             os.environ.update(caches)
             end = run_task(task, contract, output, observer, stop)
+        # It only tells how its rank has ended, and ends with that.
+        ignore_stopping_signals()
     # One that has given up waiting for another is on its way out. Slurm ends a step with SIGCONT,
     # so that one that was stopped may come to that too.
     said = "\n".join(output.errors)

@@ -43,8 +43,6 @@ for name in UNNEEDED:
 
 NAME = "c10d-signed"
 
-StateAndToken = tuple[bytes, Token]
-
 
 class Signed(RendezvousBackend):
     """A rendezvous backend that signs the states it sends and verifies those it receives."""
@@ -56,7 +54,7 @@ class Signed(RendezvousBackend):
     def name(self) -> str:
         return NAME
 
-    def get_state(self) -> StateAndToken | None:
+    def get_state(self) -> tuple[bytes, Token] | None:
         found = self.backend.get_state()
         return (self.verified(found[0]), found[1]) if found else None
 

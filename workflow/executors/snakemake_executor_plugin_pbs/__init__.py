@@ -19,9 +19,6 @@ common_settings = CommonSettings(
     non_local_exec=True,
     implies_no_shared_fs=False,
     job_deploy_sources=False,
-    pass_default_storage_provider_args=True,
-    pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=True,
     auto_deploy_default_storage_provider=False,
     init_seconds_before_status_checks=5,
 )

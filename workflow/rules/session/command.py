@@ -27,12 +27,12 @@ from manynodes.experiment.keys import GEOMETRY
 from manynodes.experiment.missing import refuse_missing
 from manynodes.reporting import measures, progress, results
 from manynodes.schedulers import registry
-from manynodes.schedulers.base import Watch
+from manynodes.schedulers.base import Watch, parts
 from patches import force, import_less_in_jobs
 from session import configuration, refusals, tell
 from session.finished import FinishedRuns, is_state_of, is_whole
 from session.inputs import Inputs
-from session.queue import Queue, parts
+from session.queue import Queue
 from session.refusals import NO_JOBS
 
 # Runs that are listed one by one at the end.
@@ -263,8 +263,7 @@ class Session:
             self.tell_of_other_cpus()
         scheduler = registry.on_hosts(hosts) if hosts else registry.of_executor(executor)
         if scheduler:
-            self.watch = scheduler.watch(self.queue.tell_state, tell)
-            self.watch.start(self.workflow)
+            self.watch = scheduler.watch(self.workflow, self.queue.tell_state, tell)
         # For `aggregate`, and for `watch`, which shows runs that have not begun too. Nothing is
         # refused after this.
         atomic.write_text(self.results / progress.RECORD, self.experiment.science + "\n")

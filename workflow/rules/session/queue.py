@@ -1,6 +1,7 @@
 """The jobs of a command in a scheduler's queue, and those that a killed command has left there."""
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from manynodes.experiment.config import Experiment
 from manynodes.reporting import progress
 from manynodes.reporting.results import shortened
 from manynodes.schedulers import registry
+from manynodes.schedulers.base import parts
 from session import tell
 from session.refusals import NO_JOBS
 
@@ -33,6 +35,7 @@ class Queue:
         self.workflow, self.experiment, self.results = workflow, experiment, results
         self.states: dict[str, dict[str, str | bool]] = {}
         self.over: set[str] = set()
+        self.lock = threading.Lock()
 
     @property
     def executor(self) -> str:
@@ -74,14 +77,16 @@ class Queue:
 
     def tell_state(self, job: Any, number: str, state: str, waits: bool) -> None:
         """Print the new state of a job, and note it for `watch`."""
-        tell(f"{self.executor}: job {number}, {self.describe(job)}: {state}")
-        since = time.strftime("%H:%M:%S")
-        for part in parts(job):
-            self.states[part.wildcards.run] = {
-                "job": number, "state": state, "waits": waits, "since": since,
-            }  # fmt: skip
-        with suppress(OSError):
-            self.write(self.others | self.states)
+        # Called by several threads.
+        with self.lock:
+            tell(f"{self.executor}: job {number}, {self.describe(job)}: {state}")
+            since = time.strftime("%H:%M:%S")
+            for part in parts(job):
+                self.states[part.wildcards.run] = {
+                    "job": number, "state": state, "waits": waits, "since": since,
+                }  # fmt: skip
+            with suppress(OSError):
+                self.write(self.others | self.states)
 
     @property
     def others(self) -> dict[str, Any]:
@@ -135,8 +140,3 @@ def refusal_of(running: Sequence[bool], first: str, cancel: str) -> str:
     if any(running):
         return f"{job} is running: wait for its results, or cancel it, {again}"
     return f"{job} is still in the queue: {cancel}, {again}"
-
-
-def parts(job: Any) -> Iterable[Any]:
-    """The jobs of a group, or the job itself."""
-    return list(job) if job.is_group() else [job]

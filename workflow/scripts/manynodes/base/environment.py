@@ -18,8 +18,9 @@ from typing import Any
 from manynodes.base.errors import Refusal
 
 PREFIX = "LAUNCH_"
-# The folder of the module `launched`, which a program may import.
-MODULES = Path(__file__).resolve().parents[3] / "modules"
+# The folder of the programs, and that of the module `launched`, which a program may import.
+SCRIPTS = Path(__file__).resolve().parents[2]
+MODULES = SCRIPTS.parent / "modules"
 # What other launchers tell the processes that they start: torchrun (PET_ are its options),
 # Kubeflow, MPI and PMI. An interactive allocation or a pod has them, and a program that is started
 # there would take itself for a rank of another job.

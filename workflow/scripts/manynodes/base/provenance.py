@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.processes import answer_within
 from manynodes.base.reading import MOST, read_bytes
 from manynodes.base.temporary import content_of, file_without_a_name
@@ -23,7 +24,6 @@ GIT = ("git", "--no-optional-locks")
 GIT_TIMEOUT = 60  # seconds; a repository may lie on a mount that is gone
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 MOST_DIFF = 1_000_000  # characters of what differs from a commit
-SCRIPTS = Path(__file__).resolve().parents[2]
 # Its packages, and those of the built-in program.
 LIBRARIES = ("manynodes", "classifier")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -42,6 +42,7 @@ NO_RESULT = (
     "manynodes.data.staging",
     "manynodes.data.walk",
     "manynodes.experiment",
+    "manynodes.launching",
     "manynodes.ranks.memory",
     "manynodes.ranks.network",
     "manynodes.ranks.preflight",

@@ -18,6 +18,7 @@ from typing import Any
 
 import jsonschema
 
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.reading import parse_form, read_bytes, read_own_yaml
 from manynodes.experiment.command import is_path
@@ -32,7 +33,6 @@ GROWTH: dict[str, Callable[[int], float]] = {
 }
 FILE = "parameters.yaml"
 CHECK = "check.py"
-SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

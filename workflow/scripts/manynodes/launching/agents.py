@@ -10,8 +10,8 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -134,7 +134,7 @@ def run_all(
     """Run every command until all have ended, or until one fails, which ends the others.
 
     Args:
-        stop: ends them once it is asked, see `stop_signals`.
+        stop: ends them once it is asked, see `stop_when_signalled`.
         grace: seconds from SIGTERM to SIGKILL.
         stop_with: also end them when this process ends. After a killed Snakemake, the
             training would otherwise write to the same files as the next one.
@@ -234,22 +234,16 @@ class Stop:
             time.sleep(POLL)
 
 
-@contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """What the `stopping_signals` ask for, instead of their usual effect."""
+def stop_when_signalled() -> Stop:
+    """What the `stopping_signals` ask for from now on, instead of their usual effect."""
     stop = Stop()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         stop.asked = True
 
-    before = {number: signal.signal(number, handle) for number in stopping_signals()}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            # Unless they are ignored from now on.
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, handler)
+    for number in stopping_signals():
+        signal.signal(number, handle)
+    return stop
 
 
 def ignore_stopping_signals() -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.environment import Environment
 from manynodes.base.errors import one_line
@@ -62,9 +63,9 @@ BROKEN = re.compile(r"uncorrectable (ECC|NVLink)")
 WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.$")
 # A progress bar of tqdm's.
 BAR = re.compile(r"\d%\|.*\|")
-# An exception without a message, and where one was raised.
+# An exception without a message, and a frame of where one was raised, or of a crash.
 SILENT = re.compile(r"[\w.]+")
-FRAME = re.compile(r'[ >] File "(.+)", line (\d+), in (.+)')
+FRAME = re.compile(r'[ >] File "(.+)", line (\d+),? in (.+)')
 
 # All that C++ says if torch's thread still holds a tensor while Python ends, well or with an error.
 # 15 of 63 starts of programs of four lines that do not destroy their process group ended so (torch
@@ -84,10 +85,9 @@ CRASH = re.compile(
 )
 CHECK = re.compile(r"(?:\[?F\d{4} |.*: F ).*?(\S+:\d+)\] (.*)")
 MOST_CHECK = 300  # characters of a line in which it is looked for
-# A frame in Python's report of a crash, the innermost one first; and the files of Python and of
-# packages, also those of a container.
-CRASHED_IN = re.compile(r'  File "(.+)", line (\d+) in (.+)')
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d|<frozen ")
+# The files of Python and of packages, also of another Python than this one, such as a container's;
+# NVIDIA's have torch in dist-packages.
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 
 # Frames that rich draws around text, and their lower edge.
 EDGE = re.compile(r"[╰└┗╚][─━═]+[╯┘┛╝]$")
@@ -130,7 +130,7 @@ class Ending:
     status: int | None
     time: float
     late: int = 0
-    lines: tuple[str, ...] = ()
+    lines: Sequence[str] = ()
     log: str = ""
     report: dict[str, str] = field(default_factory=dict)
     told: bool = False
@@ -273,7 +273,8 @@ def crash(lines: Sequence[str]) -> str:
             break
     starts = [number for number, line in enumerate(lines) if line.startswith(FATAL)]
     report = lines[starts[-1] :] if starts else ()
-    stack = map(CRASHED_IN.match, dropwhile(lambda line: not CURRENT.match(line), report))
+    # The innermost frame first.
+    stack = map(FRAME.match, dropwhile(lambda line: not CURRENT.match(line), report))
     frames = [frame.groups() for frame in stack if frame]
     own = [frame for frame in frames if not LIBRARY.search(frame[0])]
     place = "".join(f" {located(*frame)}" for frame in (own or frames)[:1])
@@ -363,8 +364,9 @@ def records(lines: Iterable[str]) -> list[dict]:
     return whole
 
 
-def ending(fields: dict) -> Ending:
-    return Ending(**fields | {"lines": tuple(fields["lines"])})
+def sent(lines: Iterable[str], kind: str) -> list[Any]:
+    """What the complete records of a kind among these lines tell."""
+    return [record[kind] for record in records(lines) if kind in record]
 
 
 def cause(endings: Sequence[Ending]) -> Ending:

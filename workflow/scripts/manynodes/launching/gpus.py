@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.errors import Refusal, Stopped
 from manynodes.base.processes import answer_within
 from manynodes.base.temporary import MEMORY, OURS
@@ -268,7 +269,7 @@ def gpus_of_torch() -> frozenset[str]:
         "import sys; sys.path.insert(0, sys.argv[1]); from manynodes.ranks.device import "
         "gpus_to_compute_on; print(*gpus_to_compute_on())"
     )
-    asked = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
+    asked = [sys.executable, "-c", code, str(SCRIPTS)]
     try:
         done = answer_within(
             PATIENCE, asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.errors import Refusal
 from manynodes.base.timeouts import RENDEZVOUS
+from manynodes.schedulers.base import as_options
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,6 @@ Started = tuple[dict[str, str], tuple[str, ...]]
 Launcher = Callable[[Geometry, Place], Started]
 
 
-def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
-    return tuple(
-        f"--{option}" if value is None else f"--{option}={value}"
-        for option, value in options.items()
-    )
-
-
 def torchrun(geometry: Geometry, place: Place) -> Started:
     """torchrun. Between nodes it uses static rendezvous: only the given address and port, and
     ranks in the order of the nodes.
@@ -92,12 +87,28 @@ def torchrun_program(options: Mapping[str, object]) -> tuple[str, ...]:
 
 def script(name: str) -> str:
     """The path of a program of the workflow."""
-    return str(Path(__file__).resolve().parents[2] / name)
+    return f"{SCRIPTS}/{name}"
 
 
 def rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    found = file_rendezvous if place.one_machine else static_rendezvous
-    return found(geometry, place)
+    """Static between nodes. On one machine c10d through a file, which opens no port; the static
+    rendezvous has no such form.
+    """
+    how: dict[str, object] = {
+        "node-rank": place.node_rank,
+        "master-addr": place.master_address,
+        "master-port": place.port,
+        "rdzv-conf": f"timeout={RENDEZVOUS}",
+    }
+    if place.one_machine:
+        how = {
+            "rdzv-backend": "c10d",
+            "rdzv-endpoint": agents_file(place),
+            "rdzv-id": "agents",
+            "rdzv-conf": FILE_CONFIGURATION,
+            "local-addr": place.address,
+        }
+    return agent(geometry, place, how)
 
 
 def agent(geometry: Geometry, place: Place, how: Mapping[str, object]) -> dict[str, object]:
@@ -117,32 +128,8 @@ def agent(geometry: Geometry, place: Place, how: Mapping[str, object]) -> dict[s
     }
 
 
-def file_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    """The c10d rendezvous through a file, which opens no port. The static rendezvous has no such
-    form.
-    """
-    how = {
-        "rdzv-backend": "c10d",
-        "rdzv-endpoint": agents_file(place),
-        "rdzv-id": "agents",
-        "rdzv-conf": FILE_CONFIGURATION,
-        "local-addr": place.address,
-    }
-    return agent(geometry, place, how)
-
-
 def agents_file(place: Place) -> str:
     return f"{place.folder}/agents"
-
-
-def static_rendezvous(geometry: Geometry, place: Place) -> dict[str, object]:
-    how = {
-        "node-rank": place.node_rank,
-        "master-addr": place.master_address,
-        "master-port": place.port,
-        "rdzv-conf": f"timeout={RENDEZVOUS}",
-    }
-    return agent(geometry, place, how)
 
 
 def torchrun_c10d(geometry: Geometry, place: Place) -> Started:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from manynodes.base import atomic
 from manynodes.base.atomic import not_through_a_link
@@ -26,28 +26,23 @@ COMMAND = ".command={}"
 MOST_LOGGED = 100_000_000
 
 
-@contextmanager
-def log_file(path: Path | None, mode: str = "a") -> Iterator["Log"]:
-    """A log file; without a path, what is written to it goes nowhere. A full disk neither fails the
-    program nor hides its messages, and a flood of output does not fill the disk.
-    """
-    file = Log(path or Path(os.devnull), mode)
-    try:
-        yield file
-    finally:
-        with suppress(OSError):
-            file.close()
-
-
 class Log:
     """A text file that keeps the last MOST_LOGGED characters at most, the older ones in a file
-    beside it with the suffix `.old`.
+    beside it with the suffix `.old`: a flood of output does not fill the disk. Without a path, what
+    is written to it goes nowhere. As a context, a full disk does not fail at its end.
     """
 
-    def __init__(self, path: Path, mode: str) -> None:
-        self.path, self.size = path, 0
-        self.file = opened(path, mode)
+    def __init__(self, path: Path | None, mode: str = "a") -> None:
+        self.path, self.size = path or Path(os.devnull), 0
+        self.file = opened(self.path, mode)
         self.lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with suppress(OSError):
+            self.file.close()
 
     def write(self, text: str) -> int:
         with self.lock:
@@ -63,9 +58,6 @@ class Log:
     def flush(self) -> None:
         with self.lock:
             self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def opened(path: Path, mode: str) -> IO[str]:
@@ -83,7 +75,7 @@ def log_of(log: Path | None, rank_logs: Path | None) -> Iterator[Log]:
     it: then only the link is gone, and it is made again at the end.
     """
     if not log:
-        with log_file(None) as file:
+        with Log(None) as file:
             yield file
         return
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +83,7 @@ def log_of(log: Path | None, rank_logs: Path | None) -> Iterator[Log]:
     # Of an earlier launch, which had --rank-logs.
     if kept.is_symlink() and kept.readlink().name == kept.name:
         kept.unlink()
-    with log_file(kept) as file:
+    with Log(kept) as file:
         try:
             link(log, kept)
             yield file

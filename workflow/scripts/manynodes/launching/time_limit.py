@@ -1,13 +1,12 @@
 """A time limit that somebody lowers while the job runs: ranks know the one that it began with."""
 
 import math
-import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from threading import Event
 
 from manynodes.base.errors import Refusal
+from manynodes.base.timeouts import BEFORE_THE_END
 from manynodes.schedulers.base import Allocation, Scheduler
 
 # Seconds between two questions, and by which a limit must be lower to count as another one.
@@ -16,31 +15,21 @@ ASK = 60
 AGAIN = 5
 
 
-@contextmanager
-def warned_of_a_lower_limit(scheduler: Scheduler, job: Allocation, before: float) -> Iterator[None]:
-    """Meanwhile, warn the ranks these seconds before the end, if it comes sooner than they know."""
-    over = threading.Event()
-    thread = threading.Thread(target=watch, args=(scheduler, job, before, over), daemon=True)
-    if job.job:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def watch(scheduler: Scheduler, job: Allocation, before: float, over: threading.Event) -> None:
+def warn_of_a_lower_limit(scheduler: Scheduler, job: Allocation, over: Event) -> None:
+    """Until it is over, follow the job's end, and warn the ranks BEFORE_THE_END seconds before it
+    if it comes sooner than they know.
+    """
     known = job.end or math.inf
     wait, again = 0.0, ASK
     while not over.wait(wait):
         # Without an answer, ask again.
         wait = again
-        with suppress(Refusal, OSError, subprocess.CalledProcessError):
+        with suppress(Refusal):
             end = scheduler.end(job)
             if end is None or end > known - ASK:
                 wait = again = ASK
                 continue
-            left = end - before - time.time()
+            left = end - BEFORE_THE_END - time.time()
             wait = again = AGAIN
             if left <= 0:
                 scheduler.warn(job)

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from manynodes.base.processes import stat_of
-from manynodes.launching.endings import send
+from manynodes.launching.endings import LIBRARY, send
 
 # Seconds for py-spy, which takes 0.04 (measured); it only reads the memory of the process.
 PATIENCE = 5
@@ -58,7 +58,7 @@ class Whereabouts:
     who: str = ""
     where: str = ""
     state: str = ""
-    frames: tuple[str, ...] = ()
+    frames: Sequence[str] = ()
     frame: str = ""
     waits: bool = False
     log: str = ""
@@ -74,10 +74,6 @@ class Whereabouts:
     def words(self) -> str:
         """Its state and its function."""
         return ", ".join(filter(None, [self.state, self.frame and f"in {self.frame}"]))
-
-
-def whereabouts(fields: dict) -> Whereabouts:
-    return Whereabouts(**fields | {"frames": tuple(fields["frames"])})
 
 
 def hung(found: Sequence[Whereabouts]) -> Whereabouts | None:
@@ -207,7 +203,7 @@ def seen(pid: int, state: str) -> Whereabouts:
         found = stack(each)
         if found and not found[0]["filename"].endswith(WAITING):
             break
-    inside = list(takewhile(lambda frame: is_library(frame["filename"]), found))
+    inside = list(takewhile(lambda frame: LIBRARY.search(frame["filename"]), found))
     outside = next(iter(found[len(inside) :]), None)
     # Not in what has called that: DDP calls the network, in which a rank may hang.
     innermost = found[: len(inside) + 1]
@@ -241,12 +237,3 @@ def stack(pid: int) -> list[dict]:
 def in_words(frame: dict) -> str:
     """A frame as `function (file:line)`, with the last two parts of the path."""
     return f"{frame['name']} ({'/'.join(Path(frame['filename']).parts[-2:])}:{frame['line']})"
-
-
-def is_library(path: str) -> bool:
-    """Whether a file belongs to Python or to an installed package."""
-    # NVIDIA's containers have torch in the second one.
-    packages = ("/site-packages/", "/dist-packages/")
-    return any(folder in path for folder in packages) or path.startswith(
-        (f"{sys.base_prefix}/lib/", "<")
-    )

@@ -8,7 +8,6 @@ tests/schedulers.py the checks that every scheduler must pass.
 import shlex
 import signal
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -181,28 +180,13 @@ class Trouble:
         return {"trouble": asdict(self)}
 
 
-def trouble(fields: dict) -> Trouble:
-    return Trouble(**fields | {"cause": Cause(fields["cause"])})
-
-
 # Called when a job's state has changed: with the Snakemake job, the scheduler's id, the state in
 # its words, and whether it waits to be run.
 TellState: TypeAlias = Callable[[Any, str, str, bool], None]
 
 
-def one_at_a_time(tell_state: TellState) -> TellState:
-    """The same for several threads: it writes a file."""
-    lock = threading.Lock()
-
-    def tell(job: Any, number: str, state: str, waits: bool) -> None:
-        with lock:
-            tell_state(job, number, state, waits)
-
-    return tell
-
-
 class Watch:
-    """A scheduler's part in one Snakemake command. This one does nothing.
+    """What a scheduler has told of the jobs of a Snakemake command.
 
     Attributes:
         failures: for each failed Snakemake job, why it failed, in the scheduler's words.
@@ -213,16 +197,6 @@ class Watch:
         self.failures: dict[Any, str] = {}
         self.logs: dict[Any, str] = {}
 
-    def start(self, workflow: Any) -> None:
-        """Check the jobs before the first one is submitted, and follow them from then on.
-
-        Args:
-            workflow: Snakemake's.
-
-        Raises:
-            Refusal: the scheduler does not answer, or would never run a job.
-        """
-
 
 class Scheduler(ABC):
     """Provides nodes and starts programs on them.
@@ -231,6 +205,9 @@ class Scheduler(ABC):
         transport: its name for `launch --transport`.
         description: of its nodes, for the help of that option.
         executor: the Snakemake executor whose jobs it runs.
+        starter: a name for one of the processes of `commands`, for an error message; `{}` is its
+            number.
+        job_variable: name of a variable that every process of its jobs has; empty if there is none.
         task_launcher: name of the launcher that has the scheduler start one task per rank;
             empty if it cannot.
         task_variables: for that launcher, RANK, LOCAL_RANK and WORLD_SIZE as the scheduler names
@@ -249,6 +226,8 @@ class Scheduler(ABC):
     transport: str
     description: str
     executor: str
+    starter: str
+    job_variable: str = ""
     task_launcher: str = ""
     task_variables: Mapping[str, str] = {}
     job_scratch: str | None = None
@@ -260,9 +239,9 @@ class Scheduler(ABC):
     canceller: str = ""
     hosts: tuple[str, ...] = ()
 
-    @abstractmethod
     def active(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with this environment is part of one of the scheduler's jobs."""
+        return self.job_variable in environment
 
     @abstractmethod
     def allocation(self, nodes: int) -> Allocation:
@@ -293,10 +272,6 @@ class Scheduler(ABC):
         """The step as `launch --dry-run` prints it."""
         return [str(node) for node in step.nodes]
 
-    @abstractmethod
-    def starter(self, number: int) -> str:
-        """A name for one of the processes of `commands`, for an error message."""
-
     def on(self, hosts: Sequence[str]) -> "Scheduler":
         """The same scheduler for these hosts, in the order of the node ranks.
 
@@ -325,7 +300,7 @@ class Scheduler(ABC):
         """Have all ranks of the job stop as before the end of its time.
 
         Raises:
-            Refusal, OSError, CalledProcessError: it cannot.
+            Refusal: it cannot.
         """
         raise Refusal("this scheduler cannot warn a job")
 
@@ -355,12 +330,17 @@ class Scheduler(ABC):
         """
         return None
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
-        """Its part in a Snakemake command.
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        """Check the jobs of a Snakemake command before the first one is submitted, and follow them
+        from then on.
 
         Args:
-            tell_state: is told every change of a job's state.
+            workflow: Snakemake's.
+            tell_state: is told every change of a job's state, by several threads.
             tell: prints one line.
+
+        Raises:
+            Refusal: the scheduler does not answer, or would never run a job.
         """
         return Watch()
 
@@ -430,9 +410,11 @@ def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
     for job in dict.fromkeys(dag.get_job_group(job) or job for job in dag.needrun_jobs()):
         if job.is_local:
             continue
-        for name in of_the_place if job.is_group() else ():
+        for name in of_the_place:
             values = {
-                str(value): part.rule.name for part in job if (value := part.resources.get(name))
+                str(value): part.rule.name
+                for part in parts(job)
+                if (value := part.resources.get(name))
             }
             if len(values) > 1:
                 one, other = list(values.items())[:2]
@@ -443,6 +425,18 @@ def jobs_to_submit(dag: Any, of_the_place: Collection[str]) -> Iterator[Any]:
         if job.is_group():
             job.finalize()
         yield job
+
+
+def parts(job: Any) -> list[Any]:
+    """The jobs of a group, or the job itself."""
+    return list(job) if job.is_group() else [job]
+
+
+def as_options(options: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(
+        f"--{option}" if value is None else f"--{option}={value}"
+        for option, value in options.items()
+    )
 
 
 def labelled(kind: str, line: str) -> tuple[str, str]:

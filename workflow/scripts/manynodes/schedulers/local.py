@@ -1,7 +1,7 @@
 """No scheduler: all nodes are this machine."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import process_name
@@ -12,10 +12,8 @@ class Local(Scheduler):
     transport = "local"
     description = "all nodes are this machine"
     executor = "local"
+    starter = "the command of node {}"
     shared_cpus = True
-
-    def active(self, environment: Mapping[str, str]) -> bool:
-        return False
 
     def allocation(self, nodes: int) -> Allocation:
         owner = process_name()
@@ -31,9 +29,6 @@ class Local(Scheduler):
             return Command(node.command, environment, label=lambda line: (label, line))
 
         return [command(node) for node in step.nodes]
-
-    def starter(self, number: int) -> str:
-        return f"the command of node {number}"
 
 
 SCHEDULER = Local()

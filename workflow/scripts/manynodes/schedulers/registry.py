@@ -9,16 +9,10 @@ from manynodes import schedulers
 from manynodes.schedulers.base import Scheduler, Size
 
 LOCAL = "local"
-# Everything in the folder but this module.
-MODULES = [
-    importlib.import_module(f"manynodes.schedulers.{found.name}")
-    for found in pkgutil.iter_modules(schedulers.__path__)
-    if found.name != __name__.rpartition(".")[2]
-]
 SCHEDULERS: dict[str, Scheduler] = {
     module.SCHEDULER.transport: module.SCHEDULER
-    for module in MODULES
-    if hasattr(module, "SCHEDULER")
+    for found in pkgutil.iter_modules(schedulers.__path__, f"{schedulers.__name__}.")
+    if hasattr(module := importlib.import_module(found.name), "SCHEDULER")
 }
 
 

@@ -14,11 +14,12 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from manynodes.base.atomic import TEMPORARY
+from manynodes.base.environment import SCRIPTS
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.processes import process_name
 from manynodes.base.reading import is_file, read_bytes
 from manynodes.schedulers.base import Allocation, TellState, Watch
-from manynodes.schedulers.remote.scheduler import PROGRAMS, AgentScheduler, is_here
+from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
 MOST_BYTES = 1_000_000  # of a file of hosts
 
@@ -46,9 +47,6 @@ class Ssh(AgentScheduler):
     def on(self, hosts: Sequence[str]) -> "Ssh":
         return Ssh(read_hosts(hosts))
 
-    def active(self, environment: Mapping[str, str]) -> bool:
-        return False
-
     def allocation(self, nodes: int) -> Allocation:
         hosts = self.hosts[:nodes]
         if not hosts:
@@ -72,24 +70,13 @@ class Ssh(AgentScheduler):
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         return ("ssh", *OPTIONS, host, f"exec {shlex.join(command)}")
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
-        return SshWatch(self)
-
-
-class SshWatch(Watch):
-    """Checks the hosts before the first job."""
-
-    def __init__(self, scheduler: Ssh) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-
-    def start(self, workflow: Any) -> None:
-        hosts = self.scheduler.allocation(len(self.scheduler.hosts)).hosts
-        problems = check_hosts(hosts, Path.cwd())
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+        problems = check_hosts(self.allocation(len(self.hosts)).hosts, Path.cwd())
         for problem in problems[1:]:
             print(f"ssh: {one_line(problem)}", file=sys.stderr)
         if problems:
             raise Refusal(f"ssh: {problems[0]}")
+        return Watch()
 
 
 def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
@@ -130,7 +117,7 @@ def check_hosts(hosts: Sequence[str], folder: Path) -> list[str]:
     """
     scheduler = Ssh(hosts)
     with NamedTemporaryFile(dir=folder, prefix=".hosts-", suffix=TEMPORARY) as file:
-        agent = [sys.executable, str(PROGRAMS / "node_agent.py"), "--describe", file.name]
+        agent = [sys.executable, str(SCRIPTS / "node_agent.py"), "--describe", file.name]
         commands = [scheduler.start(number, host, agent) for number, host in enumerate(hosts)]
         with ThreadPoolExecutor(SIMULTANEOUS) as pool:
             found = list(pool.map(describe, hosts, commands))
@@ -176,7 +163,7 @@ def describe(host: str, command: Sequence[str]) -> dict[str, Any]:
             f"(~/.bashrc) may end it; try: ssh {host} echo ok"
         }
     last = said[-1] if said else f"status {done.returncode}"
-    return {"problem": f"{sys.executable} or {PROGRAMS} is missing or does not work there: {last}"}
+    return {"problem": f"{sys.executable} or {SCRIPTS} is missing or does not work there: {last}"}
 
 
 def objection(

@@ -16,6 +16,8 @@ PARTIAL = (35, 153)
 # Between the attributes of a job: a character that no attribute has.
 SEPARATOR = "\x1f"
 TIMEOUT = 60  # seconds for one answer
+# Seconds that a job which has just started waits for the server.
+PATIENCE = 300
 # A job's id on a line of its own: `12.server`, `12[].server`.
 JOB_ID = re.compile(r"^\d+(?:\[\])?\.[\w.-]+$", re.MULTILINE)
 # What qsub says when a limit on the jobs of a user, group, project or queue is reached. Not of a
@@ -103,17 +105,14 @@ def parse_jobs(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def shown_job(job: str, patience: float) -> dict[str, str]:
+def shown_job(job: str) -> dict[str, str]:
     """One job.
-
-    Args:
-        patience: seconds to ask again while the server does not answer.
 
     Raises:
         Refusal: PBS does not know it, or the server did not answer in time.
     """
     who, remedy = "pbs: the server", "try again once qstat answers"
-    found = until_answered(partial(shown_jobs, [job]), patience, who, remedy)
+    found = until_answered(partial(shown_jobs, [job]), PATIENCE, who, remedy)
     if job in found:
         return found[job]
     # A server that is not the default one adds its name to the id.

@@ -1,4 +1,6 @@
-"""The submitted jobs of one Snakemake command: qsub, one qstat for all of them, qdel."""
+"""The submitted jobs of one Snakemake command: qsub, one qstat for all of them, qdel; and the try
+of each submission before the first job.
+"""
 
 import asyncio
 import os
@@ -10,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from manynodes.base.errors import Refusal, one_line
 from manynodes.base.modules import FIND_MODULE
 from manynodes.base.processes import ignore_interrupts
-from manynodes.schedulers.base import TellState, Unanswered
+from manynodes.schedulers.base import TellState, Unanswered, Watch, jobs_to_submit
 from manynodes.schedulers.pbs.commands import (
     FULL,
     JOB_ID,
@@ -85,24 +87,22 @@ class Job:
 
 
 @dataclass
-class Jobs:
+class Jobs(Watch):
     """The jobs that are not known to have ended.
 
     Attributes:
         request: form of the resource request, see `requests.options`.
         init: shell commands at the start of every job.
         tell_state, tell: as in `Scheduler.watch`.
-        failures, logs: of failed Snakemake jobs, see `Watch`.
     """
 
     request: str
     init: str
     tell: Callable[[str], None] = print
     tell_state: TellState = lambda _job, _id, _state, _waits: None
-    failures: dict[Any, str] = field(default_factory=dict)
-    logs: dict[Any, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.known: dict[int, Job] = {}
         self.lock = threading.Lock()
         self.silent_since: float | None = None
@@ -171,7 +171,7 @@ class Jobs:
             raise Unanswered(error_of(done))
         if done.returncode or len(ids) != 1:
             if ids and not delete(ids):
-                self.tell(f"PBS does not answer; when it does: qdel {' '.join(ids)}")
+                self.tell(undeleted(ids))
             why = (
                 error_of(done) if done.returncode else f"no job id in {one_line(done.stdout, 60)!r}"
             )
@@ -298,7 +298,7 @@ class Jobs:
         deadline = time.monotonic() + DELETING
         while ids and not delete(ids):
             if time.monotonic() > deadline:
-                self.tell(f"PBS does not answer; when it does: qdel {' '.join(ids)}")
+                self.tell(undeleted(ids))
                 return
             time.sleep(1)
 
@@ -310,6 +310,67 @@ def delete(jobs: Sequence[str]) -> bool:
         return run_pbs("qstat", "-B").returncode == 0
     except (Unanswered, Refusal):
         return False
+
+
+def undeleted(jobs: Sequence[str]) -> str:
+    return f"PBS does not answer; when it does: qdel {' '.join(jobs)}"
+
+
+def follow(workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Jobs:
+    """Try the submissions of a Snakemake command and follow its jobs, see `Scheduler.watch`."""
+    jobs: Jobs = workflow.scheduler._executor.jobs
+    jobs.tell_state, jobs.tell = tell_state, tell
+    tried: set[tuple[str, ...]] = set()
+    for job in jobs_to_submit(workflow.dag, ("pbs_queue", "pbs_project")):
+        wanted = tuple(options(job.resources, jobs.request))
+        if wanted not in tried:
+            tried.add(wanted)
+            try_whole(wanted, tell)
+    return jobs
+
+
+def try_whole(wanted: tuple[str, ...], tell: Callable[[str], None]) -> None:
+    """Try a submission to its end: after Ctrl-C meanwhile, the held job would stay for ever.
+
+    Raises:
+        Refusal: as `try_submission`, or Ctrl-C was pressed.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        tried = pool.submit(try_submission, wanted, tell)
+        try:
+            tried.result()
+        except KeyboardInterrupt:
+            ignore_interrupts()
+            tried.result()
+            raise Refusal("pbs: interrupted before the first job") from None
+
+
+def try_submission(wanted: tuple[str, ...], tell: Callable[[str], None]) -> None:
+    """Submit a job of this size that is held, and delete it: qsub has no other test. While a limit
+    on jobs is reached, there is none.
+
+    Args:
+        tell: prints one line.
+
+    Raises:
+        Refusal: PBS does not accept it, or does not answer.
+    """
+    try:
+        done = run_pbs("qsub", "-h", "-N", "test", "-o", "/dev/null", "-j", "oe", *wanted,
+                       stdin="true\n")  # fmt: skip
+        ids = JOB_ID.findall(done.stdout)
+        if ids:
+            # -W force -x would also remove it from the history, for operators only.
+            if not delete(ids):
+                tell(undeleted(ids))
+        elif done.returncode and FULL.search(done.stderr):
+            # Submitted when there is room.
+            return
+        if done.returncode or not ids:
+            why = error_of(done) if done.returncode else "qsub gives no job id"
+            raise Refusal(f"pbs: {why}; asked with qsub {shlex.join(wanted)}")
+    except Unanswered as error:
+        raise Refusal(f"pbs: {error}; try again once qstat answers") from None
 
 
 AGAIN_SUFFIX = ".again"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds
@@ -24,8 +25,6 @@ from manynodes.schedulers.base import (
 from manynodes.schedulers.pbs.commands import path_of, shown_job, shown_jobs
 from manynodes.schedulers.remote.scheduler import AgentScheduler, is_here
 
-# Seconds that a job which has just started waits for the server.
-PATIENCE = 300
 # Variable with a file: if it exists after the job, the executor submits the job again.
 AGAIN = "DDP_PBS_AGAIN"
 # And with the job's first id, if this one was submitted again.
@@ -40,12 +39,10 @@ class Pbs(AgentScheduler):
     transport = "pbs"
     description = "the nodes of this PBS job"
     executor = "pbs"
+    job_variable = "PBS_JOBID"
     job_scratch = "TMPDIR"
     canceller = "qdel"
     ends_requeued = False
-
-    def active(self, environment: Mapping[str, str]) -> bool:
-        return "PBS_JOBID" in environment
 
     def allocation(self, nodes: int) -> Allocation:
         job = os.environ.get("PBS_JOBID", "")
@@ -66,7 +63,7 @@ class Pbs(AgentScheduler):
             raise Refusal(
                 f"nodes: the run wants {nodes}, job {job} has {len(hosts)}: {', '.join(hosts)}"
             )
-        shown = shown_job(job, PATIENCE)
+        shown = shown_job(job)
         runs = int(shown.get("run_count", 1))
         first = os.environ.get(FIRST, "")
         return Allocation(
@@ -131,11 +128,11 @@ class Pbs(AgentScheduler):
             if job in found and found[job].get("job_state") not in OVER and is_ours(found[job])
         }
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
-        from manynodes.schedulers.pbs.submission import PbsWatch
+        from manynodes.schedulers.pbs.jobs import follow
 
-        return PbsWatch(tell_state, lambda line: tell(f"pbs: {line}"))
+        return follow(workflow, tell_state, lambda line: tell(f"pbs: {line}"))
 
 
 def is_ours(shown: Mapping[str, str]) -> bool:

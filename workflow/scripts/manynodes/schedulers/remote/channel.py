@@ -61,9 +61,7 @@ class Channel:
             return None
         self.received += 1
         plain = verified(f"{self.session} {self.peer} {self.received}", content)
-        message = json.loads(plain)
-        if not isinstance(message, dict):
-            raise Refusal(f"a message from {self.peer} is not an object")
+        message: dict[str, Any] = json.loads(plain)
         return message
 
 

@@ -8,17 +8,18 @@ import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from manynodes.base.atomic import TEMPORARY
+from manynodes.base.environment import SCRIPTS
 from manynodes.schedulers.base import Command, Scheduler, Step, Trouble, labelled
 
-PROGRAMS = Path(__file__).resolve().parents[3]
 LOOPBACK = "127.0.0.1"
 
 
 class AgentScheduler(Scheduler):
     """Starts an agent on every node, which runs the node's command; see remote_step.py."""
+
+    starter = "remote_step"
 
     @abstractmethod
     def reach(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
@@ -36,7 +37,7 @@ class AgentScheduler(Scheduler):
     def commands(self, step: Step) -> list[Command]:
         # Unique: launches of several users or runs may share the folder.
         file = step.folder.absolute() / f".step-{secrets.token_hex(8)}{TEMPORARY}"
-        agent = [sys.executable, str(PROGRAMS / "node_agent.py"), "--step", str(file)]
+        agent = [sys.executable, str(SCRIPTS / "node_agent.py"), "--step", str(file)]
         hosts = [node.host for node in step.nodes]
         given = {
             "file": str(file),
@@ -54,7 +55,7 @@ class AgentScheduler(Scheduler):
         }
         return [
             Command(
-                (sys.executable, str(PROGRAMS / "remote_step.py")),
+                (sys.executable, str(SCRIPTS / "remote_step.py")),
                 stdin=json.dumps(given),
                 label=partial(labelled, "node"),
             )
@@ -65,9 +66,6 @@ class AgentScheduler(Scheduler):
         hosts = [node.host for node in step.nodes]
         started = [" ".join(self.start(number, host, agent)) for number, host in enumerate(hosts)]
         return [*started, *super().preview(step)]
-
-    def starter(self, number: int) -> str:
-        return "remote_step"
 
     def explain(self, errors: Sequence[str]) -> Trouble | None:
         # remote_step: pbs_tmrsh: No such file or directory; is it on PATH here?

@@ -42,13 +42,15 @@ def ask_scontrol(*arguments: str) -> str:
         Refusal: it is missing, or fails.
         Unanswered: the controller does not answer, or scontrol cannot be started now.
     """
-    # A user may have times shown in another form, and an hour of local time may come twice.
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC"}
     try:
         done = subprocess.run(
             ["scontrol", *arguments],
-            env=environment, capture_output=True, text=True, errors="replace", timeout=60,
-            check=False, preexec_fn=outlast_sigterm,
+            # An hour of local time may come twice.
+            env=os.environ | {"TZ": "UTC"}, capture_output=True, text=True, errors="replace",
+            # Slurm sends SIGTERM to every process of a job that it requeues, `scontrol requeue`
+            # among them.
+            preexec_fn=partial(signal.signal, signal.SIGTERM, signal.SIG_IGN),
+            timeout=60, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise Refusal(
@@ -68,11 +70,6 @@ def ask_scontrol(*arguments: str) -> str:
     if UNREACHABLE.search(error):
         raise Unanswered(f"Slurm's controller does not answer ({error})")
     raise Refusal(f"scontrol {' '.join(arguments)}: {error}")
-
-
-def outlast_sigterm() -> None:
-    """Slurm sends it to every process of a job that it requeues, `scontrol requeue` among them."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def shown_job(job: str, patience: float = 0) -> str:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib import metadata
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +32,7 @@ from snakemake_interface_executor_plugins.executors.base import (  # type: ignor
 from manynodes.base.errors import Refusal, one_line, shown
 from manynodes.base.processes import ignore_interrupts
 from manynodes.base.reading import is_file
-from manynodes.schedulers.base import SPARE_MB, TellState
+from manynodes.schedulers.base import SPARE_MB, TellState, Watch
 from manynodes.schedulers.slurm.commands import ENDED, UNREACHABLE, answer
 
 TESTED = "2.8.0"
@@ -67,38 +66,24 @@ FORGET_VARIABLES = (
 # What --parsable prints; a site's wrapper may print more.
 JOB_ID = re.compile(r"\d+(;\S+)?")
 
-Status = tuple[dict[str, str], float]
 
-
-def version_warning() -> str | None:
-    """A line if the plugin is not the tested version."""
-    found = metadata.version("snakemake-executor-plugin-slurm")
-    if found == TESTED:
-        return None
-    name = "snakemake-executor-plugin-slurm"
-    return f"{name} is version {found}; this workflow was tested with {TESTED}"
-
-
-class Follower:
+class Follower(Watch):
     """Follows an executor's jobs from submission to end, through outages of Slurm's daemons.
 
     Attributes:
         jobs: submitted and not known to have ended, by Slurm's id.
-        failures: why jobs failed, by job; in Slurm's or sbatch's words.
-        logs: Slurm's log of each failed job.
 
     Args:
         tell_state, tell: as in `Scheduler.watch`.
     """
 
     def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
+        super().__init__()
         self.tell_state, self.tell = tell_state, tell
         self.jobs: dict[str, Any] = {}
         self.numbers: set[str] = set()
         self.run_uuid = ""
         self.over = threading.Event()
-        self.failures: dict[Any, str] = {}
-        self.logs: dict[Any, str] = {}
         self.shown: dict[str, str] = {}
         self.silent_since: float | None = None
         self.listed: set[str] = set()
@@ -192,7 +177,7 @@ class Follower:
                 return
             time.sleep(CANCEL_WAIT)
 
-    async def query(self, command: str, _logger: Any) -> Status:
+    async def query(self, command: str, _logger: Any) -> tuple[dict[str, str], float]:
         """The states of the jobs, in words that the plugin knows; empty while Slurm does not
         answer.
 

@@ -6,12 +6,12 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.processes import job_seconds, last_words, with_ancestors
@@ -25,6 +25,7 @@ from manynodes.schedulers.base import (
     TellState,
     Trouble,
     Watch,
+    as_options,
     end_here,
     is_this_folder,
     labelled,
@@ -47,6 +48,8 @@ class Slurm(Scheduler):
     transport = "srun"
     description = "the nodes of this Slurm job"
     executor = "slurm"
+    starter = "srun"
+    job_variable = "SLURM_JOB_ID"
     task_launcher = "srun"
     job_scratch = "SLURM_TMPDIR"
     canceller = "scancel"
@@ -58,9 +61,6 @@ class Slurm(Scheduler):
         "LOCAL_RANK": "$SLURM_LOCALID",
         "WORLD_SIZE": "$SLURM_NTASKS",
     }
-
-    def active(self, environment: Mapping[str, str]) -> bool:
-        return "SLURM_JOB_ID" in environment
 
     def allocation(self, nodes: int) -> Allocation:
         # Asked from Slurm: inside a Snakemake job, $SLURM_JOB_NODELIST is gone.
@@ -120,9 +120,6 @@ class Slurm(Scheduler):
     def preview(self, step: Step) -> list[str]:
         return [shlex.join(srun_command(step)), *super().preview(step)]
 
-    def starter(self, number: int) -> str:
-        return "srun"
-
     def explain(self, errors: Sequence[str]) -> Trouble | None:
         for text in errors:
             # slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T07:00 DUE TO TIME LIMIT
@@ -153,8 +150,9 @@ class Slurm(Scheduler):
 
     def warn(self, allocation: Allocation) -> None:
         # As --signal=USR1 does: to all processes of the steps, and not to the batch script.
-        command = ["scancel", "--signal=USR1", allocation.job]
-        subprocess.run(command, capture_output=True, check=True)
+        status, _, said = answer("scancel", "--signal=USR1", allocation.job)
+        if status != 0:
+            raise Refusal(f"scancel: {said}")
 
     def requeue(self, allocation: Allocation, saved: bool) -> str | None:
         try:
@@ -204,11 +202,11 @@ class Slurm(Scheduler):
             found = (found or {}) | (elsewhere or {}) or elsewhere
         return None if found is None else {job: found[job] for job in jobs if job in found}
 
-    def watch(self, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
+    def watch(self, workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Watch:
         # Imported here: launch needs none of it.
-        from manynodes.schedulers.slurm.submission import SlurmWatch
+        from manynodes.schedulers.slurm.submission import follow
 
-        return SlurmWatch(tell_state, lambda line: tell(f"slurm: {line}"))
+        return follow(workflow, tell_state, lambda line: tell(f"slurm: {line}"))
 
 
 def name_of(job: str, shown: str) -> str:
@@ -330,7 +328,7 @@ def srun_command(step: Step) -> tuple[str, ...]:
         options["gres"] = f"gpu:{step.gpus}"
     return (
         "srun",
-        *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()),
+        *as_options(options),
         *step.dispatch,
         "--node",
         "$SLURM_NODEID",

@@ -1,27 +1,27 @@
 """Slurm's part in a Snakemake command: every submission is checked before the first job."""
 
-import getpass
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from importlib import metadata
 from typing import Any
 
 from manynodes.base.errors import Refusal
 from manynodes.base.timeouts import BEFORE_THE_END, START_UP
-from manynodes.schedulers.base import TellState, Watch, jobs_to_submit, one_at_a_time
+from manynodes.schedulers.base import TellState, jobs_to_submit, parts
 from manynodes.schedulers.slurm.commands import answer, scontrol
 from manynodes.schedulers.slurm.plugin import (
     FULL,
+    TESTED,
     Follower,
     add_to_submissions,
     start_one_snakemake,
     submission,
     tmp_mb,
-    version_warning,
 )
+
+PLUGIN = "snakemake-executor-plugin-slurm"
 
 # sbatch's words for jobs that it would never accept in any state of the cluster.
 NEVER_ACCEPTED = re.compile(
@@ -38,78 +38,60 @@ LEAST = BEFORE_THE_END + START_UP
 OF_THE_PLACE = ("slurm_partition", "slurm_account", "qos", "constraint", "clusters")
 
 
-class SlurmWatch(Watch):
-    """Checks the submissions of a Snakemake command and follows its jobs.
-
-    Args:
-        tell_state, tell: as in `Scheduler.watch`.
-    """
-
-    def __init__(self, tell_state: TellState, tell: Callable[[str], None]) -> None:
-        self.tell = tell
-        self.follower = Follower(one_at_a_time(tell_state), tell)
-        self.failures, self.logs = self.follower.failures, self.follower.logs
-
-    def start(self, workflow: Any) -> None:
-        try:
-            self.prepare(workflow)
-        except Refusal as refusal:
-            raise Refusal(f"slurm: {refusal}") from None
-
-    def prepare(self, workflow: Any) -> None:
-        settings, executor = workflow.executor_settings, workflow.scheduler._executor
-        if warning := version_warning():
-            self.tell(warning)
-        settings.status_command, why = status_command(settings.status_command)
-        if settings.status_command == "squeue":
-            # With a MinJobAge below 60 s the plugin would ask sacct all the same, which does not
-            # answer here, and never see the end of a job (measured).
-            plugin = sys.modules[type(executor).__module__]
-            plugin.is_query_tool_available = "squeue".__eq__  # type: ignore[attr-defined]
-        self.tell(why)
-        if given := [name for name in OF_SBATCH if os.environ.pop(name, None) is not None]:
-            self.tell(f"{' and '.join(given)} not passed on to sbatch")
-        # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
-        executor._fallback_account_arg = ""
-        add_to_submissions(executor)
-        start_one_snakemake(executor)
-        self.check_submissions(workflow.dag, executor)
-        # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
-        # the interruption.
-        os.environ.setdefault("SBATCH_OPEN_MODE", "append")
-        self.follower.attach(executor)
-
-    def check_submissions(self, dag: Any, executor: Any) -> None:
-        limits = partitions()
-        checked: set[tuple[str, ...]] = set()
-        for job in jobs_to_submit(dag, OF_THE_PLACE):
-            refuse_foreign_account(str(job.resources.get("slurm_account") or ""))
-            options = submission(executor, job)
-            if options in checked:
-                continue
-            checked.add(options)
-            limit = job.resources.get("runtime")
-            if "train" in rules_of(job) and isinstance(limit, int) and 60 * limit <= LEAST:
-                self.tell(f"warning: runtime: {limit} minutes for staging and training; it stops "
-                          "a minute before, and needs time to start: ask for more")  # fmt: skip
-            try_submission(options, self.tell)
-            partition = limits.get(option_value(options, "-p"))
-            # Another cluster may have a partition of this name.
-            if not partition or "--clusters" in options:
-                continue
-            # A QOS may exceed the partition's limit; sbatch was asked.
-            if any(option.startswith("--qos=") for option in options):
-                partition = replace(partition, minutes=None)
-            refuse_too_large(job.resources, partition)
+def follow(workflow: Any, tell_state: TellState, tell: Callable[[str], None]) -> Follower:
+    """Check the submissions of a Snakemake command and follow its jobs, see `Scheduler.watch`."""
+    follower = Follower(tell_state, tell)
+    try:
+        prepare(workflow, follower)
+    except Refusal as refusal:
+        raise Refusal(f"slurm: {refusal}") from None
+    return follower
 
 
-def rules_of(job: Any) -> set[str]:
-    """The names of the rules of a job, or of a group of jobs."""
-    return {part.rule.name for part in (job.jobs if job.is_group() else [job])}
+def prepare(workflow: Any, follower: Follower) -> None:
+    settings, executor = workflow.executor_settings, workflow.scheduler._executor
+    if (found := metadata.version(PLUGIN)) != TESTED:
+        follower.tell(f"{PLUGIN} is version {found}; this workflow was tested with {TESTED}")
+    settings.status_command, why = status_command(settings.status_command)
+    if settings.status_command == "squeue":
+        # With a MinJobAge below 60 s the plugin would ask sacct all the same, which does not
+        # answer here, and never see the end of a job (measured).
+        plugin = sys.modules[type(executor).__module__]
+        plugin.is_query_tool_available = "squeue".__eq__  # type: ignore[attr-defined]
+    follower.tell(why)
+    if given := [name for name in OF_SBATCH if os.environ.pop(name, None) is not None]:
+        follower.tell(f"{' and '.join(given)} not passed on to sbatch")
+    # Slurm knows the user's account. The plugin's own guess always fails, and warns of it.
+    executor._fallback_account_arg = ""
+    add_to_submissions(executor)
+    start_one_snakemake(executor)
+    check_submissions(workflow.dag, executor, follower.tell)
+    # A requeued job appends to its log; by default Slurm truncates the log, with the reason for
+    # the interruption.
+    os.environ.setdefault("SBATCH_OPEN_MODE", "append")
+    follower.attach(executor)
 
 
-def option_value(options: Sequence[str], name: str) -> str:
-    return options[options.index(name) + 1] if name in options else ""
+def check_submissions(dag: Any, executor: Any, tell: Callable[[str], None]) -> None:
+    limits = partitions()
+    checked: set[tuple[str, ...]] = set()
+    for job in jobs_to_submit(dag, OF_THE_PLACE):
+        options = submission(executor, job)
+        if options in checked:
+            continue
+        checked.add(options)
+        limit, rules = job.resources.get("runtime"), {part.rule.name for part in parts(job)}
+        if "train" in rules and isinstance(limit, int) and 60 * limit <= LEAST:
+            tell(f"warning: runtime: {limit} minutes for staging and training; it stops a minute "
+                 "before, and needs time to start: ask for more")  # fmt: skip
+        try_submission(options, tell)
+        name = options[options.index("-p") + 1] if "-p" in options else ""
+        # Another cluster may have a partition of this name.
+        if name not in limits or "--clusters" in options:
+            continue
+        # A QOS may exceed the partition's limit; sbatch was asked.
+        of_qos = {"runtime": None} if any(each.startswith("--qos=") for each in options) else {}
+        refuse_too_large(job.resources, name, limits[name] | of_qos)
 
 
 def status_command(wanted: str | None) -> tuple[str, str]:
@@ -138,28 +120,15 @@ def status_command(wanted: str | None) -> tuple[str, str]:
     return "squeue", f"{reason}; job states come from squeue{forgets}"
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The largest job that a partition can ever run.
+def partitions() -> dict[str, dict[str, int | None]]:
+    """The largest job that each partition can ever run, from sinfo; empty if it does not answer.
 
-    Attributes:
-        nodes: number of its nodes, in any state.
-        cpus, memory, disk, gpus: of its largest node; memory, and local disk (TmpDisk), in MB; None
-            if some nodes are not shown, such as those of a cloud that are switched off.
-        minutes: its time limit; None if it has none.
+    Returns:
+        For each name `nodes`, the number of its nodes in any state; `cpus_per_task`, `mem_mb`,
+        `slurm_tmp` (TmpDisk, in MB) and `gres` (GPUs) of its largest node, None if some nodes are
+        not shown, such as those of a cloud that are switched off; `runtime`, its time limit in
+        minutes, None if it has none.
     """
-
-    name: str
-    nodes: int
-    cpus: int | None
-    memory: int | None
-    disk: int | None
-    gpus: int | None
-    minutes: int | None
-
-
-def partitions() -> dict[str, Partition]:
-    """All partitions by name, from sinfo; empty if it does not answer."""
     asked = ["sinfo", "--noheader", "--noconvert", "--Node", "--format=%R|%c|%m|%d|%G|%l|%N"]
     rows = [line.split("|") for line in answer(*asked)[1].splitlines()]
     shown: dict[str, list[list[str]]] = {}
@@ -171,9 +140,9 @@ def partitions() -> dict[str, Partition]:
     for name, nodes in shown.items():
         total = max(len(nodes), int(totals.get(name, 0)))
         sizes = [(*map(int, node[:3]), gpus_in(node[3])) for node in nodes]
-        largest = [max(column) for column in zip(*sizes, strict=True)]
-        cpus, memory, disk, gpus = largest if total == len(nodes) else [None] * 4
-        found[name] = Partition(name, total, cpus, memory, disk, gpus, minutes(nodes[0][4]))
+        largest = map(max, zip(*sizes, strict=True)) if total == len(nodes) else [None] * 4
+        of_node = zip(("cpus_per_task", "mem_mb", "slurm_tmp", "gres"), largest, strict=True)
+        found[name] = {"nodes": total, "runtime": minutes(nodes[0][4]), **dict(of_node)}
     return found
 
 
@@ -191,49 +160,37 @@ def minutes(limit: str) -> int | None:
     return (days * 24 + hours) * 60 + mins
 
 
-def refuse_too_large(resources: Mapping[str, Any], partition: Partition) -> None:
-    """Refuse a job that the partition can never run; Slurm might leave it pending for ever.
+def refuse_too_large(
+    resources: Mapping[str, Any], where: str, limits: Mapping[str, int | None]
+) -> None:
+    """Refuse a job that a partition can never run; Slurm might leave it pending for ever.
+
+    Args:
+        where: the partition.
+        limits: as in `partitions`.
 
     Raises:
         Refusal: naming the resource, the request and the limit.
     """
-    where = partition.name
     gpus = gpus_in(str(resources.get("gres") or ""))
     of_job = {**resources, "slurm_tmp": tmp_mb(resources), "gres": gpus}
-    for name, limit, of_what, has, remedy in (
-        ("runtime", partition.minutes, "minutes", f"{where} allows",
+    for name, of_what, has, remedy in (
+        ("runtime", "minutes", f"{where} allows",
          "stage and train are one job, their times are added: --set-resources train:runtime=…"),
-        ("nodes", partition.nodes, "nodes", f"{where} has",
+        ("nodes", "nodes", f"{where} has",
          "set nodes in the configuration, or another slurm_partition"),
-        ("cpus_per_task", partition.cpus, "CPUs a node", f"the largest node of {where} has",
+        ("cpus_per_task", "CPUs a node", f"the largest node of {where} has",
          "lower nproc_per_node or cpus_per_proc in the configuration"),
-        ("mem_mb", partition.memory, "MB a node", f"the largest node of {where} has",
+        ("mem_mb", "MB a node", f"the largest node of {where} has",
          "--set-resources train:mem_mb=… stage:mem_mb=…"),
-        ("gres", partition.gpus, "GPUs a node", f"the largest node of {where} has",
+        ("gres", "GPUs a node", f"the largest node of {where} has",
          "lower nproc_per_node in the configuration, or another slurm_partition"),
-        ("slurm_tmp", partition.disk, "MB a node", f"the largest TmpDisk of {where} is",
+        ("slurm_tmp", "MB a node", f"the largest TmpDisk of {where} is",
          "ask for less, or leave slurm_tmp out of the profile"),
     ):  # fmt: skip
-        asked = of_job.get(name)
+        asked, limit = of_job.get(name), limits[name]
         if limit is not None and isinstance(asked, int) and asked > limit:
             raise Refusal(f"{name}: {asked} {of_what} are asked for, {has} {limit}; {remedy}")
-
-
-def refuse_foreign_account(account: str) -> None:
-    """Refuse an account of somebody else; Snakemake waits for ever for such a job (seen with
-    plugin 2.8.0).
-
-    Raises:
-        Refusal: naming the user's accounts.
-    """
-    # Only if an account is given: without slurmdbd, sacctmgr waits for its 30 s time-out.
-    known = own_accounts() if account else []
-    if known and not {name.lower() for name in re.split(r"[,\s]+", account)} <= {
-        name.lower() for name in known
-    }:
-        raise Refusal(
-            f"slurm_account: {account} is not yours; yours are {', '.join(sorted(set(known)))}"
-        )
 
 
 def try_submission(options: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -263,10 +220,3 @@ def try_submission(options: Sequence[str], tell: Callable[[str], None]) -> None:
         tell(f"options of the job: {' '.join(options)}")
         raise Refusal(f"sbatch would refuse a job: {reason}{also}")
     tell(f"sbatch says of a job: {reason}{also}; options of the job: {' '.join(options)}")
-
-
-@cache
-def own_accounts() -> list[str]:
-    return answer(
-        "sacctmgr", "--noheader", "-s", "list", "user", getpass.getuser(), "format=account%256"
-    )[1].split()
