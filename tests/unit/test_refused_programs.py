@@ -230,7 +230,7 @@ def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypat
         check(Path("e.yaml"))
         experiment = Experiment.from_files(read_config(Path("e.yaml")), [Path()])
         results = Path(f"results/{given.index(environment)}")
-        return FinishedRuns(experiment, results, Inputs(experiment, results, True))
+        return FinishedRuns(experiment, results, Inputs(experiment, results))
 
     for runs in map(finished, given):
         (name,) = runs.experiment.runs
@@ -343,7 +343,7 @@ def test_an_installed_program_is_hashed_where_it_is_the_users_own(
                 reads={"installed": list(after.installed.sources)})  # fmt: skip
     assert files_sha256(task, only_code=True) == after.code_sha256
     # What is of an earlier version is not trained again; and nothing more is known of it.
-    runs = FinishedRuns(after, Path("results"), Inputs(after, Path("results"), True))
+    runs = FinishedRuns(after, Path("results"), Inputs(after, Path("results")))
     write_finished(runs, after.earlier_sha256)
     (name,) = after.runs
     assert runs.replaced([name], code=False) == {}

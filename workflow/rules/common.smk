@@ -209,6 +209,9 @@ def sized_by(size, ended=frozenset(), environment=True):
 
     def size_of(wildcards):
         run = run_of(wildcards)
+        # A job has its memory and disk already.
+        if not workflow.is_main_process:
+            return size(run)
         return size(
             run,
             SESSION.inputs.images_of(run.dataset, environment),

@@ -56,7 +56,7 @@ class Session:
         self.results = Path("results") / experiment.name
         self.watch = Watch()
         self.began = time.time()
-        self.inputs = Inputs(experiment, self.results, workflow.is_main_process)
+        self.inputs = Inputs(experiment, self.results)
         self.finished = FinishedRuns(experiment, self.results, self.inputs)
         self.queue = Queue(workflow, experiment, self.results)
         self.set_aside: list[str] = []
