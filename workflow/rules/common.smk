@@ -124,7 +124,7 @@ PACKED, PACKED_OPTION = manifest_and_option(
 # program.
 PACKED_OF_PROGRAM, STAGED_PYTHON = PACKED_OPTION, ""
 if PACKED and EXPERIMENT.environment.is_ours:
-    STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python")
+    STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python", 1)
     STAGED_PYTHON += f" --scratch {SCRATCH}"
     PACKED_OF_PROGRAM = ""
 # Whether the workflow's own torch does not decide which GPUs are used.
