@@ -235,9 +235,15 @@ def words_sha256(
         installed: the file of an installed module that it starts and the folder in which its
             imports begin, empty for none. None as in earlier versions, which hashed nothing of a
             command with `-m` and such a module.
+
+    Raises:
+        Refusal: the Python is given nothing to start, or as `local_sources`.
     """
     first, *rest = [place_of(word, directory) for word in words]
     files: Sequence[str] = ()
+    started = rest[1:2] if rest[:1] == ["-m"] else rest[:1]
+    if first == PYTHON and rest and not "".join(started):
+        raise Refusal(f"{PYTHON} is given neither a file nor a module; name one behind it")
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
         above = Path(folder) if folder else real_folder(directory)

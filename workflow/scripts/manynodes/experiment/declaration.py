@@ -112,7 +112,7 @@ def declares(path: Path) -> bool:
     """Whether it is a declaration; a program may have a file of this name for something else."""
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return False
     return re.search(r"^[\"']?properties[\"']?\s*:", text, re.MULTILINE) is not None
 
