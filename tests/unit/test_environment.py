@@ -593,9 +593,9 @@ def test_a_changed_environment_is_told_for_every_run_of_it(
 
     runs = finished(before)
     *names, other, _ = runs.experiment.runs
-    environment = UserEnvironment.of(before)
     for name in (*names, other):
         install(packages, "mine", "2" if name == other else "1")
+        environment = UserEnvironment.of(before)
         command = [environment.interpreter if python == "{python}" else python, "p.py"]
         variables = environment.variables(os.environ)
         record = looked(environment, command, variables, tmp_path, True)
