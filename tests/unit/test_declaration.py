@@ -16,7 +16,7 @@ PARAMETERS: dict[str, Any] = {
     "width": {"type": "integer", "minimum": 1, "default": 8},
     "sizes": {"type": "array", "items": {"type": "integer"}, "default": [3, 4]},
     "start": {"type": ["string", "null"], "default": None, "format": "path"},
-    "name": {"type": "string", "default": "01"},
+    "name": {"type": "string", "default": "01", "not": {"const": "none"}},
     "every": {"type": "integer", "default": 3, "result": False},
     "views": {"enum": ["one", "two"], "default": "one", "result": "evaluation"},
     "decay": {"type": "number", "default": 0, "only_with": {"width": {"minimum": 8}}},
@@ -123,6 +123,7 @@ def test_parameters_vary_together_in_a_table(place: Path) -> None:
     ({"share": 4, "batch": 8}, "share: batch is given too; keep one of them"),
     ({"every": [1, 2]}, "every: [1, 2] is not a whole number"),
     ({"lr": None}, "lr: null is not a number"),
+    ({"name": "none"}, "name: 'none' should not be valid under {'const': 'none'}"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_before_any_job(place: Path, keys: dict[str, Any], line: str) -> None:
     with pytest.raises(Refusal) as refused:
@@ -160,6 +161,8 @@ def test_a_value_without_a_default_must_be_given(place: Path) -> None:
     ({"batch": {"type": "integer", "per_process": "each"}, "each": {"type": "integer"}},
      "each: needs the default null, as batch is a multiple of it"),
     ({"lr": {"only_with": {"nods": {}}}}, "only_with: nods is no key of a run"),
+    ({"lr": {"only_with": {"every": {}}}, "every": {"type": "integer", "result": False}},
+     "lr: only_with: every is no key of a run"),
     ({"nodes": {"type": "integer"}}, "nodes is a key of every experiment; choose another name"),
     ({"world_size": {"type": "integer"}}, "has a meaning of its own; choose another name"),
     ({"1r": {"type": "integer"}}, "pattern in properties"),

@@ -589,13 +589,13 @@ def test_a_changed_environment_is_told_for_every_run_of_it(
         config = {"experiment": "e", "command": [python, "p.py"], "environment": environment,
                   "seed": [0, 1, 2, 3]}  # fmt: skip
         experiment = Experiment.from_config(config)
-        return FinishedRuns(experiment, Path("results"), Inputs(experiment, Path("results"), True))
+        return FinishedRuns(experiment, Path("results"), Inputs(experiment, Path("results")))
 
     runs = finished(before)
     *names, other, _ = runs.experiment.runs
-    environment = UserEnvironment.of(before)
     for name in (*names, other):
         install(packages, "mine", "2" if name == other else "1")
+        environment = UserEnvironment.of(before)
         command = [environment.interpreter if python == "{python}" else python, "p.py"]
         variables = environment.variables(os.environ)
         record = looked(environment, command, variables, tmp_path, True)
@@ -626,7 +626,7 @@ def test_a_python_that_is_gone_is_told(
     (tmp_path / "run").mkdir()
     record = {"python": "3.12.1", "distributions": {"numpy": "2.3.5"}}
     (tmp_path / "run/environment.json").write_text(json.dumps(record))
-    FinishedRuns(experiment, tmp_path, Inputs(experiment, tmp_path, True)).tell_other_packages()
+    FinishedRuns(experiment, tmp_path, Inputs(experiment, tmp_path)).tell_other_packages()
     said = "e: /no/python is not here; whether its packages have changed since runs were trained"
     assert capsys.readouterr().err == f"{said} is not known\n"
 

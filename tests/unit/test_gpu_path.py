@@ -671,7 +671,9 @@ def test_torch_is_asked_for_its_gpus_in_a_process_of_its_own(monkeypatch) -> Non
 
 
 def test_a_card_that_torch_has_no_code_for_is_left_to_the_screen(monkeypatch, driver) -> None:
-    """And each by its UUID: CUDA numbers the fastest first, the driver by their places."""
+    """And each by its UUID: CUDA numbers the fastest first, the driver by their places. A name
+    need not be UTF-8.
+    """
     capabilities = [(9, 0), (6, 1)]
     Gpus(monkeypatch, 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
@@ -680,7 +682,7 @@ def test_a_card_that_torch_has_no_code_for_is_left_to_the_screen(monkeypatch, dr
     known = device.gpus_to_compute_on()
     assert known == ["GPU-fast"]
     monkeypatch.setattr(gpus, "gpus_of_torch", lambda: frozenset(known))
-    driver("0, GPU-old, Quadro P400\n1, GPU-fast, NVIDIA H200\n")
+    driver("0, GPU-old, Quadro$(printf '\\256') P400\n1, GPU-fast, NVIDIA H200\n")
     assert gpus.usable_gpus("cuda", 1) == gpus.usable_gpus("auto", 1) == ["GPU-fast"]
     assert gpus.usable_gpus("auto", 1, other_torch=True) == ["GPU-old", "GPU-fast"]
     told: list[str] = []

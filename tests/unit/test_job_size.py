@@ -171,9 +171,9 @@ def test_local_disk_and_memory_have_room_for_a_staged_environment(
     (tmp_path / "p.py").touch()
     given = {"experiment": "e", "program": "p.py"}
 
-    def megabytes(main: bool = True, **environment: str) -> float:
+    def megabytes(**environment: str) -> float:
         values = given | {"environment": environment | {"stage": True}}
-        inputs = Inputs(Experiment.from_config(values), Path("results/e"), main)
+        inputs = Inputs(Experiment.from_config(values), Path("results/e"))
         assert inputs.images_of(None, False).bytes == 0
         return inputs.images_of(None, True).bytes / 1e6
 
@@ -183,7 +183,6 @@ def test_local_disk_and_memory_have_room_for_a_staged_environment(
     assert program("pack", *where, cwd=tmp_path).returncode == 0
     # Zeros take no room.
     assert 4 < megabytes(python="v") < 4.1
-    assert megabytes(main=False, python="v") == 0
     (run,) = Experiment.from_config({"experiment": "test"}).runs.values()
     for size in (training_size, evaluation_size_of_program):
         usual, staged = (size(run, Images(1, 1, room)) for room in (0, 12_000_000_000))

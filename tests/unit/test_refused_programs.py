@@ -46,6 +46,19 @@ REFUSED = {
     'program: p.py\nmetrics: {log: "epoch (?P<epoch>\\d+)"}': (
         "found unknown escape character 'd'; in double quotes \\ begins an escape, in single"
     ),
+    'program: "x\\0/y.py"': "has a character that no command line can hold; leave it out",
+    'program: p.py\nenvironment: {container: "x\\0.sif"}': (
+        'config: environment: "x\\u0000.sif" has a character that no command line can hold;'
+    ),
+    'command: ["{python}", -m]': "{python} is given neither a file nor a module; name one",
+    'command: ["{python}", ""]': "{python} is given neither a file nor a module; name one",
+    "command: []": "config: command: [] is too short; give at least one value",
+    f"command: [ls]\narguments: {[0] * 1001}": "is too long; the most is 1000",
+    "program: p.py\nenvironment: {}": (
+        "config: environment: {} has too few keys; give at least 1, or leave it out"
+    ),
+    "program: p.py\nmetrics: {}": "config: metrics: {} has too few keys; give at least 1, or",
+    "dataset: {name: partial}": 'config: dataset.name: "partial" is taken; choose another name',
     "program: p.py\nfiles: [.]": 'config: files: "." has no name; files are staged',
     "arguments: [a]": "config: arguments: is for your own program; give program or command",
     "environment: {uv: .}": "config: environment: is for your own program",
@@ -230,7 +243,7 @@ def test_what_of_an_environment_makes_a_finished_run_another(tmp_path, monkeypat
         check(Path("e.yaml"))
         experiment = Experiment.from_files(read_config(Path("e.yaml")), [Path()])
         results = Path(f"results/{given.index(environment)}")
-        return FinishedRuns(experiment, results, Inputs(experiment, results, True))
+        return FinishedRuns(experiment, results, Inputs(experiment, results))
 
     for runs in map(finished, given):
         (name,) = runs.experiment.runs
@@ -343,7 +356,7 @@ def test_an_installed_program_is_hashed_where_it_is_the_users_own(
                 reads={"installed": list(after.installed.sources)})  # fmt: skip
     assert files_sha256(task, only_code=True) == after.code_sha256
     # What is of an earlier version is not trained again; and nothing more is known of it.
-    runs = FinishedRuns(after, Path("results"), Inputs(after, Path("results"), True))
+    runs = FinishedRuns(after, Path("results"), Inputs(after, Path("results")))
     write_finished(runs, after.earlier_sha256)
     (name,) = after.runs
     assert runs.replaced([name], code=False) == {}

@@ -423,7 +423,7 @@ def test_an_unchanged_program_has_its_curve_and_continues_from_its_own_snapshot(
 def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
     place: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then launcher and ranks of the classifier are of the copy."""
+    """Then launcher and ranks of the classifier are of the copy, whatever the experiment's name."""
     ours = venv(place.path / "ours")
     (site,) = (ours / "lib").glob("*/site-packages")
     (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
@@ -435,7 +435,7 @@ def test_the_python_that_runs_snakemake_is_staged_to_the_nodes(
     )
     python = str(ours / "bin/python")
     monkeypatch.setattr(place, "command", [python, *place.command[1:]])
-    given = ["environment={stage: true}", "experiment=staged", "epochs=1", "seed=0", "nodes=2",
+    given = ["environment={stage: true}", "experiment=a--packed", "epochs=1", "seed=0", "nodes=2",
              f"scratch=['{place.scratch}']"]  # fmt: skip
     started = place.start("--configfile", "config/digits.yaml", "--until", "train", "--config",
                           *given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip

@@ -18,10 +18,17 @@ from torch import Tensor
 
 from checkout import Checkout
 from manynodes.launching import gpus
+from pictures import write_folder
 from waiting import until
 
 EXAMPLES = "examples/programs"
 EPOCHS = 20
+# What an executor adds to the command of a job, as far as it matters to what is read.
+OF_JOB = [
+    *("--cores", "1", "--force-use-threads", "--force", "--target-files-omit-workdir-adjustment"),
+    *("--max-inventory-time", "0", "--no-hooks", "--nolock", "--ignore-incomplete"),
+    *("--mode", "remote"),
+]
 LONG = [
     "--config",
     'arguments=["--epochs","{epochs}"]',
@@ -421,6 +428,33 @@ def is_rank(path: Path, run: Path, rank: int) -> bool:
 def test_an_example_completes(place: Checkout, name: str) -> None:
     said = place.run("--until", "train", *example(name), "--config", "preflight=false")
     assert f"{name}/run: accuracy 0.9" in said
+
+
+def test_a_job_asks_nothing_of_the_user_s_own_images(place: Checkout) -> None:
+    """Its own Snakemake, as an executor starts it: there may be millions, and a node may not see
+    them.
+    """
+    folder = place.path / "apart"
+    write_folder(folder / "images", train=2, test=1, size=(8, 8))
+    for name in ("train", "test"):
+        (folder / f"{name}.py").write_text(
+            "import launched\n"
+            f"launched.result({name}=len(list(launched.data.glob('{name}_images.npy'))))\n"
+        )
+    (folder / "apart.yaml").write_text(
+        "experiment: apart\nprogram: train.py\nevaluate: test.py\npreflight: false\n"
+        "dataset: {name: shapes, folder: images}\ncpus_per_proc: 1\n"
+    )
+    file, rules = ["--configfile", "apart/apart.yaml"], ["stage", "train", "evaluate"]
+    place.run("results/data/shapes/manifest.json", *file)
+    (folder / "images").rename(place.scratch / "images")
+    jobs = ["--target-jobs", *(f"{rule}:experiment=apart,run=run" for rule in rules)]
+    command = ["workflow/rules/in_job.py", "", "-m", "snakemake", *jobs, "--allowed-rules", *rules]
+    done = place.python(*command, *OF_JOB, *file)
+    assert done.returncode == 0, done.stderr
+    for name, number in {"result": "train", "evaluation": "test"}.items():
+        found = json.loads((place.path / f"results/apart/run/{name}.json").read_text())
+        assert found[number] == 1
 
 
 @pytest.mark.faults

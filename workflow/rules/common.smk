@@ -124,7 +124,7 @@ PACKED, PACKED_OPTION = manifest_and_option(
 # program.
 PACKED_OF_PROGRAM, STAGED_PYTHON = PACKED_OPTION, ""
 if PACKED and EXPERIMENT.environment.is_ours:
-    STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python")
+    STAGED_PYTHON = PACKED_OPTION.replace("--packed", "--staged-python", 1)
     STAGED_PYTHON += f" --scratch {SCRATCH}"
     PACKED_OF_PROGRAM = ""
 # Whether the workflow's own torch does not decide which GPUs are used.
@@ -209,6 +209,9 @@ def sized_by(size, ended=frozenset(), environment=True):
 
     def size_of(wildcards):
         run = run_of(wildcards)
+        # A job has its memory and disk already.
+        if not workflow.is_main_process:
+            return size(run)
         return size(
             run,
             SESSION.inputs.images_of(run.dataset, environment),

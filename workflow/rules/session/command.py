@@ -56,7 +56,7 @@ class Session:
         self.results = Path("results") / experiment.name
         self.watch = Watch()
         self.began = time.time()
-        self.inputs = Inputs(experiment, self.results, workflow.is_main_process)
+        self.inputs = Inputs(experiment, self.results)
         self.finished = FinishedRuns(experiment, self.results, self.inputs)
         self.queue = Queue(workflow, experiment, self.results)
         self.set_aside: list[str] = []
@@ -129,23 +129,20 @@ class Session:
 
     def tell_unhashed(self) -> None:
         """Warn of installed modules that no hash covers, if a command names nothing else."""
-        programs = (
-            ()
-            if self.experiment.built_in
-            else (self.experiment.installed, self.experiment.installed_evaluation)
-        )
-        for program in filter(None, programs):
-            if program.alone and not program.sources:
+        if self.experiment.built_in:
+            return
+        for program in (self.experiment.installed, self.experiment.installed_evaluation):
+            if program and program.alone and not program.sources:
                 tell(f"warning: the module {program.module} is {program.place}: a change of it "
                      "trains nothing again, unless files names it")  # fmt: skip
 
     def use_usable_cpus(self) -> None:
         """Let `--cores all` be the CPUs of this process: Snakemake sees no quota of a container."""
         cpus, settings = usable_cpus(), self.workflow.resource_settings
-        if (settings.cores or 0) > UNLIMITED and not settings.nodes:
-            settings.cores = self.workflow.global_resources["_cores"] = cpus
-        if settings.cores == available_cpu_count() > cpus:
-            tell(f"--cores {cpus}: the quota of this container, on {settings.cores} CPUs")
+        unlimited = (settings.cores or 0) > UNLIMITED and not settings.nodes
+        if unlimited or settings.cores == available_cpu_count() > cpus:
+            if not unlimited:
+                tell(f"--cores {cpus}: the quota of this container, on {settings.cores} CPUs")
             settings.cores = self.workflow.global_resources["_cores"] = cpus
 
     def check_results(self) -> None:
@@ -369,11 +366,11 @@ class Session:
             try:
                 if measured and self.workflow.touch:
                     self.finished.refuse_other_evaluation(name)
-                lines[name] = (
-                    measures.line_of(self.experiment, name, self.results)
-                    if measured
-                    else self.finished.read_trained(name)
-                )
+                if measured:
+                    lines[name] = measures.line_of(self.experiment, name, self.results)
+                else:
+                    results.read_about_of(self.results / name, self.experiment.runs[name])
+                    lines[name] = "trained"
             except FileNotFoundError:
                 missing.append(self.why_missing(name))
             except Refusal as refusal:
@@ -418,31 +415,25 @@ class Session:
         """The reason for a missing run: from its own log, or in the scheduler's words."""
         if self.workflow.touch:
             return results.Missing(name, "some of its files are missing; leave --touch out")
-        found = results.why_missing(name, self.results / name)
+        folder = self.results / name
+        found, record = results.why_missing(name, folder), failure.read(folder)
         told = next((
             results.Missing(name, reason, self.watch.logs.get(job, ""))
             for job, reason in self.watch.failures.items()
             if any(part.wildcards.get("run") == name for part in parts(job))
         ), None)  # fmt: skip
         # That of an earlier command says nothing about a job that was refused or never started.
-        if found.log and self.is_new(self.results / name / failure.FILE):
-            record = failure.read(self.results / name)
+        if found.log and self.is_new(folder / failure.FILE):
             if told and record and record.kind is failure.Kind.PREEMPTED:
                 # Such as that its time was up: the program itself knows only that it was stopped.
                 return replace(found, reason=f"{found.reason}; {told.reason}")
             return found
-        if told:
-            return told
-        return self.why_without_data(name) or self.earlier(found, self.results / name)
-
-    def earlier(self, found: results.Missing, folder: Path) -> results.Missing:
-        """A reason that seems to be of an earlier command, with when it was."""
-        record = failure.read(folder)
-        if not (found.log and record):
-            return found
-        return replace(
-            found, reason=f"at {record.time}, perhaps of an earlier command: {found.reason}"
-        )
+        if other := told or self.why_without_data(name):
+            return other
+        if found.log and record:
+            when = f"at {record.time}, perhaps of an earlier command"
+            return replace(found, reason=f"{when}: {found.reason}")
+        return found
 
     def why_without_data(self, name: str) -> results.Missing | None:
         """The reason for a missing run, or for anything else, if its data, files or environment are

@@ -6,9 +6,9 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from classifier.models.names import code_of, with_network
 from manynodes.base import atomic
@@ -120,22 +120,19 @@ class FinishedRuns:
                 f"{found[1][:12]}; finish it with that version, or delete this folder to start over"
             )
 
-    def refuse_replacement(self, changes: dict[str, str], remedy: str) -> None:
-        """Refuse to train finished runs again.
+    def refuse_replacement(self, changes: dict[str, str], remedy: str) -> NoReturn:
+        """Refuse to train finished runs again, and tell the command that accepts rewritten files
+        with unchanged bytes.
 
         Raises:
             Refusal: always.
         """
-        self.tell_after_a_touch()
-        line = results.replacement_line(self.experiment.name, changes)
-        raise Refusal(f"{line}; {remedy}")
-
-    def tell_after_a_touch(self) -> None:
-        """The command that accepts rewritten files with unchanged bytes."""
         for path in self.inputs.changed():
             # Without its record, such as in copied results, Snakemake sees no reason to make it.
             tell(f"if these files have the same bytes as before, first make {path} alone: this "
                  f"command --force {path}")  # fmt: skip
+        line = results.replacement_line(self.experiment.name, changes)
+        raise Refusal(f"{line}; {remedy}")
 
     def tell_other_program(self) -> None:
         """Warn of finished runs of another program under the experiment's name."""
@@ -161,18 +158,13 @@ class FinishedRuns:
         environment has now, and a changed `setup`.
         """
         environment = self.experiment.environment
-        asked: dict[str, Any] | None = None
-        unasked: dict[str, Any] | None = None
         runs: dict[str, list[str]] = {}
         for name in () if self.experiment.built_in else self.experiment.runs:
             # `check_results` refuses one that is damaged.
             with suppress(FileNotFoundError, Refusal):
                 record = read_json(self.results / name / "environment.json", "environment", "")
-                if asked is None and record.get("python"):
-                    asked = self.asked_again()
-                unasked = environment.unasked if unasked is None else unasked
-                changed = environment.changed_since(record, asked or {}, unasked)
-                runs.setdefault(changed, []).append(name)
+                asked = self.asked_again if record.get("python") else {}
+                runs.setdefault(environment.changed_since(record, asked), []).append(name)
         for changed, names in runs.items():
             which = f"/{names[0]}: since it was"
             if len(names) > 1:
@@ -180,6 +172,7 @@ class FinishedRuns:
             if changed:
                 tell(f"{self.experiment.name}{which} trained, {changed}")
 
+    @cached_property
     def asked_again(self) -> dict[str, Any]:
         """What the Python of the program says now; nothing, which is told, if it is not here."""
         environment, config = self.experiment.environment, self.experiment.config
@@ -264,11 +257,6 @@ class FinishedRuns:
             return sums.changed(self.results) is None and not self.is_of_other_runs()
         return False
 
-    def read_trained(self, name: str) -> str:
-        """That a run is trained; raises as `measures.line_of`."""
-        results.read_about_of(self.results / name, self.experiment.runs[name])
-        return "trained"
-
     def refuse_links(self, name: str) -> None:
         """Refuse to train a run that would remove what a link leads to: Snakemake and the jobs
         remove what is there before they begin.
@@ -306,7 +294,7 @@ class FinishedRuns:
         for name in names:
             folder = self.results / name
             try:
-                self.read_trained(name)
+                results.read_about_of(folder, self.experiment.runs[name])
             except (FileNotFoundError, Refusal):
                 continue
             if not is_whole(folder) or not is_state_of(folder, self.experiment):

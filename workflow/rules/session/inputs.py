@@ -25,15 +25,15 @@ OF_NETWORK = ("initial_weights", "model", "widths", "model_args", "crop_size")
 
 
 class Inputs:
-    """The images and files of an experiment.
+    """The images and files of an experiment, as they are where the command is typed. No job asks:
+    its node may not see them, and there may be millions.
 
     Args:
         results: folder of the experiment.
-        main: whether this is the user's own Snakemake, and not that of a job.
     """
 
-    def __init__(self, experiment: Experiment, results: Path, main: bool) -> None:
-        self.experiment, self.results, self.main = experiment, results, main
+    def __init__(self, experiment: Experiment, results: Path) -> None:
+        self.experiment, self.results = experiment, results
         self.folders: dict[str, DataFolder] = {}
 
     def facts_of(self, dataset: str) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Inputs:
 
     @cached_property
     def files_bytes(self) -> int:
-        """Of those files together. The Snakemake inside a job does not look at every file again."""
-        if not (self.main and self.files_changed):
+        """Of those files together."""
+        if not self.files_changed:
             with suppress(Refusal, OSError):
                 return read_files(self.results / "files").bytes
         paths = map(Path, self.experiment.config["files"])
@@ -127,8 +127,7 @@ class Inputs:
         looks at all of its files, and takes an archive of half their size.
         """
         environment = self.experiment.environment
-        # A job has its disk already.
-        if not (self.main and environment.stage and (place := environment.staged_from)):
+        if not (environment.stage and (place := environment.staged_from)):
             return 0
         if environment.container:
             return place.stat().st_size
@@ -155,8 +154,7 @@ class Inputs:
 
     def parameters_of(self, run: Run) -> int:
         """How many parameters the network of a run has, see `classifier.check.parameters`."""
-        # A job has its memory already, and torch takes two seconds to count.
-        if not (self.main and self.experiment.built_in) or run.dataset is None:
+        if not self.experiment.built_in or run.dataset is None:
             return 0
         return check.parameters(run, self.facts_of(run.dataset))
 

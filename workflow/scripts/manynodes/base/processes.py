@@ -172,13 +172,14 @@ def answer_within(
     for it without end, if it waits for a disk or a GPU that is gone.
 
     Args:
-        options: of `subprocess.Popen`.
+        options: of `subprocess.Popen`; its output is text, unless they say otherwise.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended; it is killed, or as good as that.
         OSError: it cannot be started.
     """
-    running = subprocess.Popen(command, **options)
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "errors": "replace"}
+    running = subprocess.Popen(command, **given | options)
     try:
         said, errors = running.communicate(timeout=seconds)
     except BaseException:

@@ -263,10 +263,8 @@ def git(*arguments: str) -> str:
         OSError: git cannot be started.
         SubprocessError: it fails, or does not end.
     """
-    done = answer_within(
-        GIT_TIMEOUT, [*GIT, *arguments], env=environment_of_git(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-    )  # fmt: skip
+    words = [*GIT, *arguments]
+    done = answer_within(GIT_TIMEOUT, words, env=environment_of_git(), stderr=subprocess.PIPE)
     done.check_returncode()
     return done.stdout.strip()
 

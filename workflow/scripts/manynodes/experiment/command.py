@@ -91,7 +91,8 @@ def name_of(words: Sequence[str]) -> str:
     given = [word.removeprefix(HERE) for word in words]
     files = [word for word in given if is_file(word) and not INTERPRETER.match(Path(word).name)]
     name = Path((files or given)[0]).stem
-    return module_of(words) or name.strip("{}").lstrip("-") or "program"
+    module = words[2].rpartition(":")[2] if len(words) > 2 and words[1] == "-m" else ""
+    return module or name.strip("{}").lstrip("-") or "program"
 
 
 def refuse_unknown_names(key: str, words: Sequence[str], names: Collection[str]) -> None:
@@ -189,8 +190,13 @@ def files_of(words: Sequence[str], directory: str | None) -> list[str]:
     found: list[str] = []
     for before, word in pairwise(["", *words]):
         path = place_of(word, directory)
-        from_here = path == word.removeprefix(HERE)
-        if is_file(path) and (from_here or is_script(path) or INTERPRETER.match(Path(before).name)):
+        if is_file(path) and (
+            path == word.removeprefix(HERE)
+            or path.endswith(".py")
+            or os.access(path, os.X_OK)
+            or has_interpreter(path)
+            or INTERPRETER.match(Path(before).name)
+        ):
             found.append(path)
     return found
 
@@ -205,10 +211,6 @@ def code_of(words: Sequence[str], directory: str | None) -> list[str]:
         for path in files_of(words, directory)
         if path == started or Path(path).suffix in SCRIPTS or has_interpreter(path)
     ]
-
-
-def is_script(path: str) -> bool:
-    return path.endswith(".py") or os.access(path, os.X_OK) or has_interpreter(path)
 
 
 def has_interpreter(path: str) -> bool:
@@ -235,9 +237,15 @@ def words_sha256(
         installed: the file of an installed module that it starts and the folder in which its
             imports begin, empty for none. None as in earlier versions, which hashed nothing of a
             command with `-m` and such a module.
+
+    Raises:
+        Refusal: the Python is given nothing to start, or as `local_sources`.
     """
     first, *rest = [place_of(word, directory) for word in words]
     files: Sequence[str] = ()
+    started = rest[1:2] if rest[:1] == ["-m"] else rest[:1]
+    if first == PYTHON and rest and not "".join(started):
+        raise Refusal(f"{PYTHON} is given neither a file nor a module; name one behind it")
     if first == PYTHON and rest and rest[0] == "-m":
         folder, _, module = rest[1].rpartition(":")
         above = Path(folder) if folder else real_folder(directory)
@@ -268,11 +276,6 @@ def words_sha256(
         file, above = map(Path, installed)
         digests.append(sources_sha256(local_sources(file, above, other_python=True)))
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
-
-
-def module_of(words: Sequence[str]) -> str | None:
-    """The module that the words start; None for a file."""
-    return words[2].rpartition(":")[2] if len(words) > 2 and words[1] == "-m" else None
 
 
 def apart(before: Any, now: Any) -> tuple[Any, Any]:

@@ -505,9 +505,13 @@ class Experiment:
     @property
     def summary(self) -> str:
         """One line: the name, the number of runs, and what varies."""
-        varying = [
-            f"{key} ({values_text(values)})" for key, values in self.axes.items() if len(values) > 1
-        ]
+        varying = []
+        for key, values in self.axes.items():
+            texts = [value_text(value) for value in values]
+            if len(texts) > MOST_SHOWN:
+                texts[3:] = [f"… {texts[-1]}: {len(texts):,} values"]
+            if len(texts) > 1:
+                varying.append(f"{key} ({', '.join(texts)})")
         runs = f"{len(self.runs):,} run{'s' if len(self.runs) > 1 else ''}"
         what = "varying " + " and ".join(varying) if varying else "nothing varies"
         return f"experiment {self.name}: {runs}, {what}"
@@ -522,16 +526,12 @@ class Experiment:
         """The axes with two or more numbers, except seeds and folds: accuracy is plotted against
         them.
         """
-
-        def numeric(value: Any) -> bool:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-
         return [
             key
             for key, values in self.axes.items()
             if len(values) > 1
             and key not in (*REPEATS, "validation_seed")
-            and all(map(numeric, values))
+            and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
         ]
 
     def axis_values(self, name: str) -> dict[str, Any]:
@@ -826,16 +826,6 @@ def value_text(value: Any) -> str:
     return UNFIT.sub("-", text if ":" in text or "/" in text else text.lower())
 
 
-def values_text(values: Sequence[Any]) -> str:
-    """The values of an axis in a few words."""
-    texts = [value_text(value) for value in values]
-    return (
-        ", ".join(texts)
-        if len(texts) <= MOST_SHOWN
-        else f"{', '.join(texts[:3])}, … {texts[-1]}: {len(texts):,} values"
-    )
-
-
 def refuse_too_many(axes: Mapping[str, list[Any]], rows: int) -> None:
     """Refuse a repeated value on an axis, and too many runs.
 
@@ -953,19 +943,17 @@ def refuse_impossible_source(
     if settings["url"] is not None:
         refuse_credentials(settings["url"])
     source = settings["source"]
-    for dataset in datasets:
-        if dataset not in DATASETS:
-            if reading:
-                continue
-            raise Refusal(
-                f"config: dataset.name: {shown(dataset)} is not one of {', '.join(DATASETS)}; for "
-                "your own images give dataset.folder, docs/your-own.md"
-            )
-        options = ("auto", *DATASETS[dataset].sources)
-        if source not in options:
+    known = {name: DATASETS[name].sources for name in datasets if name in DATASETS}
+    if not reading and (unknown := [name for name in datasets if name not in known]):
+        raise Refusal(
+            f"config: dataset.name: {shown(unknown[0])} is not one of {', '.join(DATASETS)}; for "
+            "your own images give dataset.folder, docs/your-own.md"
+        )
+    for dataset, sources in known.items():
+        if source not in ("auto", *sources):
             raise Refusal(
                 f"config: dataset.source: {dataset} is not available from {source}; use "
-                f"{' or '.join(options)}"
+                f"{' or '.join(('auto', *sources))}"
             )
     if source == "archive" and settings["archive"] is None:
         raise Refusal(
@@ -973,11 +961,7 @@ def refuse_impossible_source(
             "archive"
         )
     for key in ("archive", "url"):
-        from_it = [
-            dataset
-            for dataset in datasets
-            if dataset in DATASETS and key in DATASETS[dataset].sources
-        ]
+        from_it = [dataset for dataset, sources in known.items() if key in sources]
         if settings[key] is not None and len(from_it) > 1:
             raise Refusal(
                 f"config: dataset.{key}: one {key} cannot hold {' and '.join(from_it)}; fetch them "

@@ -139,10 +139,7 @@ def image_in_store(image: str, started: Callable[[Sequence[str]], Sequence[str]]
     """
     words = started(["podman", "image", "inspect", "--format", "{{.Id}}", "--", image])
     try:
-        done = answer_within(
-            PATIENCE, words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            errors="replace",
-        )  # fmt: skip
+        done = answer_within(PATIENCE, words, stderr=subprocess.PIPE)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         raise Refusal(
             f"podman is not there or does not answer, for image {image}; load its module, or give "

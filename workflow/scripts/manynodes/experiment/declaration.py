@@ -3,17 +3,15 @@
 Free of torch, because Snakemake reads the configuration in every dry run.
 """
 
-import hashlib
-import importlib.util
 import json
 import math
 import re
+import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -69,7 +67,7 @@ class Declaration:
         if not path.is_file():
             return
         try:
-            function = loaded(path.resolve()).check
+            function = loaded(path.resolve())["check"]
             function(dict(parameters), dict(geometry), dataset and dict(dataset))
         except (Refusal, ValueError) as problem:
             raise Refusal(f"config: {problem}") from None
@@ -80,19 +78,13 @@ class Declaration:
 
 
 @cache
-def loaded(path: Path) -> ModuleType:
-    """A module from its file; it may import what lies beside it."""
-    name = f"check_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+def loaded(path: Path) -> dict[str, Any]:
+    """What a file defines; it may import what lies beside it."""
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        return runpy.run_path(str(path))
     finally:
         sys.path.remove(str(path.parent))
-    return module
 
 
 def declaration_of(config: Mapping[str, Any]) -> Declaration | None:
@@ -112,7 +104,7 @@ def declares(path: Path) -> bool:
     """Whether it is a declaration; a program may have a file of this name for something else."""
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return False
     return re.search(r"^[\"']?properties[\"']?\s*:", text, re.MULTILINE) is not None
 

@@ -126,17 +126,15 @@ class EnvironmentHere(UserEnvironment):
             raise NoAnswer(f"{first} is not here")
         return look(self, [python], variables, (), Path())
 
-    def changed_since(
-        self, record: Mapping[str, Any], asked: Mapping[str, Any], unasked: Mapping[str, Any]
-    ) -> str:
+    def changed_since(self, record: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
         """What is different since a run, as in `changed_packages`.
 
         Args:
             record: environment.json of the run.
-            asked, unasked: of `asked_again` and `unasked`, the same for all runs.
+            asked: of `asked_again`, the same for all runs.
         """
         # Which modules those that are given have loaded in turn is not known here.
-        before, now = record.get("unasked", {}), unasked
+        before, now = record.get("unasked", {}), self.unasked
         both = before.keys() & now.keys() - ({"distributions"} if asked else set())
         was = {**record, "modules": [], **{key: before[key] for key in both}}
         is_now = {**was, "setup_sha256": self.setup_sha256, **{key: now[key] for key in both}}
@@ -155,11 +153,9 @@ class EnvironmentHere(UserEnvironment):
     @property
     def contents_sha256(self) -> str:
         """Changes with the files of these packages, and with the lock; or with the image."""
-        if self.container and self.is_image_file:
+        if self.container:
             status = Path(self.container).stat()
             return f"{self.image} {status.st_size} {status.st_mtime_ns}"
-        if not (self.prefix or self.is_ours):
-            return ""
         asked = self.here["contents"] if self.answers or self.is_ours else ""
         text = f"{self.packages_sha256} {asked} {self.identity} {self.unlisted}"
         return hashlib.sha256(text.encode()).hexdigest()

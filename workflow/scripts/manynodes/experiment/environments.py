@@ -126,7 +126,7 @@ class UserEnvironment:
         """
         return self.prefix is not None and not (self.modules or self.setup)
 
-    @property
+    @cached_property
     def unasked(self) -> dict[str, Any]:
         """What is known of it on any machine without its Python, for the record: what `module load`
         is given, and if its Python cannot be asked, the packages in its folder.

@@ -150,10 +150,8 @@ def ask(environment: UserEnvironment, python: str, module: str) -> tuple[str, st
     asks += "print(json.dumps([file_of(sys.argv[1]), sysconfig.get_path('stdlib')]))"
     words = environment.started([python, "-c", asks, module])
     try:
-        done = answer_within(
-            PATIENCE, words, env=environment.variables(os.environ),
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
-        )  # fmt: skip
+        variables = environment.variables(os.environ)
+        done = answer_within(PATIENCE, words, env=variables, stderr=subprocess.DEVNULL)
         place, of_python = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
         problem = f"{python} does not say where the module {module} is"

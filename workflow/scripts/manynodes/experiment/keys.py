@@ -61,7 +61,9 @@ LIKE_A_HASH = re.compile(r"[0-9]{3,}e[0-9]+")
 # What YAML may need no quotes for in a list.
 PLAIN = re.compile(r"[\w./$~-]+")
 # Keys whose texts are words of a command, and what these cannot have: NUL, half a character.
-IN_COMMANDS = ("command", "arguments", "evaluate", "parameters", "runs")
+IN_COMMANDS = (
+    "program", "command", "arguments", "environment", "evaluate", "parameters", "runs",
+)  # fmt: skip
 IN_NO_WORD = re.compile("[\0\ud800-\udfff]")
 MOST_WRITTEN = 90  # characters of a value that a refusal writes as it should be
 # Of keys that are lists themselves, by their length.
@@ -78,6 +80,8 @@ PATTERN_WORDS = {
     "dataset.url": "an address that begins with http:// or https://",
     "scratch": "an absolute path, nor one that begins with $NAME or ~",
 }
+# Keys of which one value is ours, and what for.
+TAKEN = {"experiment": ": results/data holds the data sets", "dataset.name": "", "runs.dataset": ""}
 # Words of ours in a schema, which validators ignore.
 ANNOTATIONS = ("axis", "result", "format", "only_with", "per_process", "grows_by", "counts")
 
@@ -304,7 +308,7 @@ def keys_of(config: Mapping[str, Any]) -> Keys:
         if name in experiment_schema()["properties"]:
             raise Refusal(f"{where} is a key of every experiment; choose another name")
         for other in keys.properties[name].get("only_with", {}):
-            if other not in (*keys.parameters, *SHARED, "world_size"):
+            if other not in (*keys.of_run, *SHARED, "world_size"):
                 raise Refusal(f"{where}: only_with: {other} is no key of a run")
     return keys
 
@@ -446,9 +450,11 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
             "config: experiment: is missing; name the experiment, its results go to results/<name>/"
         )
     wanted_numbers = NUMBERS_WANTED.get(limit) if isinstance(limit, int) else None
-    # A list inside a key, such as environment.modules, is no axis.
-    fewest = "give at least one value" if "." in key else "an axis needs at least one value"
-    most = f"the most is {limit}" if "." in key else f"an experiment has at most {limit} runs"
+    # Any other list, such as environment.modules, has another limit.
+    of_runs = schema.get("maxItems") == MOST_RUNS
+    values = "one value" if limit == 1 else f"{limit} values"
+    fewest = "an axis needs at least one value" if of_runs else f"give at least {values}"
+    most = f"an experiment has at most {limit} runs" if of_runs else f"the most is {limit}"
     wording = {
         "minimum": f"{text} is too small; the least is {limit}",
         "maximum": f"{text} is too large; the most is {limit}",
@@ -460,9 +466,14 @@ def refusal_line(error: jsonschema.ValidationError) -> str:
         "maxItems": f"{text} is too long; {wanted_numbers or most}",
         "maxProperties": f"{text} has more than {limit} entries",
         "const": f"{text} is neither a whole number nor {limit}",
-        "minProperties": "a run without a key; give it one, or leave it out",
-        "not": f"{text} is taken: results/{value} holds the data sets; choose another name",
+        "minProperties": (
+            "a run without a key; give it one, or leave it out"
+            if key == "runs"
+            else f"{text} has too few keys; give at least {limit}, or leave it out"
+        ),
     }
+    if error.validator == "not" and key in TAKEN:
+        return f"config: {key}: {text} is taken{TAKEN[key]}; choose another name"
     if error.validator == "enum":
         allowed = ", ".join("null" if each is None else str(each) for each in limit)
         return f"config: {key}: {text} is not one of {allowed}"

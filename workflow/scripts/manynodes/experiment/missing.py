@@ -9,7 +9,6 @@ from manynodes.base.reading import is_file
 from manynodes.data.datasets import DATASETS
 from manynodes.experiment import command
 from manynodes.experiment.config import Experiment, Run
-from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed_program import ask
 
 
@@ -44,11 +43,8 @@ def refuse_missing_archive(experiment: Experiment) -> None:
     archive = settings.get("archive")
     if not archive or settings["source"] not in ("auto", "archive"):
         return
-    wanted = {
-        run.dataset
-        for run in experiment.runs.values()
-        if run.dataset in DATASETS and "archive" in DATASETS[run.dataset].sources
-    }
+    built_in = [name for name in experiment.datasets if name in DATASETS]
+    wanted = [name for name in built_in if "archive" in DATASETS[name].sources]
     fetched = all(Path(f"results/data/{dataset}/manifest.json").exists() for dataset in wanted)
     if not fetched and not Path(archive).expanduser().is_file():
         raise Refusal(
@@ -100,6 +96,9 @@ def refuse_missing_program(experiment: Experiment) -> None:
 
 def refuse_unknown_program(experiment: Experiment) -> None:
     """Refuse a name that is neither a file nor a module, and a command that is not there."""
+    environment = experiment.environment
+    # Otherwise only the job can ask it.
+    asked = environment.is_ours or environment.answers
     evaluate = experiment.config["evaluate"]
     if isinstance(evaluate, list):
         evaluate = command.word_text(evaluate[0])
@@ -107,7 +106,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
         # One beside a configuration has its folder in front.
         if name is None or not command.is_module_alone(name):
             continue
-        if is_file(name) or not finds(experiment.environment, name):
+        if is_file(name) or (asked and not ask(environment, environment.interpreter, name)[0]):
             remedy = {
                 "program": "give the file, and its options in arguments; for other programs there "
                 "is command",
@@ -120,7 +119,7 @@ def refuse_unknown_program(experiment: Experiment) -> None:
     # An absolute path may exist on the compute nodes only.
     if isinstance(first, str) and first:
         path = command.place_of(first, experiment.config["directory"])
-        prepared = experiment.environment.container or experiment.environment.setup
+        prepared = environment.container or environment.setup
         # A name alone is looked for on PATH, not in the folder where the program starts.
         if is_file(path) and ("/" in first or is_file(first)):
             if not prepared:
@@ -145,10 +144,3 @@ def refuse_unstartable(path: str) -> None:
             f"{name} has Windows line endings, with which no interpreter is found; remove them "
             "(dos2unix)"
         )
-
-
-def finds(environment: UserEnvironment, module: str) -> bool:
-    """Whether the program's Python finds a module; True if it cannot be asked here."""
-    if not (environment.is_ours or environment.answers):
-        return True
-    return bool(ask(environment, environment.interpreter, module)[0])

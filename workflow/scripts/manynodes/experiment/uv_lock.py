@@ -99,9 +99,6 @@ def hashes_in(record: str) -> set[tuple[str, str]]:
 
 def normal(version: str) -> str:
     """A version as uv writes it: 2024.7.4 for 2024.07.04."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.utils import canonicalize_version
 
-    try:
-        return str(Version(version))
-    except InvalidVersion:
-        return version
+    return canonicalize_version(version, strip_trailing_zero=False)

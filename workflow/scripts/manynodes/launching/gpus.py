@@ -247,9 +247,7 @@ def answer_of_driver() -> list[Card] | Refusal:
         return []
     query = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     try:
-        done = answer_within(
-            PATIENCE, query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        done = answer_within(PATIENCE, query, stderr=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return Refusal(
             f"nvidia-smi does not answer on {socket.gethostname()}; its GPUs need an administrator"
@@ -271,9 +269,7 @@ def gpus_of_torch() -> frozenset[str]:
     )
     asked = [sys.executable, "-c", code, str(SCRIPTS)]
     try:
-        done = answer_within(
-            PATIENCE, asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        done = answer_within(PATIENCE, asked, stderr=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return frozenset()
     # Something else may print too when Python starts.
