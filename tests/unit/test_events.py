@@ -39,7 +39,7 @@ def test_a_run_that_grows_starts_again_and_is_written_over_has_each_point_once(
         events.update(*points_of(experiment, run))
         return scalars(run / "events", "loss")
 
-    events = RunEvents(run / "events", {"lr": 0.1, "widths": [1, 2]})
+    events = RunEvents(run / "events", {"lr": 0.1})
     metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.")  # a row that is being written
     assert look(events) == [(1, 0.9), (2, 0.8)]
     metrics.write_text("epoch,loss\n1,0.9\n2,0.8\n3,0.7\n")

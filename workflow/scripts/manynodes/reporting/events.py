@@ -40,10 +40,7 @@ class RunEvents:
 
     def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
         self.folder = folder
-        self.settings = {
-            key: value if isinstance(value, bool | int | float | str) else str(value)
-            for key, value in settings.items()
-        }
+        self.settings = settings
         self.written: list[Point] = []
         self.file: Any = None
 
