@@ -703,14 +703,23 @@ def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, t
     assert not any(folder.exists() for folder in folders)
 
 
-def test_expressions_that_are_given_by_hand_are_checked_too(tmp_path) -> None:
+@pytest.mark.parametrize(("reads", "line"), [
+    ({"metrics": {"log": "loss (?P<loss>.+) accuracy (?P<accuracy>.+)"}},
+     "has no group that counts; name one step, iter or epoch"),
+    ({"metrics": "/else/where.csv"}, "is not a path inside the results folder; give one relative"),
+    ({"snapshots": ["a**b"]}, "is not a path inside the results folder; give one relative"),
+    ({"snapshots": None}, "config: snapshots: null is not a list"),
+    ({"metrics": ["m.csv"]}, "is not text or null"),
+    ({"metric": "m.csv"}, "config: metric: unknown key; did you mean metrics?"),
+])  # fmt: skip
+def test_what_is_read_is_checked_by_hand_too(tmp_path, reads, line) -> None:
     script = tmp_path / "program.py"
     script.write_text("raise SystemExit('it was started')\n")
-    reads = json.dumps({"metrics": {"log": "loss (?P<loss>.+) accuracy (?P<accuracy>.+)"}})
-    where = ["--output", tmp_path / "run", "--reads", reads]
+    where = ["--output", tmp_path / "run", "--reads", json.dumps(reads)]
     refused = program("launch", *where, "--", sys.executable, script)
     assert refused.returncode == 1
-    assert "has no group that counts; name one step, iter or epoch" in refused.stderr
+    assert line in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
     assert "it was started" not in refused.stderr
 
 

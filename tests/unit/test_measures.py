@@ -504,6 +504,10 @@ def test_what_was_saved_under_an_earlier_name_is_kept(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="is of another run: the sources changed; undo that"):
         begin_again(folders.run, "b", said, ["out/last.pt"])
     assert (folders.work / "last.pt").exists()
+    # What lies there may be no patterns.
+    folders.snapshots.write_text(json.dumps(["a**b", "/*.pt", "", "\0"]))
+    assert begin_again(folders.run, "b", said, ["out/last.pt"])
+    assert (folders.earlier / "1/last.pt").read_text() == "a night's work"
 
 
 def test_validation_that_comes_late_shares_columns_with_the_training(tmp_path: Path) -> None:

@@ -46,9 +46,10 @@ from manynodes.base.timeouts import (
 from manynodes.checkpointing import incidents
 from manynodes.checkpointing.replaced import link_or_copy
 from manynodes.experiment import command
-from manynodes.experiment.config import parse_option
+from manynodes.experiment.config import parse_option, refuse_bad_places
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.job_size import cpus_per_process
+from manynodes.experiment.keys import Keys
 from manynodes.launching.agents import (
     Output,
     Stop,
@@ -276,6 +277,11 @@ def launch(args: argparse.Namespace, scheduler: Scheduler) -> None:
         Refusal: it cannot be started, or another job trains the run.
     """
     args.nodes = args.nodes or len(scheduler.hosts) or 1
+    reads = parse_option("--reads", args.reads)
+    # The rules have checked theirs.
+    if reads and not args.sources:
+        by_hand = {"experiment": "by_hand", "command": ["launch"]}
+        refuse_bad_places(Keys(False, None).validate(by_hand | reads))
     if args.launcher == "none" and args.nproc_per_node > 1:
         raise Refusal(
             "--launcher none starts the program once per node; leave --nproc-per-node out, or "

@@ -131,22 +131,18 @@ def note_patterns(folders: Folders, task: Task, over: bool) -> None:
     """Keep the patterns of snapshots of this attempt, with the earlier ones unless the run starts
     over: what was saved under another name is still there.
     """
-    earlier = [] if over else patterns_before(folders) or []
-    patterns = dict.fromkeys([*earlier, *(task.reads.get("snapshots") or ())])
+    earlier = [] if over else patterns_before(folders)
+    patterns = dict.fromkeys([*earlier, *task.reads.get("snapshots", ())])
     atomic.write_json(folders.snapshots, list(patterns))
 
 
-def patterns_before(folders: Folders) -> list[str] | None:
-    """The patterns of snapshots of the attempts before; None if that is not known."""
+def patterns_before(folders: Folders) -> list[str]:
+    """The patterns of snapshots of the attempts before; none if that is not known."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(read_bytes(folders.snapshots, MOST))
-        if isinstance(found, list) and all(is_pattern(each) for each in found):
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
             return found
-    return None
-
-
-def is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and value[:1] not in ("", "/") and "\0" not in value
+    return []
 
 
 def files_sha256(task: Task, only_code: bool) -> str:

@@ -30,7 +30,6 @@ from manynodes.experiment.command import NAME, filled
 from manynodes.experiment.environments import UserEnvironment
 from manynodes.experiment.installed import changed_packages
 from manynodes.experiment.interpreter import NoAnswer, is_python, look, needed
-from manynodes.experiment.log_lines import patterns_of, refuse_bad_patterns
 from manynodes.programs.folders import (
     ENVIRONMENT,
     UNFINISHED,
@@ -391,11 +390,7 @@ def begin(owner: Owner, folders: Folders, before: Trace) -> None:
 def rows_of(task: Task, folders: Folders) -> LogRows | None:
     """What collects rows from the program's output, if that is asked for."""
     given = task.reads.get("metrics")
-    if not in_log(given):
-        return None
-    # A configuration's are checked before any job, those of a `launch` by hand only here.
-    refuse_bad_patterns(patterns_of(given))
-    return collected(folders, given)
+    return collected(folders, given) if in_log(given) else None
 
 
 def place_saved(folders: Folders, task: Task) -> Path | None:

@@ -288,7 +288,8 @@ def json_of(path: Path, number: int, line: str) -> Any:
 def newest_last(folder: Path, pattern: str) -> list[Path]:
     """The files of a pattern. The program may remove some meanwhile."""
     found = []
-    with suppress(OSError):
+    # It may be no pattern of paths in the folder.
+    with suppress(OSError, ValueError, NotImplementedError):
         for path in folder.glob(pattern):
             with suppress(OSError):
                 found.append((path.stat().st_mtime, path))
