@@ -280,13 +280,16 @@ def test_a_manifest_says_nothing_but_what_is_known(data, scratch, change) -> Non
     assert list(scratch.rglob("*")) == []
 
 
-def test_a_program_adds_the_command_that_fetches_the_data(tmp_path) -> None:
+def test_what_is_missing_to_stage_is_told_with_its_remedy(tmp_path) -> None:
     done = program("stage", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
         "stage: manifest.json is not there; fetch the data first: "
         "your snakemake command, with --force manifest.json\n"
     )
+    done = program("stage", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "stage: nothing to stage; give --data, --files or --packed\n"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from manynodes.base.environment import Environment, add_to_report
-from manynodes.base.errors import told_in_one_line
+from manynodes.base.errors import Refusal, told_in_one_line
 from manynodes.data.files import read_files
 from manynodes.data.folder import DataFolder
 from manynodes.data.staging import stage
@@ -36,6 +36,8 @@ def main() -> None:
             packed, _ = unpacked_here(read_files(args.packed), args.scratch, own, print)
             # staging.json is of the data and the files; without them, of the environment.
             staged = staged or [packed]
+        if not staged:
+            raise Refusal("nothing to stage; give --data, --files or --packed")
         first, *others = staged
         print(first, *others, sep="\n")
         add_to_report(**asdict(first))
