@@ -79,7 +79,9 @@ from manynodes.launching.ports import accept_connections, bound_pair, refuse_ipv
 from manynodes.launching.time_limit import warned_of_a_lower_limit
 from manynodes.launching.unfinished import place_of_unfinished, told_of_unfinished
 from manynodes.launching.whereabouts import whereabouts
+from manynodes.programs import attempt
 from manynodes.programs.folders import ENVIRONMENT, Folders, is_run, refuse_links
+from manynodes.programs.rank import saved_now
 from manynodes.programs.task import Task
 from manynodes.reporting.metrics import metrics_file
 from manynodes.schedulers import registry
@@ -366,9 +368,6 @@ def begin_attempt(args: argparse.Namespace, job: Allocation) -> bool:
     Raises:
         Refusal: as `attempt.begin`; or the program's code is not the one of --code.
     """
-    # Only here: it needs numpy, 0.2 s of a CPU.
-    from manynodes.programs import attempt
-
     task, ended, requeued = task_of(args), has_ended(args), job.restarts > 0
     code = attempt.files_sha256(task, only_code=True)
     if code != (args.code or code) and not ended:
@@ -391,8 +390,6 @@ def has_changed(args: argparse.Namespace) -> bool:
     """Whether the files of a run's program, or its image's, are others than those that this launch
     began with; not if they cannot be read now.
     """
-    from manynodes.programs import attempt
-
     with suppress(Refusal, OSError):
         task = task_of(args)
         if attempt.files_sha256(task, only_code=True) != str(args.code):
@@ -687,9 +684,6 @@ def state_of(args: argparse.Namespace) -> object:
     """Changes when the program saves what it continues from, as far as its files tell."""
     if not args.trains:
         return furthest(args.state)[0]
-    # Only here: it needs numpy, 0.2 s of a CPU.
-    from manynodes.programs.rank import saved_now
-
     return saved_now(Folders(args.output), task_of(args))
 
 

@@ -231,7 +231,7 @@ def run_task(
     stop: Stop,
 ) -> End:
     """Run a program of the user's with what a run gives it."""
-    # Only here: it needs numpy, 0.2 s of a CPU.
+    # Only here: it needs jsonschema and yaml.
     from manynodes.programs.rank import ready
     from manynodes.programs.task import Task
 
