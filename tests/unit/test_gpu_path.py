@@ -883,7 +883,6 @@ def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -
         assert float(rank.stdout.rpartition("more ")[2]) < 3, rank.stdout
 
 
-# Prints how much memory the program has had at most, in MB.
 WIDE = """
 from torch import nn
 
