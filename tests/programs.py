@@ -1,9 +1,12 @@
 """The programs, run as a user would."""
 
+import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 
 from forked import SCRIPTS, server
 
@@ -24,6 +27,22 @@ def program(name: str, *arguments: object, **options) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, **options
     )
+
+
+def python(
+    code: str, *arguments: object, before: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own that can import our modules; its output is text.
+
+    Args:
+        before: command that runs a command, such as one in a control group.
+        variables: of its environment, besides ours.
+    """
+    return subprocess.run(
+        [*before, sys.executable, "-c", dedent(code), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)} | variables,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def fetch_from(url: str, output: Path) -> subprocess.CompletedProcess[str]:
