@@ -233,6 +233,7 @@ TOGETHER = {
     "freeze": ["whitening", r"blocks\.0"],
     "rates": {"head": 2.0, "blocks": 0.5},
     "micro_batches": 2,
+    "cutout": 4,
     "epochs": 5,
     "checkpoint_every": 2,
 }
