@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
@@ -54,6 +55,23 @@ def fetch_from(url: str, output: Path) -> subprocess.CompletedProcess[str]:
 def shell(name: str, *arguments: object) -> str:
     """The same, as a line for a shell."""
     return shlex.join([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)])
+
+
+def committed(folder: Path, *paths: str) -> None:
+    """Make a repository of a folder, with one commit of some paths, or of all."""
+    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", *(paths or ["."])], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+
+
+@dataclass(frozen=True)
+class MakesFolder:
+    """Makes a folder when it is unpickled."""
+
+    path: Path | str
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
 
 
 def in_namespace(line: str, **options) -> subprocess.CompletedProcess[str]:

@@ -17,9 +17,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
 from manynodes.reporting.difference import Results
-from programs import python
-
-ROOT = Path(__file__).resolve().parents[2]
+from programs import ROOT, python
 
 
 def program(name: str, **keys: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import leftovers
 from classifier.states import state
 from forked import server
 from manynodes.experiment.config import read_run
-from programs import KILLED_AT, SCRIPTS, train_command
+from programs import KILLED_AT, SCRIPTS, MakesFolder, train_command
 from session.finished import code_of_state
 from trainings import (
     ALONE_AND_NOT,
@@ -104,14 +103,6 @@ def damage_the_sum(output: Path) -> Path:
     (path, *_) = states(output)
     state.sum_of(path).write_bytes(b"\xff\xfe no sum")
     return path
-
-
-@dataclass(frozen=True)
-class MakesFolder:
-    path: str
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (self.path,)
 
 
 def put_a_program(output: Path) -> Path:
