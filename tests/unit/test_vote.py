@@ -86,9 +86,11 @@ def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(
     """
     training = Training(
         tmp_path / "out", digits, processes=2, environment=CONNECTED[connection],
+        launch=["--restart", "--state", tmp_path / "out/state"],
         learning_rate=1000.0, warmup=0.9, epochs=8,
     )  # fmt: skip
     assert training.end() == 1
+    assert "starting again" not in training.said
     *_, last = training.said.splitlines()
     assert re.search(
         r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d)"
