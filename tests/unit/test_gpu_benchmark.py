@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +50,8 @@ def test_a_small_case_on_the_cpu(
     config.write_text(json.dumps(small | {"experiment": "small"}))
     arguments = [digits, tmp_path / "out", "--configfile", config, "--seeds", 2]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *map(str, arguments)])
-    monkeypatch.setattr(training.subprocess, "run", run_forked)
+    forked = SimpleNamespace(run=run_forked, DEVNULL=None)
+    monkeypatch.setattr(training, "subprocess", forked)
     gpu.main()
     found = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert found["accuracy"]["mean"] > 0.5
