@@ -27,6 +27,7 @@ LONG = [
     'arguments=["--epochs","{epochs}"]',
     f"parameters={{lr: 0.1, epochs: {EPOCHS}}}",
     "evaluate=null",
+    "nodes=1",
     "nproc_per_node=2",
     "preflight=false",
 ]
