@@ -39,8 +39,8 @@ ENDLESS = [
     "nodes=2",
     "save_every_epochs=1000000",
 ]
-# Faults that need no training: a program of the same name waits, without torch.
-WAITING = ("launcher-killed", "raises")
+# A fault that needs no training: a program of the same name waits, without torch.
+WAITING = "launcher-killed"
 # Their ranks are started by Slurm's tasks. The others show how torchrun ends, whose agents take
 # three CPU seconds on each node to import torch.
 BY_TASKS = ("stops", "out-of-memory", "slow", "raises")
@@ -107,7 +107,7 @@ class Launched:
         run = RUN | changes
         train = train_command(json.dumps(run), "results/data/digits", folder,
                               scripts=Path("workflow/scripts"))  # fmt: skip
-        if name in WAITING:
+        if name == WAITING:
             waiting = self.results / "train.py"
             waiting.write_text(WAITS)
             train = [str(waiting), str(self.results)]
