@@ -1,12 +1,13 @@
 """For all tests: one generous time limit, and a check that nothing outlives its test."""
 
+import fcntl
 import gc
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,26 @@ def open_folder(request: pytest.FixtureRequest) -> Path:
     folder = folder_of_run(request.config)
     folder.chmod(0o711)
     return folder
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Gives the folder of a name, which is made by the first worker that needs it."""
+    shared = folder_of_run(request.config) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        folder, made = shared / name, shared / f"{name}.made"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                # What a worker has left that failed.
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                made.touch()
+        return folder
+
+    return folder_of
 
 
 def pytest_sessionfinish() -> None:

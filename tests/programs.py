@@ -1,9 +1,13 @@
 """The programs, run as a user would."""
 
+import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 from forked import SCRIPTS, server
 from manynodes.data.folder import DataFolder
@@ -26,6 +30,22 @@ def program(name: str, *arguments: object, **options) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, **options
     )
+
+
+def python(
+    code: str, *arguments: object, before: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own that can import our modules; its output is text.
+
+    Args:
+        before: command that runs a command, such as one in a control group.
+        variables: of its environment, besides ours.
+    """
+    return subprocess.run(
+        [*before, sys.executable, "-c", dedent(code), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)} | variables,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def fetch_from(url: str, output: Path) -> subprocess.CompletedProcess[str]:
@@ -67,6 +87,23 @@ def refused_import(data: UserData, output: Path) -> str:
 def shell(name: str, *arguments: object) -> str:
     """The same, as a line for a shell."""
     return shlex.join([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)])
+
+
+def committed(folder: Path, *paths: str) -> None:
+    """Make a repository of a folder, with one commit of some paths, or of all."""
+    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", *(paths or ["."])], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+
+
+@dataclass(frozen=True)
+class MakesFolder:
+    """Makes a folder when it is unpickled."""
+
+    path: Path | str
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
 
 
 def in_namespace(line: str, **options) -> subprocess.CompletedProcess[str]:

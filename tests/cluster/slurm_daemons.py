@@ -59,7 +59,6 @@ def configure(nodes: list[str]) -> None:
         ) as file:  # slurmdbd asks for 0600
             file.write(filled)
     sh("mount", "--bind", STATE / "hosts", "/etc/hosts")
-    sh("mount", "--bind", STATE / "hosts", "/etc/hosts")
     sh("mount", "--bind", STATE / "etc", "/etc/slurm")
     with open(os.open(STATE / "munge.key", os.O_WRONLY | os.O_CREAT, 0o400), "wb") as file:
         file.write(os.urandom(128))

@@ -43,7 +43,7 @@ ENDLESS = [
 WAITING = "launcher-killed"
 # Their ranks are started by Slurm's tasks. The others show how torchrun ends, whose agents take
 # three CPU seconds on each node to import torch.
-BY_TASKS = ("stops", "out-of-memory", "slow")
+BY_TASKS = ("stops", "out-of-memory", "slow", "raises")
 RUN = {
     **sleeping.FEW_STEPS,
     "dataset": "digits",

@@ -25,8 +25,8 @@ from manynodes.experiment.keys import keys_of
 from manynodes.experiment.paths import with_paths
 from manynodes.experiment.table import with_table
 from manynodes.launching.plan import launcher_names
+from programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILT_IN = keys_of({})
 
 

@@ -1,8 +1,6 @@
 """CPUs by affinity and by the quota of control groups."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from checkout import Checkout
 from leftovers import control_group
 from manynodes.base.cpus import quotas, usable_cpus
-from programs import SCRIPTS
+from programs import python
 
 
 def test_quotas_of_both_versions_and_of_the_groups_above(tmp_path: Path) -> None:
@@ -41,11 +39,8 @@ def one_cpu() -> Iterator[list[str]]:
 
 def test_a_real_quota_is_seen(one_cpu: list[str]) -> None:
     script = "from manynodes.base.cpus import usable_cpus; print(usable_cpus())"
-    done = subprocess.run(
-        [*one_cpu, sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == "1\n"
+    done = python(script, before=one_cpu)
+    assert done.stdout == "1\n", done.stderr
 
 
 def test_cores_all_are_those_of_the_quota(one_cpu: list[str], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.experiment.declaration import built_in, read_declaration
 
-ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS: dict[str, Any] = {
     "lr": {"type": "number", "exclusiveMinimum": 0},
     "width": {"type": "integer", "minimum": 1, "default": 8},

@@ -17,8 +17,7 @@ from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
 from manynodes.reporting import difference, predictions
 from manynodes.reporting.difference import Results
-
-ROOT = Path(__file__).resolve().parents[2]
+from programs import ROOT, python
 
 
 def program(name: str, **keys: Any) -> dict[str, Any]:
@@ -285,10 +284,4 @@ def test_a_reader_that_has_gone_is_not_told() -> None:
 
 def test_a_terminal_without_utf_8_gets_escapes() -> None:
     code = "import manynodes.base; print('\u2014')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT / "workflow/scripts"), "PYTHONIOENCODING": "latin-1"},
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == b"\\u2014\n"
+    assert python(code, PYTHONIOENCODING="latin-1").stdout == "\\u2014\n"

@@ -12,7 +12,7 @@ from manynodes.base.processes import MOST_CHARACTERS, how, last_words
 from manynodes.launching.endings import Ending, cause, marked, record_lines, records
 from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
-from programs import SCRIPTS
+from programs import SCRIPTS, python
 
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
@@ -50,10 +50,7 @@ def test_a_record_is_whole_after_a_long_line_that_has_not_ended() -> None:
     """srun breaks that after 1024 bytes."""
     program = "import os; from manynodes.launching.endings import send; "
     program += "os.write(2, b'x' * 1000); send({'finished': 'rank 1 on n2'})"
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    lines = done.stderr.removesuffix("\n").split("\n")
+    lines = python(program).stderr.removesuffix("\n").split("\n")
     broken = [f"1: {line[at : at + 1024]}" for line in lines for at in range(0, len(line), 1024)]
     assert records(broken) == [{"finished": "rank 1 on n2"}]
 
@@ -238,10 +235,7 @@ def test_of_a_group_of_errors_the_first_one_is_told() -> None:
         "asyncio.run(main(SHARD))\n"
     )
     for shard in (7, 9):
-        text = program.replace("SHARD", str(shard))
-        done = subprocess.run(
-            [sys.executable, "-c", text], check=False, capture_output=True, text=True
-        )
+        done = python(program.replace("SHARD", str(shard)))
         assert "  + Exception Group Traceback" in done.stderr
         words = last_words(["begun", *done.stderr.splitlines()], "")
         told = Ending("rank 1", "n2", 1, 1.0, lines=words).error
@@ -259,8 +253,7 @@ def test_of_a_group_of_errors_the_first_one_is_told() -> None:
 ])  # fmt: skip
 def test_of_a_group_of_errors_that_were_never_raised_the_first_one_is_told(group, told) -> None:
     """As Python prints it."""
-    code = f"raise ExceptionGroup({group})"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = python(f"raise ExceptionGroup({group})")
     said = [f"[rank1]: {line}" for line in done.stderr.splitlines()]
     lines = last_words(["begun", *said], "")
     assert Ending("rank 1", "n2", 1, 1.0, lines=lines).error == f"rank 1 on n2: {told}", said
@@ -463,10 +456,7 @@ def test_a_supervisor_tells_how_its_rank_failed_even_if_it_is_told_to_end_meanwh
         "end = functools.partial(os.kill, os.getpid(), signal.SIGTERM)\n"
         f"{told_to_end}\nsupervise.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", ended, *arguments], check=False, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS), "RANK": "1"},
-    )  # fmt: skip
+    done = python(ended, *arguments, RANK="1")
     assert done.returncode == status, done.stderr
     (record,) = records(done.stderr.split("\n"))  # splitlines would split at the mark too
     assert record["ending"]["status"] == of_rank

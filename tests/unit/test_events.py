@@ -15,9 +15,8 @@ from manynodes.experiment.config import Experiment
 from manynodes.programs.folders import Folders, note_start, prepare
 from manynodes.reporting import events
 from manynodes.reporting.events import RunEvents, points_of
-from programs import program
+from programs import ROOT, program
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"experiment": "mine", "program": "t.py", "parameters": {"lr": [0.1, 0.2]}}
 
 

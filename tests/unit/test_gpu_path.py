@@ -64,7 +64,7 @@ from manynodes.ranks.preflight import RankReport, check_sum
 from manynodes.ranks.process_group import Process
 from manynodes.ranks.processor import OF_GPUS, ORDERING, gpu_software
 from manynodes.ranks.vote import Vote
-from programs import SCRIPTS, program, train_command
+from programs import SCRIPTS, program, python, train_command
 from simulated.nccl_texts import DUMP, LONG, WATCHDOG
 from trainings import RUN, SIMULATED, complete, in_this_process, result
 from waiting import until
@@ -901,7 +901,6 @@ def test_a_broadcast_takes_little_more_memory_than_its_content(tmp_path: Path) -
         assert float(rank.stdout.rpartition("more ")[2]) < 3, rank.stdout
 
 
-# Prints how much memory the program has had at most, in MB.
 WIDE = """
 from torch import nn
 
@@ -925,11 +924,8 @@ content = encode({"weights": weights, "the same": [weights[:10], weights[5:8]]})
 more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 print(more / len(content))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert float(done.stdout) < 2.5, done.stdout
+    done = python(code)
+    assert float(done.stdout) < 2.5, done.stderr
 
 
 def test_a_state_is_read_with_little_more_memory_than_its_content(tmp_path: Path) -> None:
@@ -945,11 +941,8 @@ tree = decode(content)
 more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 print(more / len(content))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert float(done.stdout) < 1.5, done.stdout
+    done = python(code, path)
+    assert float(done.stdout) < 1.5, done.stderr
 
 
 WATCHED = """

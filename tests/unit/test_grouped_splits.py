@@ -240,7 +240,9 @@ def test_the_tested_groups_and_their_weights_change_no_weight(source, data, tmp_
     assert rows[1:] == [[str(row), files[row]] for row in tested]
 
 
-def test_weights_and_groups_are_the_same_on_any_geometry(data: Path, tmp_path: Path) -> None:
+def test_what_is_drawn_weights_and_groups_are_the_same_on_any_geometry(
+    data: Path, tmp_path: Path
+) -> None:
     """A linear network: BatchNorm would have other statistics on each rank."""
     network = tmp_path / "linear.py"
     network.write_text(
@@ -250,6 +252,7 @@ def test_weights_and_groups_are_the_same_on_any_geometry(data: Path, tmp_path: P
         "    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, classes))\n"
     )
     mixed = {"mixup": 0.2, "cutmix": 1.0, "sampling": "balanced", "micro_batches": 2}
+    mixed |= {"trivial_augment": True, "random_erasing": 0.5}
     changes = HOW | mixed | {"model": f"{network}:net", "learning_rate": 0.001, "epochs": 2}
     changes |= {"class_weights": {"circle": 3}}
     found = []

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from forked import Forked, server
 from manynodes.base import atomic
 from programs import KILLED_AT, SCRIPTS, in_namespace, program
 from waiting import until
@@ -51,15 +52,9 @@ class Job:
     def command(self, folder: Path) -> list[str]:
         return [str(SCRIPTS / f"{self.name}.py"), *map(str, self.arguments(folder))]
 
-    def start(self, folder: Path, *before: object) -> subprocess.Popen[str]:
-        command = [sys.executable, *map(str, before), *self.command(folder)]
-        return subprocess.Popen(
-            command,
-            env=os.environ | VARIABLES,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, folder: Path, *before: object) -> Forked:
+        command = [*map(str, before), *self.command(folder)]
+        return server().start(command, None, os.environ | VARIABLES)
 
     def run(self, folder: Path, *before: object) -> str:
         """The last line on stderr, if there is one."""

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import leftovers
+from forked import server
 from manynodes.data.user.declaration import UserData
-from programs import SCRIPTS, import_own
+from programs import SCRIPTS, import_own, train_command
+from trainings import ONE_THREAD
 
 pytestmark = pytest.mark.faults
 
@@ -60,27 +62,22 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(large: Path, name: str, *options: str, inside: tuple[str, ...] = ()) -> Path:
+def arguments(large: Path, name: str) -> list[str]:
+    """Of train.py."""
     run = {
         "dataset": "large", "model": f"{large}/net.py:build", "epochs": 1, "crop_size": 160,
         "global_batch_size": 20, "learning_rate": 0.001, "checkpoint_every": 0,
     }  # fmt: skip
-    command = [
-        sys.executable, SCRIPTS / "train.py", "--run", json.dumps(run), "--data", large / "data",
-        "--output", large / name, *options,
-    ]  # fmt: skip
-    done = subprocess.run(
-        [*inside, *map(str, command)], capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return large / name / "model.safetensors"
+    return train_command(json.dumps(run), large / "data", large / name)
 
 
 @pytest.fixture(scope="module")
 def in_memory(large: Path) -> Path:
     """Weights trained without the limit."""
-    return train(large, "memory", "--images-in", "memory")
+    command = [*arguments(large, "memory"), "--images-in", "memory"]
+    done = server().run(command, None, os.environ | ONE_THREAD)
+    assert done.returncode == 0, done.stderr
+    return large / "memory/model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +86,12 @@ def mapped(large: Path, limited: list[str], in_memory: Path) -> Path:
     cache and do not count.
     """
     assert in_memory
-    return train(large, "disk", inside=tuple(limited))
+    done = subprocess.run(
+        [*limited, sys.executable, *arguments(large, "disk")], capture_output=True, text=True,
+        check=False, env=os.environ | ONE_THREAD,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return large / "disk/model.safetensors"
 
 
 def test_from_the_disk_and_from_memory_come_the_same_weights(in_memory: Path, mapped: Path) -> None:

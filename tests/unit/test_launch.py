@@ -33,7 +33,6 @@ from trainings import CONNECTED, RUN
 from waiting import until
 
 HOST = socket.gethostname()
-connections = pytest.mark.parametrize("connection", CONNECTED)
 
 
 def script(folder: Path, body: str) -> Path:
@@ -464,9 +463,9 @@ def test_a_terminal_that_is_closed_ends_a_launch_but_for_nohup(tmp_path, nohup) 
 
 
 @pytest.mark.faults
-@connections
-def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path, connection: str) -> None:
-    process, ours = training(digits, tmp_path, connection=connection)
+def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path) -> None:
+    """With NCCL, where nobody is told. With gloo: test_random_interruptions.py."""
+    process, ours = training(digits, tmp_path, connection="nccl")
     agent = next(path for path in ours if b"torchrun.py" in cmdline(path))
     os.kill(int(agent.name), signal.SIGKILL)
     assert process.wait() == 1
@@ -474,8 +473,9 @@ def test_ranks_do_not_outlive_an_agent_that_was_killed(digits, tmp_path, connect
 
 
 @pytest.mark.faults
-@connections
-@pytest.mark.parametrize("target", ["supervise.py", "torchrun.py"])
+@pytest.mark.parametrize(
+    ("target", "connection"), [("supervise.py", "nccl"), ("torchrun.py", "gloo")]
+)
 def test_sigterm_to_what_stands_between_launch_and_a_rank_is_a_preemption(
     digits, tmp_path, target: str, connection: str
 ) -> None:
@@ -520,11 +520,9 @@ def test_a_program_that_ends_with_0_because_it_was_stopped_has_not_done_its_work
 
 
 @pytest.mark.faults
-@connections
-def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(
-    digits, tmp_path, connection: str
-) -> None:
-    process, ours = training(digits, tmp_path, connection=connection)
+def test_a_killed_supervise_is_named_and_leaves_no_temporary_files(digits, tmp_path) -> None:
+    """With NCCL. With gloo: test_random_interruptions.py."""
+    process, ours = training(digits, tmp_path, connection="nccl")
     folder = temporary(process)
     os.kill(int(next(path for path in ours if runs(path, "supervise.py")).name), signal.SIGKILL)
     said = process.communicate()[1].decode()
@@ -675,31 +673,31 @@ def test_a_dry_run_starts_nothing(tmp_path) -> None:
 
 
 @pytest.mark.faults
-def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(digits, tmp_path) -> None:
-    run = (
-        '{"dataset": "digits", "widths": [8, 8, 8], "epochs": 1, "global_batch_size": 64, '
-        '"flip": false, "nodes": 2}'
+def test_two_launches_at_once_do_not_meet_and_leave_no_temporary_files(tmp_path) -> None:
+    """Each on two nodes, whose ranks end when those of both launches have begun."""
+    path = script(
+        tmp_path,
+        "import json, pathlib\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "found = [os.environ[name] for name in ('WORLD_SIZE', 'MASTER_PORT')]\n"
+        "(folder / str(rank)).write_text(json.dumps(found))\n"
+        "while len(list(folder.parent.glob('[01]/[01]'))) < 4:\n"
+        "    time.sleep(0.1)\n",
     )
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(SCRIPTS / "launch.py"),
-                "--nodes",
-                "2",
-                "--",
-                *train_command(run, digits, tmp_path / str(number)),
-            ],
-        )
-        for number in range(2)
-    ]
+    launches = [tmp_path / "0", tmp_path / "1"]
+    for folder in launches:
+        folder.mkdir()
+    command = [sys.executable, str(SCRIPTS / "launch.py"), "--nodes", "2", "--", str(path)]
+    processes = [subprocess.Popen([*command, str(folder)]) for folder in launches]
     folders = [temporary(process) for process in processes]
     assert len(set(folders)) == 2
     assert [process.wait() for process in processes] == [0, 0]
-    one, other = (
-        (tmp_path / str(number) / "model.safetensors").read_bytes() for number in range(2)
+    sizes, ports = zip(
+        *(json.loads((folder / rank).read_text()) for folder in launches for rank in "01"),
+        strict=True,
     )
-    assert one == other
+    assert sizes == ("2",) * 4
+    assert ports[0] == ports[1] != ports[2] == ports[3]
     assert not any(folder.exists() for folder in folders)
 
 

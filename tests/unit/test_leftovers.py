@@ -99,8 +99,10 @@ def test_a_test_that_leaves_something_is_named_and_what_it_left_is_ended(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("how", "workers"), [
+    (signal.SIGTERM, ("-n", "1")), (signal.SIGINT, ("-n", "1")),
+    (signal.SIGKILL, ()), (signal.SIGKILL, ("-n", "1")),
+], ids=["SIGTERM-xdist", "SIGINT-xdist", "SIGKILL-alone", "SIGKILL-xdist"])  # fmt: skip
 def test_what_an_interrupted_run_leaves_is_ended_at_the_latest_by_the_next(
     tmp_path: Path, how: signal.Signals, workers: tuple[str, ...]
 ) -> None:

@@ -27,7 +27,7 @@ from manynodes.launching import agents
 from manynodes.launching import logs as logs_of_launch
 from manynodes.programs.folders import Folders
 from manynodes.schedulers.base import Command
-from programs import SCRIPTS, program
+from programs import SCRIPTS, program, python
 from waiting import given_enough, until, until_none
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
@@ -86,22 +86,21 @@ class Program:
 
 def test_the_colours_of_an_error_are_not_told(tmp_path: Path) -> None:
     """Python 3.13 and later write them with FORCE_COLOR."""
-    ended = Program(
+    done = launched(
         tmp_path,
         """
-        import sys, time, os
-        if os.environ["RANK"] == "1":
-            time.sleep(1e6)
+        import sys
         sys.stderr.write(
             'Traceback (most recent call last):\\n  File \x1b[35m"a.py"\x1b[0m, line \x1b[35m1'
             '\x1b[0m, in \x1b[35m<module>\x1b[0m\\n    \x1b[1;31mload()\x1b[0m\\n'
             '\x1b[1;35mValueError\x1b[0m: \x1b[35mno file\x1b[0m\\n')
         sys.exit(1)
         """,
+        capture_output=True,
     )
-    assert ended.end() == 1
-    assert "ValueError: no file" in ended.text
-    assert "\x1b" not in ended.text.splitlines()[-1]
+    assert done.returncode == 1
+    assert "ValueError: no file" in done.stderr
+    assert "\x1b" not in done.stderr.splitlines()[-1]
 
 
 def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
@@ -120,18 +119,16 @@ def test_a_program_finds_what_the_contract_promises(tmp_path) -> None:
     assert ranks[0][3:] == ranks[1][3:]
 
 
-@pytest.mark.parametrize(("first", "place"), [
-    ("pass", ";"),
-    # Python tells where.
-    ("import faulthandler; faulthandler.enable()", r" in <module> \(program\.py:3\);"),
-])  # fmt: skip
-def test_a_crash_is_named_by_its_signal(tmp_path, first, place) -> None:
-    program = Program(
-        tmp_path,
-        f"{RANK}\n{first}\nrank == 0 and os.kill(os.getpid(), signal.SIGSEGV); time.sleep(1e9)",
-    )
-    assert program.end() == 1
-    assert re.search(rf"rank 0 on \S+ was ended by SIGSEGV{place}", program.text), program.text
+def test_a_crash_is_named_by_its_signal_and_python_tells_where(tmp_path) -> None:
+    text = """
+        import faulthandler, os, signal
+        faulthandler.enable()
+        os.kill(os.getpid(), signal.SIGSEGV)
+        """
+    done = launched(tmp_path, text, "--output", tmp_path / "run", capture_output=True)
+    assert done.returncode == 1
+    line = r"node 0 on \S+ was ended by SIGSEGV in <module> \(program\.py:4\);"
+    assert re.search(line, done.stderr), done.stderr
 
 
 @pytest.mark.faults
@@ -315,10 +312,7 @@ def test_a_signal_may_come_while_another_is_handled() -> None:
     assert stop.asked
     print("handled")
     """
-    paths = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], env=paths, capture_output=True, text=True
-    )
+    done = python(code)
     assert (done.stdout, done.stderr) == ("handled\n", "")
 
 
@@ -349,10 +343,7 @@ def test_a_daemon_that_holds_the_output_open_is_not_waited_for(tmp_path) -> None
         outcome = agents.run_all([command], output, agents.Stop(), 5, clear=clear)
         print(outcome.heard_out, flush=True)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code), leaves("sleep 0.3; echo late"), daemon],
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS)}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = python(code, leaves("sleep 0.3; echo late"), daemon)
     assert done.stdout.split() == ["ended", "late", "True", "ended", "True"], done.stderr
 
 
@@ -379,10 +370,11 @@ def test_closed_streams_and_names_that_are_no_text_hide_no_failure(tmp_path) -> 
 
 
 def test_a_missing_command_is_refused_in_one_line(tmp_path) -> None:
-    program = Program(tmp_path, "", command=["no-such-solver"])
-    assert program.end() == 1
-    assert "no-such-solver: No such file or directory; check program, command" in program.text
-    assert "Traceback" not in program.text
+    where = ["--launcher", "none", "--output", tmp_path / "run"]
+    done = program("launch", *where, "--", "no-such-solver")
+    assert done.returncode == 1
+    assert "no-such-solver: No such file or directory; check program, command" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_expressions_that_begin_a_line_find_it_in_both_streams(tmp_path: Path) -> None:

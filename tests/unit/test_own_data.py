@@ -36,7 +36,7 @@ from manynodes.data.user.pictures import Unreadable, read_header, read_image, sc
 from manynodes.data.user.writing import write_labels
 from manynodes.reporting import page
 from pictures import CLASSES, arrays, write_folder
-from programs import SCRIPTS, import_own, imported, program, refused_import
+from programs import SCRIPTS, import_own, imported, program, python, refused_import
 
 
 def user_data(path: Path, kind: str = "folder", **keys: Any) -> UserData:
@@ -595,11 +595,8 @@ def test_an_image_needs_no_more_memory_than_its_limit_allows(tmp_path: Path, nam
     exif[0x0112] = 6
     options: dict = {"progressive": True} if name == "scans.jpg" else {}
     image.save(tmp_path / name, exif=exif, **options)
-    script = [sys.executable, "-c", MEASURED, tmp_path / name]
-    done = subprocess.run(
-        script, env=os.environ | {"PYTHONPATH": SCRIPTS}, capture_output=True, text=True, check=True
-    )
-    assert 0.3 < float(done.stdout) <= 1.05, done.stdout
+    done = python(MEASURED, tmp_path / name)
+    assert 0.3 < float(done.stdout) <= 1.05, done.stderr
 
 
 def test_a_long_side_and_many_scans_are_refused(tmp_path: Path) -> None:
@@ -655,11 +652,7 @@ def test_what_is_not_decoded_needs_no_memory(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (1_000_000_000,) * 2); "
         "print(read_image(Path(sys.argv[1]), None, 3).shape)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, path],
-        env=os.environ | {"PYTHONPATH": SCRIPTS, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(script, path, OMP_NUM_THREADS="1")
     assert done.stdout == "(64, 64, 3)\n", done.stderr
     path = tmp_path / "tile.tif"
     tags = {256: 100, 257: 100, 258: 8, 259: 8, 262: 1, 277: 1, 322: 32_768, 323: 32_768}

@@ -1,7 +1,6 @@
 """Which precision `auto` is: what the processors can, on all ranks, and what a state began with."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from classifier.states import state
 from forked import run_ranks
 from manynodes.ranks import device
-from trainings import Training, complete, complete_on_ranks, result
+from trainings import complete, complete_on_ranks, result
 
 FLAGS = "processor\t: 0\nmodel name\t: any\nflags\t\t: fpu sse4_2 avx512f {}\nbugs\t: avx512_bf16\n"
 CPU = torch.device("cpu")
@@ -98,22 +97,6 @@ def test_auto_is_what_the_processor_has(digits, tmp_path, cheap) -> None:
     named = complete(tmp_path / "named", digits, precision=expected, **how)
     assert lines_of(named.said)[0] == f"train: precision: {expected}, as configured"
     assert result(tmp_path / "auto") == result(tmp_path / "named")
-
-
-def test_a_training_that_is_stopped_goes_on_in_bf16_whatever_auto_is_here(
-    digits, tmp_path, cheap
-) -> None:
-    # Of 0.03 s each: there must be some left when the signal comes.
-    how = cheap | {"epochs": 60, "checkpoint_every": 30}
-    complete(tmp_path / "alone", digits, precision="bf16", **how)
-    output = tmp_path / "out"
-    training = Training(output, digits, precision="bf16", **how)
-    training.reach(2)
-    training.process.send_signal(signal.SIGTERM)
-    assert training.end() == 75, training.said
-    resumed = complete(output, digits, precision="auto", **how)
-    assert_as_it_began(output, resumed.said, "bf16")
-    assert result(output) == result(tmp_path / "alone")
 
 
 def assert_as_it_began(output: Path, said: str, precision: str) -> None:

@@ -20,7 +20,7 @@ from manynodes.programs.attempt import begin
 from manynodes.programs.folders import Folders
 from manynodes.programs.task import Task
 from manynodes.reporting.numbers import Numbers, summary_row
-from programs import SCRIPTS
+from programs import SCRIPTS, committed
 from publish import about, read_environment
 
 
@@ -147,9 +147,7 @@ def test_every_module_that_a_program_imports_is_followed(scripts, program) -> No
 
 def test_the_commit_and_whether_there_are_changes(scripts) -> None:
     assert provenance.git_state() == {"commit": None, "dirty": None}
-    git = ["git", "-C", str(scripts), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *command], check=True)
+    committed(scripts)
     clean = provenance.git_state()
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
@@ -162,9 +160,7 @@ def test_a_program_s_repository_with_what_differs_from_its_commit(tmp_path: Path
     program = tmp_path / "code/train.py"
     program.parent.mkdir()
     program.write_text("before\n")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *command], check=True)
+    committed(tmp_path)
     clean = provenance.repository_of(program.parent)
     assert len(clean.pop("commit")) == 40
     assert clean == {"path": str(tmp_path), "dirty": False, "diff": ""}
@@ -200,9 +196,7 @@ def of_user(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     (folder / "code").mkdir(parents=True)
     (folder / "code/train.py").write_text("before\n")
-    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *command], check=True)
+    committed(folder)
     (folder / "code/train.py").write_text("after\n")
     return folder
 
@@ -361,9 +355,7 @@ def test_another_python_may_know_more_syntax(tmp_path: Path) -> None:
 def checkout(scripts: Path) -> Path:
     """A repository with the programs; of another user if the tests run as root."""
     folder = scripts.parents[1]
-    who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "workflow"], [*who, "commit", "-qm", "all"]):
-        subprocess.run(["git", "-C", folder, *words], check=True)
+    committed(folder, "workflow")
     give_away(folder)
     return folder
 

@@ -139,7 +139,7 @@ def test_rates_are_those_of_torch_s_parameter_groups() -> None:
     parts = {10.0: [], 0.5: [], 1.0: []}
     for name, parameter in beside.network.named_parameters():
         parts[10.0 if name.startswith("fc.") else 0.5 if "bn1" in name else 1.0].append(parameter)
-    assert len(parts[10.0]), len(parts[0.5]) == (2, 18)
+    assert (len(parts[10.0]), len(parts[0.5])) == (2, 18)
     reference = torch.optim.SGD(
         [{"params": each, "lr": 0.1 * factor} for factor, each in parts.items()],
         momentum=run.momentum, nesterov=True, weight_decay=0.01, fused=True,
@@ -232,6 +232,7 @@ TOGETHER = {
     "freeze": ["whitening", r"blocks\.0"],
     "rates": {"head": 2.0, "blocks": 0.5},
     "micro_batches": 2,
+    "cutout": 4,
     "epochs": 5,
     "checkpoint_every": 2,
 }

@@ -104,10 +104,10 @@ REFUSED = {
         "has no group that counts; name one step, iter or epoch, such as (?P<epoch>\\d+), or let"
     ),
     "program: p.py\nmetrics: {log: 'epoch (?P<epoch>\\S+)'}": (
-        'config: metrics.log: "epoch (?P<epoch>\\\\S+)" has only one named group; name each'
+        'config: metrics.log: "epoch (?P<epoch>\\\\S+)" has only one named group; name each number'
     ),
     "program: p.py\nmetrics: {log: ['(?P<epoch>.) (?P<a>.)', '(?P<step>.) (?P<b>.)']}": (
-        "config: metrics.log: one expression counts epoch, another step"
+        "metrics.log: one expression counts epoch, another step; let the first of these names"
     ),
     "program: p.py\nruns: [{subject: A, x: 1}, {subject: a, x: 1}]": (
         "and another one would have folders of one name; write a value in another way"

@@ -22,8 +22,7 @@ from manynodes.reporting.metrics import telling_first
 from manynodes.reporting.numbers import Numbers, confusion, not_finite, over_classes, results_of
 from manynodes.reporting.result_figures import FigureData
 from manynodes.reporting.results import accuracy_line
-
-ROOT = Path(__file__).resolve().parents[2]
+from programs import ROOT
 
 
 def summary(views: str, accuracies: list[float], **columns: list) -> pd.DataFrame:

@@ -21,26 +21,6 @@ from trainings import RUN
 CONFIG = json.dumps(RUN | {"experiment": "tampered", "dataset": {"name": "digits"}})
 
 
-@pytest.fixture(scope="module")
-def evaluated(finished, digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of an experiment of one run."""
-    results = tmp_path_factory.mktemp("tampered")
-    run = Path(shutil.copytree(finished(1), results / "run"))
-    weights = ["--model", run / "model.safetensors", "--checkpoints", run / "checkpoints"]
-    done = program(
-        "evaluate",
-        "--data",
-        digits,
-        *weights,
-        "--device",
-        "cpu",
-        "--output",
-        run / "evaluation.json",
-    )
-    assert done.returncode == 0, done.stderr
-    return results
-
-
 def aggregate(results: Path) -> str:
     done = program("aggregate", "--config", CONFIG, "--results", results, "--output", results)
     if done.returncode == 0:

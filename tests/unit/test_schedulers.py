@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -25,7 +24,7 @@ from manynodes.schedulers import registry
 from manynodes.schedulers.base import Allocation, Cause, Size, Trouble, end_here
 from manynodes.schedulers.slurm.scheduler import end_of
 from manynodes.schedulers.ssh import Ssh
-from programs import SCRIPTS
+from programs import SCRIPTS, python
 from schedulers import check_everywhere, check_in_a_job, check_that_it_ends, step_of
 
 
@@ -199,11 +198,8 @@ def test_an_agent_ends_although_something_of_its_step_cannot() -> None:
     kill(left, signal.SIGKILL)
     print(sent)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == "[{'status': 3}]\n"
+    done = python(code)
+    assert done.stdout == "[{'status': 3}]\n", done.stderr
 
 
 def test_a_warning_that_did_not_arrive_is_soon_repeated(monkeypatch) -> None:

@@ -31,7 +31,7 @@ from manynodes.programs.rank import staged_here, tell_staged, told_staged
 from manynodes.programs.task import Task
 from manynodes.ranks import preflight
 from manynodes.ranks.preflight import RankReport
-from programs import SCRIPTS, program, train_command
+from programs import SCRIPTS, MakesFolder, program, train_command
 from trainings import RUN, Training
 from waiting import until
 
@@ -131,7 +131,7 @@ def test_a_tree_of_tensors_comes_back_as_it_was() -> None:
 
 def test_what_ranks_exchange_is_never_unpickled(tmp_path: Path) -> None:
     for content in (
-        pickle.dumps(Bomb(tmp_path / "ran")),
+        pickle.dumps(MakesFolder(tmp_path / "ran")),
         b"",
         b"\xff" * 100,
         tree.encode({"a": torch.ones(9)})[:-4],
@@ -139,16 +139,6 @@ def test_what_ranks_exchange_is_never_unpickled(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not a tree"):
             tree.decode(content)
     assert not (tmp_path / "ran").exists()
-
-
-class Bomb:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
 
 
 @pytest.mark.parametrize("forged", [b"{}", b"00", b'{"rank": 1}'.hex().encode(), b"\xff\xfe"])

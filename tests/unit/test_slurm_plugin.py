@@ -26,7 +26,7 @@ from manynodes.schedulers.slurm.submission import (
     refuse_too_large,
     try_submission,
 )
-from programs import SCRIPTS
+from programs import python
 from session.queue import refusal_of
 from session.refusals import refuse_unquoted
 
@@ -496,14 +496,10 @@ def test_a_launch_that_srun_has_started_several_times_is_refused(
 def test_a_step_is_known_by_what_watches_over_it() -> None:
     script = "from manynodes.schedulers.slurm.scheduler import step_here; print(step_here())"
     watch = "import subprocess, sys; subprocess.run(sys.argv[2:], check=True)"
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     for name, step in (("slurmstepd: [7.batch]", "batch"), ("slurmstepd: [7.0]", "0")):
         shell = ["bash", "-c", 'exec -a "$0" "$@"', name, sys.executable, "-c", watch, "7"]
-        done = subprocess.run(
-            [*shell, sys.executable, "-c", script], env=environment, capture_output=True, text=True,
-            check=True,
-        )  # fmt: skip
-        assert done.stdout == f"{step}\n"
+        done = python(script, before=shell)
+        assert done.stdout == f"{step}\n", done.stderr
 
 
 @pytest.mark.parametrize(("gres", "gpus"), [

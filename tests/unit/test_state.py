@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import pickle
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from classifier.states.state import Request, State
 from manynodes.base import tree
 from manynodes.base.errors import Refusal
 from manynodes.experiment.config import Experiment
+from programs import MakesFolder
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"]
 DATA, CODE = "d" * 64, "c" * 64
@@ -101,11 +101,6 @@ def test_the_newest_is_told_by_its_numbers(tmp_path) -> None:
     assert places(tmp_path) == [(10000, 1_000_000), (10000, 999_999), (10000, 0), (9999, 0)]
 
 
-class RunsCode:
-    def __reduce__(self) -> tuple:
-        return os.mkdir, ("code_was_run",)
-
-
 def saved(content: object) -> bytes:
     file = io.BytesIO()
     torch.save(content, file)
@@ -123,8 +118,8 @@ def newest(folder: Path, request: Request, tell: Callable[[str], None]) -> bytes
 @pytest.mark.parametrize(
     "content",
     [
-        pickle.dumps(RunsCode(), 2),
-        saved({"format": state.FORMAT, "model": RunsCode()}),
+        pickle.dumps(MakesFolder("code_was_run"), 2),
+        saved({"format": state.FORMAT, "model": MakesFolder("code_was_run")}),
         tree.encode({"format": state.FORMAT + 1}),
         tree.encode({"format": state.FORMAT, "epoch": 3}),
         tree.encode([1, 2]),

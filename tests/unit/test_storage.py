@@ -14,12 +14,12 @@ import pytest
 
 from classifier.states import state
 from manynodes.base.errors import Refusal
+from programs import ROOT
 from session import refusals
 from trainings import ALONE_AND_NOT, CONNECTED, Training, complete, newest_place, result
 from waiting import until
 
 ROOMY = 4_000_000
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Disk:

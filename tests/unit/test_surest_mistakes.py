@@ -26,16 +26,9 @@ from trainings import RUN
 CONFIG = json.dumps(RUN | {"experiment": "judged", "dataset": {"name": "digits"}})
 
 
-@pytest.fixture(scope="module")
-def evaluated(finished, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of an experiment of one run."""
-    results = tmp_path_factory.mktemp("judged")
-    run = Path(shutil.copytree(finished(1), results / "run"))
-    where = ["--data", digits, "--model", run / "model.safetensors", "--device", "cpu"]
-    kept = ["--checkpoints", run / "checkpoints"]
-    done = program("evaluate", *where, *kept, "--output", run / "evaluation.json")
-    assert done.returncode == 0, done.stderr
-    return results
+@pytest.fixture
+def judged(evaluated: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(evaluated, tmp_path / "judged"))
 
 
 def aggregate(results: Path, data: Path) -> tuple[int, str]:
@@ -45,13 +38,13 @@ def aggregate(results: Path, data: Path) -> tuple[int, str]:
 
 
 @pytest.mark.faults
-def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> None:
-    assert aggregate(evaluated, digits.parent) == (0, "")
-    found = predictions.read(evaluated / "run")
+def test_the_page_shows_the_surest_mistakes(judged: Path, digits: Path) -> None:
+    assert aggregate(judged, digits.parent) == (0, "")
+    found = predictions.read(judged / "run")
     assert found is not None
     wrong = found.table[found.table["true_class"] != found.table["predicted_class"]]
     wrong = wrong.sort_values("probability", ascending=False)[: mistakes.MOST]
-    text = (evaluated / "report.html").read_text()
+    text = (judged / "report.html").read_text()
     shown = re.findall(
         r'<figure title="(.*?)"><img .*?base64,(.*?)"><figcaption><b>(.*?)</b> (.*?)%<br>\s*'
         r"true: (.*?) (.*?)%<br>",
@@ -68,25 +61,23 @@ def test_the_page_shows_the_surest_mistakes(evaluated: Path, digits: Path) -> No
         assert (html.unescape(predicted), true) == (each["predicted_name"], each["true_name"])
         assert float(probability) == pytest.approx(100 * each["probability"], abs=0.051)
         assert float(of_true) == pytest.approx(100 * each["true_probability"], abs=0.051)
-    assert (evaluated / "figures/calibration.svg").exists()
-    assert not (evaluated / "figures/ranking.svg").exists()
+    assert (judged / "figures/calibration.svg").exists()
+    assert not (judged / "figures/ranking.svg").exists()
 
 
 @pytest.mark.faults
 def test_without_the_images_of_the_evaluation_there_are_no_pictures(
-    evaluated: Path, digits: Path
+    judged: Path, digits: Path
 ) -> None:
-    run = json.loads((evaluated / "run/evaluation.json").read_text())
-    path = evaluated / "run/evaluation.json"
-    before = path.read_text()
+    run = json.loads((judged / "run/evaluation.json").read_text())
+    path = judged / "run/evaluation.json"
     path.write_text(json.dumps(run | {"images_sha256": "0" * 64}))
-    status, line = aggregate(evaluated, digits.parent)
-    path.write_text(before)
+    status, line = aggregate(judged, digits.parent)
     assert status == 0
     assert line.startswith("aggregate: without pictures: ")
     assert "digits has other images than the runs were evaluated on; " in line
     assert line.count("\n") == 1
-    assert "Surest mistakes" not in (evaluated / "report.html").read_text()
+    assert "Surest mistakes" not in (judged / "report.html").read_text()
 
 
 def table(right: np.ndarray, probability: np.ndarray) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from manynodes.experiment.config import Experiment, Run
 from manynodes.ranks.process_group import Process
 from programs import SCRIPTS, program
 from train import common
-from trainings import fitted
+from trainings import SMALL, fitted
 
 RUN = Experiment.from_config({"experiment": "test"}).runs["run"].with_values(precision="fp32")
 
@@ -395,11 +395,17 @@ def test_other_precisions_learn_the_same_with_a_larger_error(exact, precision, c
     assert rounded[0] == pytest.approx(exact[0], rel=close)
 
 
+def compiled(folder: Path) -> str:
+    """A run whose network is compiled on the CPU."""
+    network = folder / "small.py"
+    network.write_text(SMALL)
+    keys = {"model": f"{network}:net", "compile": "default", "device": "cpu"}
+    return json.dumps({"dataset": "digits", "learning_rate": 0.01} | keys)
+
+
 @pytest.mark.faults
 def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
-    run = json.dumps(
-        {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}
-    )
+    run = compiled(tmp_path)
     environment = os.environ | {"CXX": "/nowhere/g++"}
     done = program(
         "train", "--run", run, "--data", digits, "--output", tmp_path / "out", env=environment
@@ -414,9 +420,7 @@ def test_without_a_compiler_it_is_said_in_a_line(digits, tmp_path) -> None:
 @pytest.mark.faults
 def test_a_cache_from_which_nothing_can_be_loaded_is_named(digits, tmp_path) -> None:
     """With a compiler, which succeeds: what it has made cannot be loaded."""
-    run = json.dumps(
-        {"dataset": "digits", "widths": [8, 8, 8], "compile": "default", "device": "cpu"}
-    )
+    run = compiled(tmp_path)
     # A long path would be shortened in the line, with what follows it.
     with tempfile.TemporaryDirectory(dir="/tmp") as cache:
         inside = f'mount -t tmpfs -o noexec,mode=700 tmpfs {cache} && exec "$@"'

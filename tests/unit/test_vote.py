@@ -1,16 +1,14 @@
 """Votes of ranks, and trainings whose numbers are not finite."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from classifier.states import state
-from forked import SCRIPTS, run_ranks
+from forked import run_ranks
+from programs import python
 from trainings import CONNECTED, Training
 
 
@@ -55,9 +53,11 @@ def test_a_gradient_is_looked_at_before_it_is_averaged(verdicts) -> None:
 def test_a_rate_that_is_absurd_ends_all_ranks_at_once(digits, tmp_path, connection: str) -> None:
     training = Training(
         tmp_path / "out", digits, processes=2, environment=CONNECTED[connection],
-        learning_rate=1e6, crop_size=32,
+        launch=["--restart"], learning_rate=1e6, crop_size=32,
     )  # fmt: skip
     assert training.end() == 1
+    # It would come again.
+    assert "starting again" not in training.said
     *_, last = training.said.splitlines()
     assert re.search(
         (
@@ -86,9 +86,11 @@ def test_what_was_saved_before_numbers_went_bad_is_whole_and_finite(
     """
     training = Training(
         tmp_path / "out", digits, processes=2, environment=CONNECTED[connection],
+        launch=["--restart", "--state", tmp_path / "out/state"],
         learning_rate=1000.0, warmup=0.9, epochs=8,
     )  # fmt: skip
     assert training.end() == 1
+    assert "starting again" not in training.said
     *_, last = training.said.splitlines()
     assert re.search(
         r"(after epoch \d+: \S+\.running_var|epoch \d+, step \d+: the (loss|gradient) of rank \d)"
@@ -118,11 +120,5 @@ stopping.listen(None)
 sys.modules["last"] = Last()
 sys.exit("train: refused")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(script)
     assert (done.returncode, done.stderr) == (1, "train: refused\n")

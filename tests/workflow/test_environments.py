@@ -13,6 +13,7 @@ import pytest
 
 from checkout import Checkout, jobs_in
 from manynodes.base.reading import file_sha256
+from programs import committed
 
 UV = Path(sys.executable).with_name("uv")
 
@@ -112,9 +113,7 @@ def test_a_venv_and_a_mistake_after_the_end(
     assert "config: environment: /bin/true does not answer" in other.stdout
     (site,) = (venv(folder / "env") / "lib").glob("*/site-packages")
     write(site / "numpy-0.1.dist-info", METADATA="Name: numpy\nVersion: 0.1\n")
-    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "*.py"], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *words], check=True)
+    committed(folder, "*.py")
     wrong = place.snakemake(*command)
     assert wrong.returncode == 1
     missing = "wrong is not in results/own/run/work, though the program ended"
@@ -161,9 +160,7 @@ def test_a_package_of_the_user_s_is_hashed_and_its_repository_recorded(place: Ch
     write(package, train__py="from mypkg import helper\n", helper__py="print('trained')\n")
     write(folder, mine__yaml="experiment: packaged\nprogram: mypkg.train\npreflight: false\n"
           "environment: {python: env}\n")  # fmt: skip
-    git = ["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "src"], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *words], check=True)
+    committed(folder, "src")
     command = ["--until", "train", "--configfile", "packaged/mine.yaml"]
     assert "warning: the module" not in place.run(*command)
     found = record(place.path / "results/packaged/run")

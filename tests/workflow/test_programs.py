@@ -34,7 +34,8 @@ LONG = [
     'arguments=["--epochs","{epochs}"]',
     f"parameters={{lr: 0.1, epochs: {EPOCHS}}}",
     "evaluate=null",
-    "nodes=2",
+    "nodes=1",
+    "nproc_per_node=2",
     "preflight=false",
 ]
 
@@ -152,6 +153,8 @@ def test_what_spoils_a_finished_run_is_refused_with_a_remedy_that_ends(place: Ch
     command = ["--configfile", "one.yaml"]
     place.run(*command)
     run = place.path / "results/one/run"
+    # The refusal comes before the options differ.
+    several = (["-n"], ["--touch"], ["--config", "replace=true"])
     for name, spoiled, line, remedy in (
         ("environment.json", "{}", "is not the file that", "put it back, or delete run.json there"),
         ("environment.json", None, "cannot be read", "put it back, or delete run.json there"),
@@ -163,12 +166,13 @@ def test_what_spoils_a_finished_run_is_refused_with_a_remedy_that_ends(place: Ch
             (run / name).unlink()
         else:
             (run / name).write_text(spoiled)
-        for options in (["-n"], ["--touch"], ["--config", "replace=true"]):
+        for options in several:
             *_, last = place.snakemake(*command, *options).stdout.splitlines()
             assert f"{name} {line}" in last
             assert f"{remedy} to train again" in last
         (run / name).write_text(before)
         os.utime(run / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+        several = several[:1]
     assert place.jobs(*command) == {}
     (run / "run.json").unlink()
     said = place.snakemake(*command, "--touch").stdout
@@ -386,9 +390,12 @@ def test_a_training_that_outlives_its_snakemake_is_not_done_twice(
     (folder / "slow.py").write_text(SLOW.format(place=folder))
     (folder / "config.yaml").write_text(f"experiment: outlives-{kind}\nprogram: slow.py\n")
     command = ["--configfile", f"{kind}/config.yaml", "--config", "preflight=false"]
+    told = f"report: results/outlives-{kind}/report.html"
     if kind == "classifier":
-        command = ["--configfile", "config/digits.yaml", "--config", f"experiment=outlives-{kind}",
-                   "nodes=1", "seed=0", "epochs=8", "learning_rate=0.1"]  # fmt: skip
+        command = ["--until", "train", "--configfile", "config/digits.yaml", "--config",
+                   f"experiment=outlives-{kind}", "nodes=1", "seed=0", "epochs=8",
+                   "learning_rate=0.1"]  # fmt: skip
+        told = f"outlives-{kind}/run: trained"
     run = place.path / f"results/outlives-{kind}/run"
     first = place.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     running.append(first)
@@ -400,7 +407,7 @@ def test_a_training_that_outlives_its_snakemake_is_not_done_twice(
     # With times.
     trained = (run / "metrics.csv").read_bytes()
     said = place.run(*command)
-    assert f"report: results/outlives-{kind}/report.html" in said
+    assert told in said
     assert (run / "metrics.csv").read_bytes() == trained
     if kind == "program":
         assert (folder / "begun").read_text() == "x\n"
@@ -648,7 +655,7 @@ gpu.rmdir()
 
 
 @pytest.mark.faults
-def test_ten_seeds_on_four_gpus_are_trained_four_at_a_time(
+def test_six_seeds_on_four_gpus_are_trained_four_at_a_time(
     place: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPUs are invented; `launch` only passes their names on. There are CPUs for five."""
@@ -657,7 +664,7 @@ def test_ten_seeds_on_four_gpus_are_trained_four_at_a_time(
     monkeypatch.setenv("HERE", str(tmp_path))
     (place.path / "on_a_gpu.py").write_text(ON_A_GPU)
     (place.path / "gpus.yaml").write_text(
-        f"experiment: gpus\nprogram: on_a_gpu.py\nseed: {list(range(10))}\ndevice: cuda\n"
+        f"experiment: gpus\nprogram: on_a_gpu.py\nseed: {list(range(6))}\ndevice: cuda\n"
         "cpus_per_proc: 1\npreflight: false\n"
     )
     try:
@@ -668,4 +675,4 @@ def test_ten_seeds_on_four_gpus_are_trained_four_at_a_time(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"used {name}" for name in names]
     steps = re.findall(r"^localrule train:|Finished jobid: \d+ \(Rule: train\)", said, re.MULTILINE)
     at_once = list(accumulate(-1 if "Finished" in step else 1 for step in steps))
-    assert (len(steps), max(at_once), at_once[-1]) == (20, 4, 0), said
+    assert (len(steps), max(at_once), at_once[-1]) == (12, 4, 0), said
