@@ -288,6 +288,34 @@ def test_a_split_s_folder_is_no_part_of_a_group(patients: Path, tmp_path: Path) 
     assert line.endswith("may be the group; give the table a column group instead")
 
 
+def test_an_import_whose_groups_would_be_other_ones_is_made_again(
+    patients: Path, tmp_path: Path
+) -> None:
+    """An earlier version took each folder below a patient for a group of its own."""
+
+    def before(root: Path, **keys: Any) -> tuple[str, str]:
+        found = UserData("shapes", "folder", str(root), group="folder", **keys)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UserData, "are_below_groups", lambda *_: False)
+            earlier = found.fingerprint
+        return earlier, found.fingerprint
+
+    earlier, now = before(patients, test_fraction=0.2)
+    assert earlier != now
+    of_patients = tmp_path / "images"
+    for path in sorted(patients.glob("*/*/*/*.png")):
+        place = of_patients / path.relative_to(patients).parent.parent
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    earlier, now = before(of_patients, test_fraction=0.2)
+    assert earlier == now
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label,split\n")
+    splits = shutil.copytree(of_patients / "circle", tmp_path / "splits/train").parent
+    earlier, now = before(splits, table=str(table))
+    assert earlier == now
+
+
 def test_groups_are_given_by_folders_a_file_or_a_column(patients: Path, tmp_path: Path) -> None:
     paths = [path.relative_to(patients) for path in sorted(patients.glob("*/*/*/*.png"))]
     groups = "".join(f"{path},{path.parts[1]}\n" for path in paths)

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +236,7 @@ class UserData:
         # The content of a Python file is a part of its settings.
         paths = [self.path, *([self.labels] if self.labels else []), *self.tables.values()]
         named: frozenset[str] | None = None
+        places: set[tuple[str, int]] = set()
         for path in paths if self.kind != "python" else ():
             for name, status in files_below(path):
                 # Of a folder, an import takes no others, such as Thumbs.db or, in the folder in
@@ -245,7 +246,27 @@ class UserData:
                     if unicodedata.normalize("NFC", name) not in named:
                         continue
                 found.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+                if path == self.path and self.group == BY_FOLDER:
+                    first, *others = name.split("/")
+                    places.add((first, len(others)))
+        if self.are_below_groups(places):
+            # Earlier versions took such folders for groups of their own: they are imported again.
+            found.update(b"the first folder below the class is the group\n")
         return found.hexdigest()
+
+    def are_below_groups(self, places: Collection[tuple[str, int]]) -> bool:
+        """Whether an image lies in a folder below that of its group, see `groups.by_folder`.
+
+        Args:
+            places: of the images by which folders are groups: the first folder, and how many.
+        """
+        if self.table:
+            below = all(first.lower() in SPLIT_FOLDERS for first, _ in places)
+            depth = int("split" in self.columns and below)
+        else:
+            divided = any(Path(self.path, name).is_dir() for name in ("train", *TEST_FOLDERS))
+            depth = 2 if divided else 1
+        return any(folders > depth + 1 for _, folders in places)
 
     @property
     def named_otherwise(self) -> frozenset[str]:
