@@ -47,7 +47,7 @@ import watch
 from classifier.models import weights
 from classifier.states import state
 from manynodes.base import failure
-from manynodes.base.errors import LONGEST, LONGEST_NAME, Refusal, error_line
+from manynodes.base.errors import LONGEST, OF_A_LINE, Refusal, error_line
 from manynodes.base.failure import Failure
 from manynodes.base.provenance import now
 from manynodes.checkpointing import incidents, owner
@@ -72,8 +72,9 @@ from manynodes.reporting.metrics import read_metrics
 from manynodes.reporting.progress import read_all, read_record
 from manynodes.reporting.results import read_about, read_evaluation, why_missing
 
-SECONDS = 20  # of a case in process; the slowest good ones take one
-PROGRAM_SECONDS = 120  # of a case with a program of its own
+SECONDS = 20  # of a CPU for a case in process; the slowest good ones take one
+WAITING = 300  # seconds of waiting, such as for a pipe
+PROGRAM_SECONDS = 600  # of a case with a program of its own
 CONFIG = {
     "experiment": "fuzz",
     "dataset": {"name": "digits"},
@@ -772,17 +773,20 @@ def in_process(kind: str, results: Path) -> str | None:
     def too_long(_number: int, _frame: object) -> None:
         raise TooLong
 
-    signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SECONDS)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, too_long)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(WAITING)
     try:
         READERS[kind][2](results)
     except TooLong:
-        return f"not done after {SECONDS} s"
+        return f"not done after {SECONDS} s of a CPU, or {WAITING} s"
     except (Refusal, OSError) as error:
-        return bad_line(error_line(error), LONGEST - LONGEST_NAME)
+        return bad_line(error_line(error), OF_A_LINE)
     except BaseException:
         return traceback.format_exc()
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return None
 
