@@ -153,23 +153,23 @@ def train(
         stop = listen(contract.stop_at, BLOCKED if process.device.type == "cuda" else None)
         owner = stack.enter_context(acquire(folder, name, tell)) if process.first else None
         staged = staged_here(data, process, contract, args.scratch)
-        if staged.status == "fallback" and process.local_rank == 0:
-            print(staged)
         # Rank 0 alone decides what is resumed.
         code = with_network(code_sha256("train.py"), run.model) if process.first else ""
         ranks = gather(placement(process, staged), process)
-        probed = probed_nodes(ranks, process, data, staged) if args.probe else None
+        images, hosts = "train_images.npy", [rank["host"] for rank in ranks]
+        shared, here = data.path / images, Path(staged.path) / images
+        probed = probe(process, hosts, shared, here) if args.probe else None
         request = Request(run, data.sha256, code, name, args.resume)
         initial = sha256_of_start(run) if owner else ""
-        inexact = tell_inexact(folder) if process.first else []
-        training, resumed = begin(request, folder, process, data, staged, args.images_in)
+        training = begin(request, folder, process, data, staged, args.images_in)
         if owner:
             owner.begin_at(training.epoch, training.step)
             training.attempts.append(attempt(training, name, ranks, initial))
             clear(args.output, training)
             slow_nodes = outliers(probed["nodes"]) if probed else []
-            note_incidents(folder, args.resume == "fresh" and not resumed, inexact, slow_nodes)
-            slow_hosts = SlowHosts([rank["host"] for rank in ranks], slow_nodes)
+            for line in slow_nodes:
+                tell_slow(folder, f"probe: {line}")
+            slow_hosts = SlowHosts(hosts, slow_nodes)
             owner.live = lambda: training.live() | slow_hosts.live()
         saver = stack.enter_context(
             Saver(process, folder, owner, args.save_every_seconds, training.images_touched)
@@ -196,25 +196,6 @@ def train(
         if owner:
             owner.check()
             publish(training, request, folder, args.output, ranks, saver, probed)
-
-
-def note_incidents(
-    folder: Path, anew: bool, inexact: Sequence[str], slow_nodes: Sequence[str]
-) -> None:
-    """Note what happened at the start of a training.
-
-    Args:
-        folder: of its states.
-        anew: nothing of an earlier training is left.
-        inexact: of `tell_inexact`.
-        slow_nodes: what the probe says of nodes that are slower than others.
-    """
-    if anew:
-        incidents.forget(folder)
-        for line in inexact:
-            incidents.add(folder, incidents.INEXACT, line)
-    for line in slow_nodes:
-        tell_slow(folder, f"probe: {line}")
 
 
 def after_epoch(
@@ -269,18 +250,11 @@ def staged_here(
     all of them only to check them again.
     """
     own = stage(data, scratch, contract.job_scratch) if process.local_rank == 0 else None
+    if own and own.status == "fallback":
+        print(own)
     found = gather(asdict(own) if own else None, process)
     everywhere = decode(broadcast(encode(found), process))
     return Staged(**everywhere[process.rank - process.local_rank])
-
-
-def probed_nodes(
-    ranks: list[dict[str, Any]], process: Process, data: DataFolder, staged: Staged
-) -> dict[str, Any]:
-    """What the nodes can do, see `probe`."""
-    images = "train_images.npy"
-    hosts = [rank["host"] for rank in ranks]
-    return probe(process, hosts, data.path / images, Path(staged.path) / images)
 
 
 def tell(text: str) -> None:
@@ -293,12 +267,9 @@ def tell_slow(folder: Path, line: str) -> None:
     incidents.add(folder, incidents.SLOW, line)
 
 
-def tell_inexact(folder: Path) -> list[str]:
+def tell_inexact(folder: Path) -> None:
     """From now on, name each operation that torch warns of because two calls of it may round
     differently, once, and keep it for the report of the run.
-
-    Returns:
-        The lines so far, to which later ones are added.
     """
     lines: list[str] = []
     show = warnings.showwarning
@@ -316,7 +287,6 @@ def tell_inexact(folder: Path) -> list[str]:
             incidents.add(folder, incidents.INEXACT, line)
 
     warnings.showwarning = show_or_tell
-    return lines
 
 
 def progress_bar(training: Training) -> tqdm:
@@ -336,12 +306,17 @@ def begin(
     data: DataFolder,
     staged: Staged,
     images_in: str,
-) -> tuple[Training, bool]:
-    """The training on all ranks, from its newest usable state; returns too whether there is one.
+) -> Training:
+    """The training on all ranks, from its newest usable state.
 
     Rank 0 reads it and broadcasts it: a file that one node wrote may be seen late on another.
     """
     content, skipped = newest(folder, request, tell) if process.first else (b"", [])
+    if process.first:
+        if request.resume == "fresh" and not content:
+            # Nothing of an earlier training is left.
+            incidents.forget(folder)
+        tell_inexact(folder)
     content = broadcast(content, process)
     state = State.decode(content) if content else None
     if state:
@@ -369,7 +344,7 @@ def begin(
             )
     for path in skipped:
         remove(path)
-    return training, state is not None
+    return training
 
 
 def agreed_precision(run: Run, process: Process, images: np.ndarray) -> tuple[str, str]:
@@ -468,8 +443,7 @@ def clear(output: Path, training: Training) -> None:
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
     # A network file system may keep the folder as long as files in it are open.
     (output / "checkpoints").mkdir(exist_ok=True)
-    # history.csv: the name of metrics.csv in earlier versions.
-    for name in ("run.json", "model.safetensors", "metrics.csv", "history.csv"):
+    for name in ("run.json", "model.safetensors", "metrics.csv"):
         (output / name).unlink(missing_ok=True)
     shutil.rmtree(output / "network", ignore_errors=True)
     if training.history:
@@ -509,13 +483,14 @@ def publish(
     # The code that trained was read at the start of the attempt.
     git = {key: training.attempts[-1][key] for key in ("commit", "dirty")}
     incidents.note_checkout(folder, git["commit"], git_state()["commit"])
+    of_user = training.classifier.description.get("sources")
     about = {
         "config": request.run.values,
         "computed_in": training.run.precision,
         "git": git,
         "files": of_files(output, ["model.safetensors", "metrics.csv", *names]),
         "code_sha256": training.code_sha256,
-        "network_sha256": network_sha256(training),
+        "network_sha256": sources_sha256(of_user) if of_user else None,
         **{key: value for key, value in training.attempts[0].items() if key == "initial_sha256"},
         "augmentation": asdict(training.shares.how),
         "parameters": sum(each.numel() for each in training.classifier.parameters()),
@@ -593,12 +568,6 @@ def measured(numbers: Sequence[float]) -> dict[str, float | None]:
         "gpu_use": round(use, 3),
     }
     return {name: number if known and number >= 0 else None for name, number in found.items()}
-
-
-def network_sha256(training: Training) -> str | None:
-    """SHA-256 of the user's network; null for a network that is not the user's."""
-    sources = training.classifier.description.get("sources")
-    return sources_sha256(sources) if sources else None
 
 
 def epoch_line(output: Path, training: Training) -> str:
